@@ -61,7 +61,7 @@ def test_adapters_come_and_go(serve: Serve, tmp_path: Path) -> None:
     names = [each["id"] for each in HTTP.get(f"{url}/v1/models").json()["data"]]
     assert names == ["quire-demo", "a", "late"]
     taken = post("load_lora_adapter", lora_name="a", lora_path="lora")
-    assert "name of a model already" in taken.json()["error"]["message"]
+    assert "already the name of a model" in taken.json()["error"]["message"]
     assert post("unload_lora_adapter", lora_name="late").status_code == 200
     assert post("unload_lora_adapter", lora_name="late").status_code == 400
     assert post("completions", prompt="x", model="late").status_code == 404

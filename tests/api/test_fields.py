@@ -105,7 +105,7 @@ def test_limits_are_told_in_words_of_json(
     [
         ("prompt", "send messages"),
         ("input", "send messages"),
-        ("system", "send a message with the role system"),
+        ("system", "use a message with the role system"),
     ],
 )
 def test_other_protocols_prompts_are_told_where_to_stand(

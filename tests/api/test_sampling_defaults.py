@@ -130,7 +130,7 @@ def test_a_value_out_of_bounds_is_left_out_with_a_warning(
     usual = SamplingParams(temperature=0.5, top_p=0.9)
     assert recommended(tmp_path) == replace(usual, **{name: getattr(SamplingParams(), name)})
     (said,) = caplog.messages
-    assert said.startswith(f"{file}: {name} = {value!r} is left out, since it must be {limit};")
+    assert said.startswith(f"{file}: {name} = {value!r} is ignored, since it must be {limit};")
 
 
 def test_greedy_decoding_has_no_use_for_a_temperature(

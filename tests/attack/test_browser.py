@@ -167,7 +167,7 @@ def test_a_hostile_page_gets_nothing_done(child: Child, page: HostilePage, tmp_p
 
 def test_a_name_rebound_to_this_machine_reads_nothing(child: Child, tmp_path: Path) -> None:
     port = httpx.URL(child.url).port
-    assert "not known as" in shown(f"http://{EVIL}:{port}/v1/models", tmp_path)
+    assert "is not allowed" in shown(f"http://{EVIL}:{port}/v1/models", tmp_path)
     assert "quire-demo" in shown(f"http://127.0.0.1:{port}/v1/models", tmp_path)
 
 

@@ -110,7 +110,7 @@ def test_kept_pages_are_for_their_owner_alone(tmp_path: Path, mask: int) -> None
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o775])
 def test_a_folder_that_others_can_write_keeps_no_pages(tmp_path: Path, mode: int) -> None:
     tmp_path.chmod(mode)
-    with pytest.raises(StoreError, match="can be written by other users"):
+    with pytest.raises(StoreError, match="is writable by other users"):
         DiskStore(tmp_path, 8 << 20, "f", "m", print)
     assert not list(tmp_path.iterdir())
     DiskStore(tmp_path / "new", 8 << 20, "f", "m", print).close()

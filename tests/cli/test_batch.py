@@ -44,7 +44,7 @@ def test_every_request_gets_an_answer(child: Child, tmp_path: Path) -> None:
     )
     ran = subprocess.run(command(into, out, "--url", child.url), capture_output=True, text=True)
     assert ran.returncode == 1, ran.stderr
-    assert "4 answered, 1 of them with an error; 0 were there before" in ran.stderr
+    assert "4 answered, 1 of them with an error; 0 were already there" in ran.stderr
     found = answers(out)
     assert {name: each["status_code"] for name, each in found.items()} == {
         "text": 200,
@@ -79,11 +79,11 @@ def test_a_killed_batch_goes_on(child: Child, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "line 1: no JSON"),
-        (line("a") + line("a"), "line 2: the custom_id 'a' stands twice"),
-        (line("a", "/v1/files"), "line 1: a request POSTs to one of"),
+        ("{", "line 1: not valid JSON"),
+        (line("a") + line("a"), "line 2: the custom_id 'a' is used twice"),
+        (line("a", "/v1/files"), "line 1: 'url' must be one of these, and 'method' POST:"),
         (line("a", stream=True), "leave out 'stream'"),
-        ('{"custom_id": 5}', "a custom_id, a text"),
+        ('{"custom_id": 5}', "needs 'custom_id', a string"),
     ],
 )
 def test_wrong_files_are_named(tmp_path: Path, text: str, said: str) -> None:
@@ -98,7 +98,7 @@ def test_one_process_writes_answers(tmp_path: Path) -> None:
     with Answers(tmp_path / "out"), pytest.raises(QuireError, match="another process"):
         Answers(tmp_path / "out")
     (tmp_path / "other").write_text("notes\n")
-    with pytest.raises(QuireError, match="something else"):
+    with pytest.raises(QuireError, match="not a batch.s answers"):
         Answers(tmp_path / "other")
 
 

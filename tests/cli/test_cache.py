@@ -56,13 +56,13 @@ def test_as_json_while_a_server_has_the_folder(
 @pytest.mark.parametrize("name", ["models/large", "print-of-l"])
 def test_one_model_is_cleared(folder: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     assert run("--kv-disk", str(folder), "--clear", name) == 0
-    assert capsys.readouterr().out.startswith("40 blocks removed")
+    assert capsys.readouterr().out.startswith("40 blocks deleted")
     assert [m.name for m in usage(folder)] == ["models/small"]
 
 
 def test_everything_is_cleared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--kv-disk", str(folder), "--clear") == 0
-    assert capsys.readouterr().out.startswith("43 blocks removed")
+    assert capsys.readouterr().out.startswith("43 blocks deleted")
     assert usage(folder) == []
 
 
@@ -82,7 +82,7 @@ def test_a_folder_without_pages(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], clear: tuple[str, ...]
 ) -> None:
     assert run("--kv-disk", str(tmp_path), *clear) == 1
-    assert f"{tmp_path} holds no KV blocks" in capsys.readouterr().err
+    assert f"{tmp_path} holds no cache of KV blocks" in capsys.readouterr().err
     assert run("--kv-disk", str(tmp_path / "none"), *clear) == 1
     assert f"{tmp_path / 'none'} does not exist" in capsys.readouterr().err
 
@@ -97,7 +97,7 @@ def test_the_embedded_model_by_its_name(
     assert run("--kv-disk", str(tmp_path), "--json") == 0
     assert [each["name"] for each in json.loads(capsys.readouterr().out)] == [NAME]
     assert run("--kv-disk", str(tmp_path), "--clear", asked) == 0
-    assert capsys.readouterr().out.startswith("1 blocks removed")
+    assert capsys.readouterr().out.startswith("1 blocks deleted")
 
 
 def test_a_damaged_file_is_cleared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

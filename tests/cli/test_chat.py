@@ -254,7 +254,7 @@ def test_a_stopped_answer_does_not_show_the_figures_of_the_one_before(
 
 def test_an_adapter_belongs_to_a_server_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chat", "--url", "http://127.0.0.1:1", "--adapter", "lora"]) == 2
-    assert "--adapter goes with --model" in capsys.readouterr().err
+    assert "--adapter needs --model" in capsys.readouterr().err
 
 
 def test_its_server_takes_the_adapter(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_pictures_models_figures_and_saving(
     notes = capsys.readouterr().err
     assert "there is no answer yet" in notes
     assert "* quire-demo" in notes
-    assert "no model is called 'other'; there are quire-demo" in notes
+    assert "no model is called 'other'; the models are: quire-demo" in notes
     assert re.search(r"prompt \d+ tokens, 0 of them cached; .* answer \d+ tokens", notes)
     assert "none.png: No such file or directory" in notes
     assert "Errno" not in notes
@@ -335,7 +335,7 @@ def test_a_conversation_is_kept_and_resumed(
         assert main(["chat", "--url", served.url, "--system", "Be brief."]) == 0
     assert kept_file().stat().st_mode & 0o077 == 0
     assert chat(monkeypatch, served, ["second"], "--resume") == 0
-    assert "going on after 1 message of yours" in capsys.readouterr().err
+    assert "continuing after 1 message of yours" in capsys.readouterr().err
     last = prompts(served)[-1]
     assert all(each in last for each in ("Be brief.", "first", "Hello there.", "second"))
 

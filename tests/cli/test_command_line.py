@@ -58,7 +58,7 @@ def test_a_wrong_dialect_is_refused_before_anything_is_opened(
         (("eval-kv", "--skills", "/no/skills"), "--skills: /no/skills: No such file"),
         (("eval-kv", "--json", "/no/report"), "--json: /no/report: No such file"),
         (("eval-kv", "--plot", "/no/plot"), "--plot: /no/plot: No such file"),
-        (("serve", "--served-name", "\udcff"), r"'\udcff' is no name that clients can send"),
+        (("serve", "--served-name", "\udcff"), r"'\udcff' cannot be a model's name"),
         (("serve", "--api-key", ""), "--api-key: the key is empty"),
         (("serve", "--api-key-file", "/dev/null"), "--api-key-file: the file is empty"),
         (("ps", "--url", "http://[::1"), "not a URL: 'http://[::1': Invalid IPv6 URL"),

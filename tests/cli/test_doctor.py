@@ -86,7 +86,12 @@ def test_instructions_and_threads_are_said(
         monkeypatch.setenv("QUIRE_KERNELS", "neon" if platform.machine() == "x86_64" else "avx2")
         status, found = doctor(capsys)
         assert status == 1
-        assert "no neon; it has" in found["kernels"] or "no avx2; it has" in found["kernels"]
+        assert (
+            "neon is not available on this processor or in this build; available:"
+            in found["kernels"]
+            or "avx2 is not available on this processor or in this build; available:"
+            in found["kernels"]
+        )
         monkeypatch.setenv("QUIRE_KERNELS", "off")
         assert "switched off" in doctor(capsys)[1]["kernels"]
     finally:
@@ -120,7 +125,7 @@ def test_a_disk_tier_that_cannot_be(capsys: pytest.CaptureFixture[str], tmp_path
     (tmp_path / "file").write_text("")
     status, found = doctor(capsys, "--kv-disk", str(tmp_path / "file"))
     assert status == 1
-    assert "is no folder" in found["disk tier"]
+    assert "is not a folder" in found["disk tier"]
     assert doctor(capsys, "--kv-disk", str(tmp_path), "--kv-disk-size", "9000TB")[0] == 0
 
 

@@ -88,11 +88,11 @@ def test_a_pinned_model_is_unloaded_by_force_alone(
     monkeypatch.setattr(Server, "models", lambda self: [pinned])
     monkeypatch.setattr(Server, "unload", lambda self, name: asked.append(name))
     assert main(["ps", "--unload", "kept"]) == 1
-    assert "kept is pinned: --unload NAME --force" in capsys.readouterr().err
+    assert "kept is pinned: add --force" in capsys.readouterr().err
     assert asked == []
     assert main(["ps", "--unload", "kept", "--force"]) == 0
     assert asked == ["kept"]
-    assert "KV at most" in capsys.readouterr().out
+    assert "max KV" in capsys.readouterr().out
 
 
 def test_ps_shows_every_figure_in_a_narrow_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,7 +100,7 @@ def test_ps_shows_every_figure_in_a_narrow_terminal(capsys: pytest.CaptureFixtur
     Console(width=40).print(listing([{**model, "requests": 3, "pinned": True}]))
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[:2] == [["small"], ["state", "loaded"]]
-    assert ["KV", "at", "most", "2.0", "GB"] in lines
+    assert ["max", "KV", "2.0", "GB"] in lines
     assert ["unloaded", "in", "pinned"] in lines
 
 
@@ -207,7 +207,7 @@ def test_agents_are_told_what_a_model_takes() -> None:
         ({"context_length": 131_072, "trained_length": 131_072}, ""),
         (
             {"context_length": 131_072, "trained_length": 4608},
-            "m was trained on up to 4,608 tokens, so expect nonsense; agents need 64,000 or more",
+            "m was trained on up to 4,608 tokens and fails beyond; agents need 64,000 or more",
         ),
     ],
 )

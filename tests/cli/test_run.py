@@ -66,7 +66,7 @@ def test_nothing_to_answer_is_an_error(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, serve("Yes."), "\n") == 2
-    assert "give a prompt" in capsys.readouterr().err
+    assert "there is no prompt" in capsys.readouterr().err
 
 
 def test_a_server_that_is_named_must_have_the_model(

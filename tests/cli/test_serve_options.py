@@ -57,7 +57,7 @@ def test_the_engine_learns_of_an_adapter() -> None:
     given = ModelOptions(adapter=("lora", "a=one", "b=org/two")).engine_config("m")
     assert given.adapter == "lora"
     assert given.adapters == (("a", "one"), ("b", "org/two"))
-    with pytest.raises(QuireError, match="name the others"):
+    with pytest.raises(QuireError, match="only one adapter can be merged"):
         ModelOptions(adapter=("one", "two")).engine_config("m")
     with pytest.raises(QuireError, match="NAME=FOLDER"):
         ModelOptions(adapter=("a=",)).engine_config("m")
@@ -97,7 +97,7 @@ def test_a_draft_model_is_named_with_the_way_to_speculate() -> None:
         (("--max-images", "-1"), "greater than or equal to 1"),
         (("--max-image-pixels", "1e6"), "valid integer"),
         (("--max-image-bytes", "many"), "number of bytes"),
-        (("--otlp-endpoint", "localhost:4318"), "no URL"),
+        (("--otlp-endpoint", "localhost:4318"), "not a URL"),
     ],
 )
 def test_values_that_cannot_be_are_refused(
@@ -157,7 +157,7 @@ def test_keys_of_a_file_have_limits(tmp_path: Path) -> None:
     }
     for line in ("one two", "one share=0", "one requests-per-minute=x", "one other=1"):
         file.write_text(line)
-        with pytest.raises(QuireError, match="behind a key stand its limits"):
+        with pytest.raises(QuireError, match="a key can be followed by limits"):
             config("--api-key-file", str(file))
 
 
@@ -188,7 +188,7 @@ def test_where_images_may_come_from(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_media_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for name in ("none", "file"):
-        with pytest.raises(QuireError, match=r"--media-folder: '.*' is no folder"):
+        with pytest.raises(QuireError, match=r"--media-folder: '.*' is not a folder"):
             config("--media-folder", str(tmp_path / name))
 
 
@@ -258,7 +258,7 @@ def test_replicas_are_a_number_or_auto_and_need_ray_and_one_model(
     with pytest.raises(ValueError, match="neither auto nor a number from 1"):
         ServeCommand(replicas="0")
     folder = str(MODEL_DIR)
-    with pytest.raises(QuireError, match="is for one model, and there are 2"):
+    with pytest.raises(QuireError, match="works with one model only, and 2 are configured"):
         ServeCommand(models=[f"a={folder}", f"b={folder}"], replicas=2).run()
     monkeypatch.setattr("quire.cli.serve.find_spec", lambda name: None)
     with pytest.raises(QuireError, match=r"pip install 'quire-serve\[ray\]'"):

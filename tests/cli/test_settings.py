@@ -86,13 +86,13 @@ def test_every_command_honours_variables(
         ("port = ", "config.toml: Invalid value"),
         ("config = 'other.toml'", "unknown key 'config'"),
         ("port = " + "9" * 5000, "Exceeds the limit"),
-        ("kv-group-size = inf", "kv-group-size: inf is no whole number"),
-        ("kv-group-size = [64]", "kv-group-size: [64] is no whole number"),
-        ("kv-disk = 'x\\u0000'".replace("'", '"'), "is no path: embedded null"),
+        ("kv-group-size = inf", "kv-group-size: inf is not a whole number"),
+        ("kv-group-size = [64]", "kv-group-size: [64] is not a whole number"),
+        ("kv-disk = 'x\\u0000'".replace("'", '"'), "is not a path: embedded null"),
         ("models = 3", "[[models]]"),
-        ("[[models]]\nname = 'a'\nport = 3", "[[models]] a: 'port' is for all models"),
+        ("[[models]]\nname = 'a'\nport = 3", "[[models]] a: 'port' applies to all models"),
         ("[[models]]\nname = 'a'\nkv-bit = 4", "[[models]] a: unknown key 'kv-bit', did you mean"),
-        ("[[models]]\nname = 'a'\nkv-memory = 'x'", "[[models]] a: kv-memory: 'x' is no number"),
+        ("[[models]]\nname = 'a'\nkv-memory = 'x'", "[[models]] a: kv-memory: 'x' is not a number"),
         ("[[models]]\nname = 'a'\n[[models]]\nname = 'a'", "two models are called 'a'"),
     ],
 )
@@ -126,7 +126,7 @@ def test_a_variable_of_no_option_is_a_warning(
     monkeypatch.setenv("QUIRE_LAUNCH_KEY", "set by quire launch codex")
     assert parse(["serve"]).command == "serve"
     assert capsys.readouterr().err.splitlines() == [
-        "quire: warning: these variables have no effect: "
+        "quire: warning: unknown variables, which have no effect: "
         "QUIRE_FOO, QUIRE_MAX_MESAGES (did you mean QUIRE_MAX_MESSAGES?)"
     ]
 
@@ -226,8 +226,8 @@ def test_help_shows_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["serve", "--help"])
     text = " ".join(capsys.readouterr().out.split())
-    assert "what is logged at least; default: info" in text
-    assert "elements that share a scale in the uniform scheme; default: 64" in text
+    assert "lowest level that is logged; default: info" in text
+    assert "elements per scale in the uniform scheme; default: 64" in text
     assert "flags come before QUIRE_* variables, and these before the file" in text
 
 

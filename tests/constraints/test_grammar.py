@@ -336,7 +336,7 @@ def test_a_token_outside_the_mask_fails_this_answer(
 
 
 def test_an_opening_needs_an_end(compiler: GrammarCompiler) -> None:
-    with pytest.raises(ValueError, match="opens"):
+    with pytest.raises(ValueError, match="opening"):
         compiler.compile(schema_spec(SCHEMA, opened_by=(5,)))
 
 
@@ -383,7 +383,7 @@ def test_a_refused_grammar_gets_a_one_line_message(kind: str, source: str, said:
 
 
 def test_words_of_the_compiler_are_translated() -> None:
-    assert readable("NoExtensionBias <non-verbose/>") == "no token of the model goes on with it"
+    assert readable("NoExtensionBias <non-verbose/>") == "no token of the model can continue it"
 
 
 def test_numbers_of_a_limited_grammar_come_to_an_end(

@@ -99,7 +99,9 @@ def test_exclusive_bounds_exclude_what_they_name(sign: int, bound: float) -> Non
     ],
 )
 def test_bounds_that_leave_nothing_are_refused(bounds: dict[str, int]) -> None:
-    with pytest.raises(RequestError, match="no integer within its bounds can be held") as refused:
+    with pytest.raises(
+        RequestError, match="no integer within its bounds can be represented"
+    ) as refused:
         holdable({"type": "integer", **bounds}, "x")
     assert refused.value.code == "invalid_schema"
 

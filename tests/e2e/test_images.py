@@ -757,7 +757,7 @@ class TestRefusals:
         assert refused(narrow, protocol, url, url).status == 200
         found = refused(narrow, protocol, url, url, url)
         assert (found.status, found.code) == (400, "too_many_images")
-        assert "3 images; at most 2 are taken (--max-images)" in found.message
+        assert "3 images; at most 2 are allowed (--max-images)" in found.message
         assert found.param == (None if protocol == "messages" else param_of(protocol, 3))
 
     def test_a_long_history_loses_its_oldest(self, narrow: Client) -> None:

@@ -65,7 +65,7 @@ _UNDER_NOHUP = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 )
 def test_an_answer_in_flight_ends_by_itself(tmp_path: Path, number: signal.Signals) -> None:
     body = {"prompt": _PROMPT, "max_tokens": 60, "ignore_eos": True, "stream": True}
-    said = "quire: stopping: 1 answer has 200 s to end; Ctrl-C again ends them now"
+    said = "quire: stopping: 1 answer has 200 s to finish; press Ctrl-C again to stop now"
     with quire_serve(tmp_path, "--stop-grace", "200") as child:
         engine, answer = child.engine, b""
         engine.suspend()  # nothing ends before the signal

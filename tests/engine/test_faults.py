@@ -171,7 +171,7 @@ def test_a_constraint_that_fails_before_the_first_token_ends_the_request_once(
     answers = company.run([Request("bad", (5, 6), SamplingParams())])
     (end,) = answers["bad"].ends
     assert end.error is not None
-    assert end.error.message == "The request could not be taken."  # nothing of the server's own
+    assert end.error.message == "The request could not be queued."  # nothing of the server's own
 
 
 def test_more_memory_than_there_is_is_refused(loaded: LoadedModel, config: EngineConfig) -> None:

@@ -42,7 +42,7 @@ def test_what_recorded_steps_do_not_compute_is_refused() -> None:
     with pytest.raises(RequestError, match="its own KV format alone, plain"):
         check_invariant(ASKED, Request("r", (1,), kv_format=PAGE))
     check_invariant(replace(ASKED, kv_format=PAGE), Request("r", (1,), kv_format=PAGE))
-    with pytest.raises(RequestError, match="computes no vectors"):
+    with pytest.raises(RequestError, match="supports no embeddings"):
         check_invariant(ASKED, Request("r", (1,), task=Embed()))
 
 

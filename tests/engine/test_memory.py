@@ -24,7 +24,7 @@ def test_the_budget_is_what_was_asked_for_or_a_share_of_what_is_free() -> None:
 
 
 def test_more_than_is_free_is_refused_with_both_numbers() -> None:
-    with pytest.raises(ModelError, match=r"1126 TB were asked for, [\d.]+ .B are"):
+    with pytest.raises(ModelError, match=r"1126 TB were requested, but only [\d.]+ .B are"):
         kv_budget(EngineConfig("", kv_memory=1 << 50), 0)
 
 

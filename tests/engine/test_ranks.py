@@ -138,7 +138,9 @@ async def test_a_host_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
     here, there = (Host(name, ("127.0.0.1",)) for name in ("127.0.0.1", "no.such.host.invalid"))
     folder = write_model(tmp_path, CONFIGS["llama"])
     config = EngineConfig(str(folder), ranks=2, hosts=Hosts((here, there)))
-    with pytest.raises(ModelError, match=r"on no\.such\.host\.invalid, ended before it began"):
+    with pytest.raises(
+        ModelError, match=r"on no\.such\.host\.invalid, ended before it had started"
+    ):
         await ProcessEngine.start(config, "warning")
 
 
@@ -178,9 +180,9 @@ async def test_followers_end_with_the_leading_process(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"disk": DiskConfig("/nowhere", 1 << 30)}, "no disk tier"),
-        ({"adapters": (("a", "/nowhere"),)}, "no adapters for requests"),
-        ({"speculate": "mtp"}, "no head that drafts"),
+        ({"disk": DiskConfig("/nowhere", 1 << 30)}, "do not support --kv-disk"),
+        ({"adapters": (("a", "/nowhere"),)}, "do not support adapters"),
+        ({"speculate": "mtp"}, "do not support the model's own draft head"),
     ],
 )
 def test_settings_that_do_not_go_with_a_split_are_refused(
@@ -193,6 +195,8 @@ def test_settings_that_do_not_go_with_a_split_are_refused(
 def test_more_processes_than_cards_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.engine.ranks.chosen_backend", lambda asked: "nccl")
     monkeypatch.setattr("quire.engine.ranks.count_cards", lambda: 2)
-    with pytest.raises(ModelError, match="3 processes on this machine need a card each; it has 2"):
+    with pytest.raises(
+        ModelError, match="3 processes on this machine need a GPU each, and it has 2"
+    ):
         check_split(EngineConfig("", ranks=3))
     check_split(EngineConfig("", ranks=2))

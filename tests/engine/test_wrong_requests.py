@@ -37,7 +37,7 @@ def asked(name: str, **fields: Any) -> Request:
         ({"prompt": (2, VOCABULARY)}, "prompt: .* from 0 to 3071, not 3072"),
         ({"prompt": (2, 1 << 62)}, "prompt: .* from 0 to 3071, not 4611686018427387904"),
         ({"prompt": (-1, 2)}, "prompt: .* from 0 to 3071, not -1"),
-        ({"prompt": ()}, "prompt: must hold at least one token"),
+        ({"prompt": ()}, "prompt: must have at least one token"),
         ({"thinking": ThinkingBudget(1, (), (VOCABULARY,))}, "thinking.end_ids: .* not 3072"),
         ({"thinking": ThinkingBudget(1, (), ())}, "thinking.end_ids: .* not none"),
         ({"task": Score((5, VOCABULARY))}, "labels: .* not 3072"),

@@ -70,10 +70,10 @@ async def test_its_death_is_an_engine_failure_and_told() -> None:
     ended: list[str] = []
     async with apart(MODEL_DIR, ended) as (process, child):
         os.kill(child.pid, signal.SIGKILL)
-        with pytest.raises(EngineFailure, match="tokenizer ended or hung; ask again"):
+        with pytest.raises(EngineFailure, match="tokenizer ended or does not answer; try again"):
             process.tokenizer.encode("Hello")
         await asyncio.sleep(0)
-        assert ended == ["the process that holds the tokenizer ended or hung"]
+        assert ended == ["the process that holds the tokenizer ended or does not answer"]
 
 
 async def test_a_folder_without_a_tokenizer_is_refused_and_no_process_stays(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_a_broken_file_is_named(tmp_path: Path) -> None:
 
 def test_a_configuration_of_the_wrong_shape_is_named(tmp_path: Path) -> None:
     folder(tmp_path, config=[1])
-    with pytest.raises(ModelError, match=r"config\.json holds a JSON list"):
+    with pytest.raises(ModelError, match=r"config\.json must hold a JSON object, not a list"):
         Tokenizer.open(tmp_path)
 
 

@@ -123,7 +123,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._received += len(data)
         super().data_received(data)
         if self._in_head and not self._ended and self._received > _MAX_HEAD:
-            self.send_400_response("The head of the request is too long.")
+            self.send_400_response("The request line and headers are too long.")
 
     def decline(self, rest: bytes) -> None:
         """Parse the request's head again, without its offer of another protocol.
@@ -180,7 +180,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._writes_stuck():
             self.transport.abort()
         elif self._reads_stuck() and not self.transport.is_closing():
-            self.send_400_response("The request did not come in time.")
+            self.send_400_response("The request was not complete in time.")
         self._timer = self.loop.call_later(self.limits.look_s, self._look)
 
     def _writes_stuck(self) -> bool:

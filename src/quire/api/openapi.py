@@ -18,11 +18,11 @@ from quire.api.operations import EVENTS, JSON, LINES, Operation
 from quire.api.shared.errors import speaks_anthropic, speaks_ollama
 
 _REASONS = {
-    400: "The request cannot be served as it is; `param` names the field at fault",
+    400: "The request is invalid; `param` names the field",
     401: "No valid API key; `x-should-retry` tells clients not to send it again",
-    403: "The Host or Origin header is none that this server is to answer",
-    404: "There is no such model, response or item",
-    408: "The request was not finished within the time that the operator allows; "
+    403: "The Host or Origin header is not allowed",
+    404: "The model, response or item does not exist",
+    408: "The request took longer than the operator's time limit; "
     "`x-should-retry` tells SDKs not to send it again",
     413: "The body is too large",
     415: "The body is not application/json",
@@ -30,7 +30,7 @@ _REASONS = {
     500: "The server failed",
     501: "Not offered",
     502: "An MCP server cannot be reached, or does not answer",
-    503: "The engine cannot go on, or the loading of the model was stopped",
+    503: "The engine has failed, or the loading of the model was stopped",
 }
 
 _ERROR = {

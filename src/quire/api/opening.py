@@ -55,7 +55,7 @@ async def open_service(
         await close_all(*(each.close() for each in (client, tokenizer) if each is not None))
         if isinstance(error, QuireError) or not isinstance(error, Exception):
             raise
-        log.exception("%s cannot be read", model_config.name)
+        log.exception("the files of %s cannot be read", model_config.name)
         why = f"a file cannot be understood ({type(error).__name__}: {error})"
         raise ModelError(f"{client.info.path}: {why}") from error
     stamp = stamp_of(Path(client.info.path))

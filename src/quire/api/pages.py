@@ -77,14 +77,14 @@ class PageGuard:
         host = hosts[0].lower() if hosts else ""
         if hosts and not self._is_ours(host):
             raise Forbidden(
-                f"This server is not known as '{_shown(host)}'. If it is meant to be, start it "
+                f"The host name '{_shown(host)}' is not allowed. To allow it, start the server "
                 f"with --allowed-host {_shown(_name_of(host))}.",
                 code="host_not_allowed",
             )
         origin = headers.get("origin")
         if origin is not None and not self._may_ask(origin.lower(), host):
             raise Forbidden(
-                f"Pages from '{_shown(origin)}' may not ask this server. If they are meant to, "
+                f"Pages from '{_shown(origin)}' may not call this server. To allow them, "
                 f"start it with --cors-origin {_shown(origin)}.",
                 code="origin_not_allowed",
             )
@@ -93,7 +93,7 @@ class PageGuard:
             return  # `Origin` has said which page posts it
         if method != "OPTIONS" and has_body and not _is_json(headers.get("content-type", "")):
             raise UnsupportedMediaType(
-                "The body has to be JSON, with the header Content-Type: application/json.",
+                "The body must be JSON, with the header Content-Type: application/json.",
                 code="unsupported_media_type",
             )
 

@@ -109,7 +109,7 @@ class StoppingServer(uvicorn.Server):
         text = "stopping"
         if count := len(self.server_state.tasks):
             answers = "1 answer has" if count == 1 else f"{count} answers have"
-            text += f": {answers} {self._grace_s:g} s to end; Ctrl-C again ends them now"
+            text += f": {answers} {self._grace_s:g} s to finish; press Ctrl-C again to stop now"
         _say(text)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

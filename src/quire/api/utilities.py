@@ -92,7 +92,9 @@ async def _tokenize(context: Context, request: Request, body: bytes) -> bytes:
     context.check_model(fields.model)
     if sum(each is not None for each in (fields.prompt, fields.content, fields.messages)) != 1:
         raise RequestError(
-            "Give one of 'prompt', 'content' and 'messages'.", param="prompt", code="invalid_value"
+            "Send exactly one of 'prompt', 'content' and 'messages'.",
+            param="prompt",
+            code="invalid_value",
         )
     tokenizer = context.service.tokenizer
     if fields.messages is not None:
@@ -221,8 +223,9 @@ class Utilities:
             body = await read_body(request, server.config.max_body_bytes, counted)
         if caller_of(request.scope) != EVERYONE:
             raise Forbidden(
-                "This server has several API keys, so none of them can unload a model that others "
-                "may use. The operator sets how long models stay loaded (--idle-unload).",
+                "This server has several API keys, so a key cannot unload a model that "
+                "others may use. The operator sets how long models stay loaded "
+                "(--idle-unload).",
                 code="not_allowed",
             )
         strict = server.config.strict_fields
@@ -335,7 +338,8 @@ class Utilities:
     async def slots(self, request: Request) -> Response:
         """Refuse `GET /slots`: it is not offered, and not part of the API's description."""
         raise NotOffered(
-            "This server has no slots: requests share one batch and one cache. 'GET /metrics' with "
+            "This server has no slots: all requests share one batch and one KV cache. 'GET "
+            "/metrics' with "
             "'Accept: application/json' lists the streams that run.",
             code="not_implemented",
         )

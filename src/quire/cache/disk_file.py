@@ -36,7 +36,7 @@ def file_in(folder: Path) -> Path:
     path = folder / FILE
     if not path.is_file():
         raise StoreError(
-            f"{folder} {'holds no KV blocks' if folder.exists() else 'does not exist'}"
+            f"{folder} {'holds no cache of KV blocks' if folder.exists() else 'does not exist'}"
         )
     return path
 
@@ -49,7 +49,7 @@ class DiskFile:
 
     Raises:
         Damaged: of any method: the file cannot be trusted.
-        StoreError: of any method: it cannot be opened, read or written, or has vanished.
+        StoreError: by any method, if the file cannot be opened, read or written, or was deleted.
     """
 
     def __init__(self, folder: Path, fingerprint: str, name: str) -> None:
@@ -84,7 +84,9 @@ class DiskFile:
             self.open()
             self.limit(pages)
         except (StoreFull, Damaged) as error:
-            raise StoreError(f"{self._path.parent}: no new file can be made: {error}") from error
+            raise StoreError(
+                f"{self._path.parent}: the cache file cannot be created: {error}"
+            ) from error
 
     def _prepare(self) -> None:
         # Freed pages need not be overwritten, else each removal would go through the journal.
@@ -141,7 +143,7 @@ class DiskFile:
                 "SELECT id, key, used FROM entries ORDER BY used, id"
             ):
                 if not (isinstance(key, bytes) and isinstance(used, int)):
-                    raise Damaged("an entry of the wrong type")
+                    raise Damaged("an entry has the wrong type")
                 yield id, key, used
 
     def keys_of(self, fingerprint: str | None) -> list[bytes]:
@@ -228,7 +230,7 @@ class DiskFile:
             pass
         except OSError as error:  # such as permissions that were lost
             raise StoreError(f"{self._path}: {error.strerror}") from error
-        raise StoreError(f"{self._path} has vanished")
+        raise StoreError(f"{self._path} was deleted while in use")
 
 
 def _pragma(db: sqlite3.Connection, name: str) -> int:

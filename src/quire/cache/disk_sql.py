@@ -67,8 +67,8 @@ def lock_folder(folder: Path) -> int:
         found = folder.stat()
         if found.st_uid not in (os.geteuid(), 0) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise StoreError(
-                f"{folder} can be written by other users, who could exchange what is kept there; "
-                "name a folder in it that does not exist yet, or make it private (chmod 700)"
+                f"{folder} is writable by other users, who could replace its KV blocks; name "
+                "a folder in it that does not exist yet, or make it private (chmod 700)"
             )
         lock = _open_private(folder / _LOCK)
     except OSError as error:

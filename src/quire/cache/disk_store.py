@@ -61,7 +61,7 @@ class DiskStore:
     ) -> None:
         if max_bytes < MIN_BYTES:
             raise StoreError(
-                f"kv-disk-size: {max_bytes:,} bytes; at least {MIN_BYTES:,} are needed"
+                f"kv-disk-size is {max_bytes:,} bytes, but must be at least {MIN_BYTES:,}"
             )
         self.folder = folder
         self._fingerprint = fingerprint
@@ -193,7 +193,7 @@ class DiskStore:
 
     def _rebuild(self, why: str) -> None:
         """Replace a file that cannot be trusted by an empty one: it was only a cache."""
-        self._say(f"the cache file is damaged ({why}); it is emptied")
+        self._say(f"the cache file is damaged ({why}) and was emptied")
         self._order.clear()
         self._touched.clear()
         self._file.renew(self._max_pages)
@@ -206,7 +206,7 @@ class DiskStore:
                 self._evict(0)
                 self._file.shrink(self._max_pages)
                 self._say(
-                    f"the limit is lower than before: {before - len(self._order)} blocks, least "
+                    f"the size limit was lowered: {before - len(self._order)} blocks, least "
                     f"recently used, were deleted; the file went from {size(pages * SQL_PAGE)} to "
                     f"{size(self.file_bytes)}"
                 )
@@ -227,7 +227,7 @@ class DiskStore:
             # The disk is full, not the store: from here it lives within what it has.
             self._max_pages = max(self._file.pages, _JOURNAL_PAGES)
             self._file.limit(self._max_pages)
-            self._say(f"the disk is full; the file stays at {size(self.file_bytes)}")
+            self._say(f"the disk is full; the cache file stays at {size(self.file_bytes)}")
             if need > self._max_pages - 8:
                 raise
             self._evict(need)

@@ -230,7 +230,7 @@ class DiskTier:
         except StoreError as error:
             self._fail(str(error))
         except Exception as error:  # whatever it was, a request must not wait for this thread
-            log.exception("the disk tier failed")
+            log.exception("the disk tier failed; serving continues without it")
             self._fail(f"{type(error).__name__}: {error}")
         finally:
             if self._store is not None:
@@ -251,7 +251,7 @@ class DiskTier:
                 say=self._say,
             )
         if store is None:
-            self._say("the file is locked by another process; it is opened later")
+            self._say("the file is locked by another process; opening it is retried")
         if store is not None and self._config.neighbours:
             neighbours = Neighbours(Path(self._config.path), self._fingerprint)
             neighbours.refresh()
@@ -273,7 +273,7 @@ class DiskTier:
                 self.counters.bytes = file_bytes
 
     def _fail(self, reason: str) -> None:
-        log.warning("the disk tier is unusable: %s", reason)
+        log.warning("the disk tier is disabled: %s", reason)
         store, self._store = self._store, None
         with self._changed:
             self.failure = reason
@@ -332,7 +332,7 @@ class DiskTier:
                 if value is None and self._neighbours is not None:
                     value = self._neighbours.get(key)
             except StoreBusy as error:
-                self._say(f"reading of KV blocks pauses: {error}")
+                self._say(f"reading KV blocks from disk is paused: {error}")
                 with self._changed:
                     self._busy_until = self._clock() + _BUSY_S
                     self.counters.misses += len(read.keys) - len(read.blocks)
@@ -364,7 +364,7 @@ class DiskTier:
         try:
             store.put([(key, pack(block)) for key, block, _ in batch])
         except (StoreFull, StoreBusy) as error:
-            self._say(f"writing of KV blocks pauses: {error}")
+            self._say(f"writing KV blocks to disk is paused: {error}")
             paused_until = self._clock() + _PAUSE_S
         self._measure(store)
         with self._changed:

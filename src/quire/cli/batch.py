@@ -32,15 +32,19 @@ class BatchCommand(ClientOptions, Command):
     """
 
     command: ClassVar[str] = "batch"
-    summary: ClassVar[str] = "answer a file of requests"
+    summary: ClassVar[str] = "answer the requests of a file"
     alternatives: ClassVar[tuple[str, ...]] = ("url", "model")
 
-    input: Annotated[File, Flag(positional=True)] = Field(description="requests, a line each")
-    output: Annotated[File, Flag(positional=True)] = Field(description="answers, a line each")
+    input: Annotated[File, Flag(positional=True)] = Field(
+        description="input file: JSON Lines, a request a line"
+    )
+    output: Annotated[File, Flag(positional=True)] = Field(
+        description="output file: JSON Lines, an answer a line"
+    )
     model: Annotated[Place | None, Flag(bare="")] = Field(
         None,
-        description="instead of --url: serve this folder or hub id for this batch; the embedded "
-        "model if none is named",
+        description="instead of --url: start a server with this folder or hub id for this batch; "
+        "default: the embedded model",
     )
     concurrency: Count = Field(128, description="requests in flight")
 
@@ -62,7 +66,7 @@ class BatchCommand(ClientOptions, Command):
             print(f"quire batch: {said(error)}", file=sys.stderr)
             return 2
         before = len(requests) - len(left)
-        told = f"{len(left)} answered, {failed} of them with an error; {before} were there before"
+        told = f"{len(left)} answered, {failed} of them with an error; {before} were already there"
         print(f"quire batch: {told}", file=sys.stderr)
         return 1 if failed else 0
 

@@ -192,24 +192,36 @@ class BenchCommand(ClientOptions, Command):
     model: Annotated[str | None, Flag("NAME")] = Field(
         None, description="default: the first that the server lists"
     )
-    endpoint: Literal["chat", "completions"] = Field("chat", description="what is asked")
-    concurrency: Counts = Field(
-        (1, 2, 4, 8), description="streams at once, one level after the other"
+    endpoint: Literal["chat", "completions"] = Field(
+        "chat", description="the endpoint that is measured"
     )
-    requests: Count | None = Field(None, description="of a level; default: 4 times the streams")
-    prompt_tokens: Count = Field(128, description="about this many")
-    prompt_file: File | None = Field(None, description="send this text with every request instead")
-    max_tokens: Count = Field(128, description="of an answer")
-    temperature: Annotated[float, Flag("N")] = Field(0.0, description="default: 0, greedy")
+    concurrency: Counts = Field(
+        (1, 2, 4, 8), description="numbers of concurrent streams, measured one after the other"
+    )
+    requests: Count | None = Field(
+        None, description="requests per level; default: 4 times the streams"
+    )
+    prompt_tokens: Count = Field(128, description="approximate prompt tokens")
+    prompt_file: File | None = Field(
+        None, description="send this text with every request instead of generated prompts"
+    )
+    max_tokens: Count = Field(128, description="maximum tokens of an answer")
+    temperature: Annotated[float, Flag("N")] = Field(
+        0.0, description="sampling temperature; default: 0, greedy"
+    )
     seed: Annotated[int, Flag("N")] = Field(
-        0, description="chooses the prompts; also the sampling seed; default: 0"
+        0, description="seed of the prompts and of sampling; default: 0"
     )
     warmup: Annotated[int, Field(ge=0), Flag("N")] = Field(
-        2, description="requests sent first, not counted"
+        2, description="warm-up requests, which are not counted"
     )
-    ignore_eos: bool = Field(False, description="ask for full-length answers, where supported")
-    timeout: Seconds = Field(600.0, description="that a request may take")
-    report: File | None = Field(None, alias="json", description="also write the figures here")
+    ignore_eos: bool = Field(
+        False, description="request full-length answers, if the server supports it"
+    )
+    timeout: Seconds = Field(600.0, description="limit of a request")
+    report: File | None = Field(
+        None, alias="json", description="also write the results to this file, as JSON"
+    )
 
     def run(self) -> int:
         """Run the levels and print the table. Return 1 if a request failed, 2 if none could be
@@ -293,10 +305,12 @@ class BenchCommand(ClientOptions, Command):
         show(levels, title, console)
         if any(level.events < 0.9 * level.completion_tokens for level in levels):
             console.print(
-                "Some events carried several tokens: times between tokens are between events."
+                "Some events held several tokens: gaps are measured between events, not tokens."
             )
         if not all(level.tokens_from_usage for level in levels):
-            console.print("The server reported no usage: tokens are counted as events with text.")
+            console.print(
+                "The server reported no usage: each event with text is counted as one token."
+            )
         if max(level.client_cpu for level in levels) > 0.8:
             console.print(
                 "The load client used most of a core: the server may be faster than shown."

@@ -30,18 +30,18 @@ class CacheCommand(TableOptions, Command):
     """
 
     command: ClassVar[str] = "cache"
-    summary: ClassVar[str] = "show or clear the KV blocks kept on disk"
+    summary: ClassVar[str] = "show or clear the KV blocks on disk"
 
-    kv_disk: Folder = Field(description="the folder; required")
+    kv_disk: Folder = Field(description="the folder of --kv-disk; required")
     clear: Annotated[str | None, Flag("MODEL", bare=_ALL)] = Field(
-        None, description="remove the blocks of a model (its name or fingerprint), or all blocks"
+        None, description="delete the blocks of this model (name or fingerprint), or all blocks"
     )
 
     def run(self) -> int:
         """Print the disk usage, or clear the folder."""
         folder = self.kv_disk.expanduser()
         if self.clear is not None:
-            print(f"{_clear(folder, self.clear):,} blocks removed from {folder}")
+            print(f"{_clear(folder, self.clear):,} blocks deleted from {folder}")
             return 0
         models = _usage(folder)
         if self.as_json:
@@ -70,7 +70,7 @@ def _clear(folder: Path, which: str) -> int:
         return clear(folder, found[0].fingerprint)
     names = ", ".join(f"{m.name} ({m.fingerprint[:12]})" for m in models) or "none"
     how_many = "several models are" if found else "no model is"
-    raise QuireError(f"--clear {which}: {how_many} called that; there are: {names}")
+    raise QuireError(f"--clear {which}: {how_many} called that; the models are: {names}")
 
 
 def table(models: list[ModelUse], now: float) -> FittingTable:

@@ -33,26 +33,26 @@ class ChatCommand(ClientOptions, Command):
 
     model: Annotated[Place | None, Flag(bare="")] = Field(
         None,
-        description="instead of --url: serve this folder or hub id for this chat; the embedded "
-        "model if none is named",
+        description="instead of --url: start a server with this folder or hub id for this chat; "
+        "default: the embedded model",
     )
     adapter: Annotated[Place | None, Flag("FOLDER")] = Field(
         None, description="a LoRA adapter for the model of --model"
     )
     served_model: Annotated[str | None, Flag("NAME")] = Field(
-        None, description="model name at --url; default: the first that it lists"
+        None, description="the model's name at --url; default: the first that it lists"
     )
     system: Annotated[str, Flag("TEXT")] = Field("", description="system message")
-    resume: bool = Field(False, description="go on with the last conversation in a terminal")
+    resume: bool = Field(False, description="continue the last conversation")
     tools: File | None = Field(
-        None, description="JSON list of OpenAI tools; you type their results"
+        None, description="file with a JSON list of OpenAI tools; you type their results"
     )
     temperature: Annotated[float | None, Flag("N")] = Field(
-        None, description="default: the server's"
+        None, description="sampling temperature; default: the server's"
     )
-    max_tokens: Count | None = Field(None, description="tokens an answer at most")
+    max_tokens: Count | None = Field(None, description="maximum tokens of an answer")
     reasoning_effort: Annotated[str | None, Flag("EFFORT")] = Field(
-        None, description="none, low, medium or high, for models that think"
+        None, description="reasoning effort of models that think: none, low, medium or high"
     )
 
     def run(self) -> int:
@@ -84,7 +84,7 @@ class ChatCommand(ClientOptions, Command):
         """Return URL and key of the server. A server started here ends with the stack."""
         if self.model is None:
             if self.adapter is not None:
-                raise ChatError("--adapter goes with --model: the server at --url has its own")
+                raise ChatError("--adapter needs --model: a server at --url loads its own adapters")
             return self.url, self.key
         return stack.enter_context(loading_server(self.model, self.adapter, console)), None
 

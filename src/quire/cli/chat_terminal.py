@@ -142,7 +142,7 @@ class Terminal:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ChatError(f"--resume: {kept_file()} cannot be read: {error}") from error
         turns = sum(message.get("role") == "user" for message in self._chat.messages)
-        self._note(f"going on after {turns} {'message' if turns == 1 else 'messages'} of yours")
+        self._note(f"continuing after {turns} {'message' if turns == 1 else 'messages'} of yours")
 
     def _keep(self) -> None:
         """Save the conversation for `--resume`, unless it comes from a pipe."""
@@ -212,11 +212,11 @@ class Terminal:
             self._chat.system = rest.strip()
             self._chat.messages.clear()
             how = "with this" if self._chat.system else "without a"
-            self._note(f"a new conversation, {how} system message")
+            self._note(f"new conversation, {how} system message")
         elif name in ("/help", "/?"):
             self._note(HELP)
         elif name == "/stats":
-            self._note(str(self._chat.usage or "no figures: there is no answer yet"))
+            self._note(str(self._chat.usage or "no statistics: there is no answer yet"))
         elif name in ("/file", "/image", "/save", "/model"):
             acts = {"/save": self._save, "/model": self._choose}
             try:
@@ -243,7 +243,7 @@ class Terminal:
         part, url = f"{kind}_url", f"data:{mime};base64,{data}"
         self._names[url] = file.name
         self._files.append({"type": part, part: {"url": url}})
-        self._note(f"{file.name} goes along with the next message")
+        self._note(f"{file.name} is sent with the next message")
         if kind == "image" and self._draw is not None:
             print(self._draw(file.read_bytes()), file=self._console.file)
 
@@ -266,10 +266,10 @@ class Terminal:
         names = self._chat.models()
         if name in names:
             self._chat.settings["model"] = name
-            self._note(f"{name} answers from here on")
+            self._note(f"{name} answers from now on")
             return
         if name:
-            raise ChatError(f"no model is called {name!r}; there are {', '.join(names)}")
+            raise ChatError(f"no model is called {name!r}; the models are: {', '.join(names)}")
         now = self._chat.settings["model"]
         self._note("\n".join(f"{'*' if each == now else ' '} {each}" for each in names))
 

@@ -37,18 +37,21 @@ class ConvertCommand(Command):
     """
 
     command: ClassVar[str] = "convert"
-    summary: ClassVar[str] = "pack a model's weights into fewer bits"
+    summary: ClassVar[str] = "quantise a model's weights"
 
     model: Annotated[Model, Flag(positional=True)] = Field(description="a folder or a hub id")
     out: Annotated[Folder, Flag("OUT", positional=True)] = Field(
-        description="a folder, new or empty"
+        description="output folder, new or empty"
     )
-    bits: Annotated[Bits, Whole, Flag("N")] = Field(4, description="2, 3, 4, 5, 6 or 8")
+    bits: Annotated[Bits, Whole, Flag("N")] = Field(
+        4, description="bits of a weight: 2, 3, 4, 5, 6 or 8"
+    )
     mode: Literal["affine", "mxfp4", "nvfp4", "mxfp8"] = Field(
-        "affine", description="integers with a scale and a bias a group, or small floats"
+        "affine",
+        description="affine: integers with a scale and a bias per group; others: small floats",
     )
     group_size: Annotated[Literal[32, 64, 128], Whole, Flag("N")] = Field(
-        64, description="numbers that share a scale; small floats have groups of their own"
+        64, description="weights that share a scale; small floats have fixed groups"
     )
     layers: Annotated[Names, Flag("LAYERS=BITS")] = Field(
         (),
@@ -56,12 +59,15 @@ class ConvertCommand(Command):
         "pattern of names; =8 is affine, or a mode, or plain, as routers are unless named",
     )
     text: File | None = Field(
-        None, description="a file, all of it judged; else the answers of conversations"
+        None, description="evaluate on this text file; default: answers of built-in conversations"
     )
     tokens: Annotated[int, Field(ge=0), Flag("N")] = Field(
-        4096, description="of text, about, to measure quality on; 0 measures none"
+        4096,
+        description="approximate tokens of text that quality is measured on; 0: no measurement",
     )
-    report: File | None = Field(None, alias="json", description="write the figures here")
+    report: File | None = Field(
+        None, alias="json", description="write the results to this file, as JSON"
+    )
 
     def run(self) -> int:
         """Convert, print sizes, what was left, and the measured quality.
@@ -145,7 +151,7 @@ def _left(made: Converted) -> list[str]:
     for name, reason in made.left.items():
         similar.setdefault((re.sub(r"\d+", "#", name), reason), []).append(name)
     return [
-        f"left as it is: {names[0]}{f' and {len(names) - 1} more like it' * (len(names) > 1)}: "
+        f"left unquantised: {names[0]}{f' and {len(names) - 1} more like it' * (len(names) > 1)}: "
         f"{reason}"
         for (_, reason), names in similar.items()
     ]
@@ -154,12 +160,12 @@ def _left(made: Converted) -> list[str]:
 def _stated(made: Converted, score: Score | None) -> str:
     """Return the result, for people."""
     lines = [
-        f"{made.packed} matrices packed, {made.bits:.2f} bits a number; "
+        f"{made.packed} matrices quantised, {made.bits:.2f} bits a weight; "
         f"{made.bytes_before / 1e6:,.1f} MB became {made.bytes_after / 1e6:,.1f} MB"
     ]
     if score is not None:
         lines += [
-            f"Beside the original, over {score.judged:,} tokens:",
+            f"Compared with the original, over {score.judged:,} tokens:",
             f"  KL divergence   mean {score.kl_mean:.6f}, 99th percentile {score.kl_p99:.5f} nats",
             f"  same top token  {score.top1:.2%}",
             f"  perplexity      {score.perplexity:.4f}, the original's "

@@ -52,16 +52,14 @@ class DoctorCommand(ProcessorOptions, TableOptions, Command):
     """
 
     command: ClassVar[str] = "doctor"
-    summary: ClassVar[str] = "say what this machine can do, and what is wrong"
+    summary: ClassVar[str] = "check this machine, and a model on it"
 
     model: Annotated[Model | None, Flag(positional=True)] = Field(
-        None, description="a folder or a GGUF file; the embedded model if left out"
+        None, description="a folder or a GGUF file; default: the embedded model"
     )
-    program: bool = Field(
-        False, description="print the program that is traced from the model, and nothing else"
-    )
-    kv_disk: Folder | None = Field(None, description="a folder for `quire serve`")
-    kv_disk_size: Bytes = Field(20 * 10**9, description="that the folder may take")
+    program: bool = Field(False, description="print only the program that is traced from the model")
+    kv_disk: Folder | None = Field(None, description="check this folder of `quire serve --kv-disk`")
+    kv_disk_size: Bytes = Field(20 * 10**9, description="the size planned for that folder")
 
     def run(self) -> int:
         """Print the findings. Return 1 if something is wrong."""
@@ -122,7 +120,7 @@ def _machine(instructions: str, threads: int) -> Iterator[Finding]:
     free = device.free_memory()
     state: Literal["ok", "note"] = "note" if free < _FEW_BYTES else "ok"
     share = int(device.kv_share * free)
-    yield Finding("memory", state, f"{size(free)} free; KV blocks would get {size(share)}")
+    yield Finding("memory", state, f"{size(free)} free; the KV cache would get {size(share)}")
     yield from _products(instructions, threads)
     yield _attention(open_backends().all)
 
@@ -163,7 +161,7 @@ def _products(instructions: str, threads: int) -> Iterator[Finding]:
         text = (
             "multiplies"
             if has
-            else "not in use: pip install 'quire-serve[cpu]'; prompts read slowly"
+            else "not in use: pip install 'quire-serve[cpu]'; prefill is slow without it"
         )
         yield Finding("openblas", "ok" if has else "note", text)
 
@@ -176,7 +174,9 @@ def _model(name: str | None) -> Iterator[Finding]:
     try:
         gguf = find_gguf(folder)
         if gguf is None and not folder.is_dir():
-            raise ModelError("no folder and no GGUF file; see `quire models`")
+            raise ModelError(
+                "neither a folder nor a GGUF file; `quire models` lists the models on this disk"
+            )
         looked_at, look = (folder, inspect) if gguf is None else (gguf, inspect_gguf)
         found = look(looked_at, folder.name, "folder")
     except (QuireError, OSError, ValueError) as error:
@@ -200,9 +200,9 @@ def _disk(folder: Path, wanted: int) -> Finding:
     """Check whether a folder can hold the disk tier, without creating anything."""
     there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
     if not there.is_dir():
-        return Finding("disk tier", "wrong", f"{there} is no folder")
+        return Finding("disk tier", "wrong", f"{there} is not a folder")
     if not os.access(there, os.W_OK | os.X_OK):
-        return Finding("disk tier", "wrong", f"{there} cannot be written")
+        return Finding("disk tier", "wrong", f"{there} is not writable")
     free = shutil.disk_usage(there).free
     if free < wanted:
         text = f"{size(free)} free on the disk, {size(wanted)} allowed: set --kv-disk-size"

@@ -33,35 +33,41 @@ class EvalKVCommand(Command):
     """Measures what each KV format costs in quality, on one model, against plain blocks."""
 
     command: ClassVar[str] = "eval-kv"
-    summary: ClassVar[str] = "measure what KV formats cost in quality"
+    summary: ClassVar[str] = "measure the quality loss of KV formats"
 
     model: Annotated[Model | None, Flag(positional=True)] = Field(
-        None, description="a folder or a hub id; the embedded one if left out"
+        None, description="a folder or a hub id; default: the embedded model"
     )
     adapter: Annotated[Place | None, Flag("FOLDER")] = Field(
-        None, description="a LoRA adapter, as for serve"
+        None, description="a LoRA adapter, as for quire serve"
     )
     text: File | None = Field(
-        None, description="a file, all of it judged; else the answers of conversations"
+        None, description="evaluate on this text file; default: answers of built-in conversations"
     )
-    tokens: Count = Field(8192, description="of text, about")
+    tokens: Count = Field(8192, description="approximate tokens of text to evaluate on")
     formats: Annotated[Names, Flag("NAMES")] = Field(_FORMATS, description="with commas between")
     needles: Annotated[Numbers, Flag("LENGTHS")] = Field(
-        (256, 1024), description="prompt tokens, or none"
+        (256, 1024), description="prompt lengths of the needle test in tokens, or none"
     )
-    needles_each: Count = Field(1, description="for each length and depth")
+    needles_each: Count = Field(1, description="needle prompts for each length and depth")
     prompts: Annotated[int, Field(ge=0), Flag("N")] = Field(
-        16, description="continued greedily, at most"
+        16, description="maximum number of prompts that are continued greedily"
     )
     skills: Annotated[Paths, Flag("FILE", several=True)] = Field(
-        (), description="questions with their right answers, as in tests/data/skills"
+        (), description="files of questions with right answers, as in tests/data/skills"
     )
-    skill_items: Count = Field(12, description="of each file of --skills")
+    skill_items: Count = Field(12, description="questions of each --skills file")
     as_served: bool = Field(
-        False, description="leave plain what `quire serve` does by default; else every key is coded"
+        False,
+        description="leave the layers plain that `quire serve` leaves plain; default: quantise "
+        "all layers",
     )
-    report: File | None = Field(None, alias="json", description="write the figures here")
-    plot: File | None = Field(None, description="write an SVG of divergence over bits here")
+    report: File | None = Field(
+        None, alias="json", description="write the results to this file, as JSON"
+    )
+    plot: File | None = Field(
+        None, description="write a chart of divergence by bits to this file, as SVG"
+    )
 
     def run(self) -> int:
         """Measure, and print the table. Return 1 if a format misses the limits of its gate.
@@ -111,6 +117,6 @@ def _formats(names: Sequence[str]) -> list[KVFormat]:
     for name in names:
         if name not in known:
             raise QuireError(
-                f"--formats: {name!r} is not offered; offered are {', '.join(sorted(known))}"
+                f"--formats: {name!r} is not a KV format; known are {', '.join(sorted(known))}"
             )
     return [parse_format(name) for name in names]

@@ -55,10 +55,9 @@ def build_parser(commands: Mapping[str, type[Command]]) -> tuple[Parser, Mapping
     """Return the whole command line, and the commands' parsers by name."""
     parser = Parser(
         prog="quire",
-        description="Serves language models, and talks to servers.",
+        description="Serve language models, and talk to servers.",
         formatter_class=_Commands,
-        epilog="To begin: quire run gemma4:e4b, or quire serve and a browser at "
-        "http://127.0.0.1:8000.",
+        epilog="To start: quire run gemma4:e4b, or quire serve and a browser at http://127.0.0.1:8000.",
     )
     parser.add_argument("--version", action="version", version=f"quire {__version__}")
     subparsers = parser.add_subparsers(

@@ -46,7 +46,7 @@ class RmCommand(Command):
     summary: ClassVar[str] = "delete models from the hub's cache on this disk"
 
     names: Annotated[tuple[str, ...], Flag("OWNER/NAME", positional=True, several=True)]
-    yes: bool = Field(False, description="do not ask")
+    yes: bool = Field(False, description="delete without asking")
 
     def run(self) -> int:
         """Delete each model after confirmation. Return 1 if the answer was no.
@@ -60,11 +60,16 @@ class RmCommand(Command):
         try:
             cache = scan_cache_dir()
         except CacheNotFound as error:
-            raise QuireError("there is no Hugging Face cache on this disk") from error
+            raise QuireError(
+                "there is no Hugging Face cache on this disk, so there is nothing to delete"
+            ) from error
         there = {each.repo_id: each for each in cache.repos if each.repo_type == "model"}
         for name in self.names:
             if name not in there:
-                raise QuireError(f"{name!r} is not in the Hugging Face cache; see quire models")
+                raise QuireError(
+                    f"{name!r} is not in the Hugging Face cache; `quire models` lists the "
+                    "models on this disk"
+                )
         chosen = [there[name] for name in self.names]
         total = size(sum(each.size_on_disk for each in chosen))
         if not self.yes and not _sure(f"Delete {', '.join(self.names)} ({total})?"):
@@ -78,5 +83,5 @@ class RmCommand(Command):
 def _sure(question: str) -> bool:
     """Ask for confirmation. Raise `QuireError` if nobody can answer."""
     if not sys.stdin.isatty():
-        raise QuireError("rm asks before it deletes; say --yes where there is no terminal")
+        raise QuireError("rm asks before it deletes, and there is no terminal: add --yes")
     return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")

@@ -23,8 +23,8 @@ _FIELDS = {
     "tokens-per-minute": "tokens_per_minute",
     "share": "share",
 }
-_LIMITS = "requests-per-minute=N, tokens-per-minute=N or share=N, with blanks between"
-_SHOWN = "shows in the process list: --api-key-file and " + KEY_VARIABLE + " do not"
+_LIMITS = "requests-per-minute=N, tokens-per-minute=N or share=N, separated by blanks"
+_SHOWN = "is visible in the process list: prefer --api-key-file or " + KEY_VARIABLE
 
 
 class ClientOptions(Options):
@@ -32,9 +32,9 @@ class ClientOptions(Options):
 
     url: str = Field("http://127.0.0.1:8000", description="server")
     api_key: Annotated[str | None, Flag("KEY")] = Field(
-        None, description=f"sent as a bearer token; {_SHOWN}"
+        None, description=f"API key, sent as a bearer token; {_SHOWN}"
     )
-    api_key_file: File | None = Field(None, description="holds the key")
+    api_key_file: File | None = Field(None, description="file that holds the API key")
 
     @property
     def key(self) -> str | None:
@@ -53,18 +53,18 @@ class KeyOptions(Options):
     title: ClassVar[str] = "access"
 
     api_key: Annotated[Names, Flag("KEY", again=True)] = Field(
-        (), description=f"may be given again; {_SHOWN}"
+        (), description=f"API key that clients must send; may be given again; {_SHOWN}"
     )
     api_key_file: File | None = Field(
         None,
-        description="one key a line, and behind it, if it has limits of its own, "
-        f"{_LIMITS}; keys alone also, with commas between, in {KEY_VARIABLE}",
+        description="file of API keys, one a line, each optionally followed by its own limits, "
+        f"{_LIMITS}; keys without limits can also be set in {KEY_VARIABLE}, separated by commas",
     )
     requests_per_minute: Count | None = Field(
-        None, description="that each API key may send before it gets a 429"
+        None, description="requests a minute of each API key, beyond which it gets a 429"
     )
     tokens_per_minute: Count | None = Field(
-        None, description="of prompts and answers together, for each API key"
+        None, description="tokens a minute of each API key, of prompts and answers together"
     )
 
     @property
@@ -123,7 +123,7 @@ def _limits(words: Sequence[str], default: KeyLimits) -> KeyLimits:
         except ValueError:
             number = 0
         if field is None or not 0 < number < 10**15:
-            raise QuireError(f"--api-key-file: behind a key stand its limits, {_LIMITS}")
+            raise QuireError(f"--api-key-file: a key can be followed by limits, {_LIMITS}")
         given[field] = number
     return replace(default, **given)
 

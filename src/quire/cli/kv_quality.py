@@ -91,7 +91,9 @@ def bits_an_element(loaded: LoadedModel, format: KVFormat) -> float:
     groups = group_layers(loaded.model.layout)
     costs = layer_costs(groups, format, block_size=PAGE_TOKENS, dtype=DTYPES[loaded.dtype])
     if not costs:
-        raise ModelError(f"{loaded.path}: the model keeps no keys and values, whose format matters")
+        raise ModelError(
+            f"{loaded.path}: the model has no KV cache, so there is no format to compare"
+        )
     stored = sum(len(c.layers) * c.token_bytes for c in costs)
     elements = sum(
         len(c.layers) * c.spec.kv_heads * (c.spec.head_dim + c.spec.value_dim) for c in costs

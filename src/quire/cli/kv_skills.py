@@ -84,7 +84,7 @@ def count_skills(
     for path in files:
         known = load(path)
         if any(isinstance(m.get("content"), list) for item in known for m in item.messages):
-            raise QuireError(f"--skills: {path} holds pictures; eval-kv asks in text only")
+            raise QuireError(f"--skills: {path} holds images; eval-kv evaluates text only")
         items += known[:: max(1, len(known) // count)][:count]
     prompts = [_prompt(item, tokenizer, template) for item in items]
     dialect = choose_dialect(template.source, str(loaded.config["model_type"]))

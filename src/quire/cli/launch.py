@@ -152,7 +152,7 @@ def too_short(model: dict[str, Any]) -> str:
         return ""
     why = f"has a context of {context:,} tokens"
     if trained < context:
-        why = f"was trained on up to {trained:,} tokens, so expect nonsense"
+        why = f"was trained on up to {trained:,} tokens and fails beyond"
     return f"{model['id']} {why}; agents need {ADVISED_CONTEXT:,} or more"
 
 
@@ -160,11 +160,11 @@ class LaunchCommand(ClientOptions, Command):
     """Starts an agent so that it talks to a running server. What follows -- goes to the agent."""
 
     command: ClassVar[str] = "launch"
-    summary: ClassVar[str] = "start a coding agent with this server"
+    summary: ClassVar[str] = "start a coding agent that uses this server"
 
     agent: Annotated[Literal["claude", "codex", "opencode"], Flag(positional=True)]
     served_model: Annotated[str | None, Flag("NAME")] = Field(
-        None, description="default: the first that the server lists"
+        None, description="the model's name; default: the first that the server lists"
     )
     arguments: Annotated[tuple[str, ...], Flag(after_dashes=True)] = ()
 
@@ -178,7 +178,7 @@ class LaunchCommand(ClientOptions, Command):
         program = shutil.which(self.agent)
         if program is None:
             raise QuireError(
-                f"{self.agent} is not installed: no such program in PATH; "
+                f"{self.agent} is not installed (not found in PATH); "
                 f"npm install -g {_PACKAGES[self.agent]} installs it"
             )
         server, key = Server(self.url, self.key), self.key

@@ -54,7 +54,7 @@ class Target:
         try:
             parts.hostname.encode("idna")  # as connecting will
         except UnicodeError as error:
-            raise ValueError(f"not the name of a host: {parts.hostname[:80]!r}") from error
+            raise ValueError(f"not a host name: {parts.hostname[:80]!r}") from error
         tls = parts.scheme == "https"
         path = parts.path.rstrip("/")
         path = path if path.endswith("/v1") else path + "/v1"

@@ -39,7 +39,7 @@ class _Entry(BaseModel):
         if bool(self.command) == bool(self.url):
             raise ValueError("give either 'command' (a program) or 'url' (streamable HTTP)")
         if self.type is not None and (self.type == "stdio") == bool(self.url):
-            raise ValueError(f"'type' is {self.type}, which does not go with the other keys")
+            raise ValueError(f"'type' is {self.type}, which contradicts the other keys")
         foreign = ("args", "env", "cwd") if self.url else ("headers",)
         if set(foreign) & self.model_fields_set:
             names = ", ".join(sorted(set(foreign) & self.model_fields_set))

@@ -26,15 +26,15 @@ class MediaOptions(Options):
     title: ClassVar[str] = "images, sound, video and documents"
 
     allow_media_hosts: bool = Field(
-        False, description="fetch media that requests name by http(s), from public addresses"
+        False, description="fetch media from http(s) URLs of requests, at public addresses only"
     )
     media_folder: Paths = Field(
         (),
-        description="requests may name media below it by file://; may be given again; "
+        description="a folder whose files requests may name by file:// URLs; may be given again; "
         "default: none",
     )
     media_timeout: Seconds = Field(
-        _SERVER.media_timeout_s, description="for fetching one file, redirects included"
+        _SERVER.media_timeout_s, description="time limit for fetching a file, redirects included"
     )
 
     def media_settings(self) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class _Limit(NamedTuple):
 
 def _limits() -> Iterator[_Limit]:
     for kind, each in inputs().items():
-        files = f"{each.plural} of one request, earlier messages included"
+        files = f"{each.plural} of a request, earlier messages included"
         yield _Limit(kind, "files", f"max_{each.name}s", each.limits.files, files)
         for limit, description in {"bytes": f"of one {each.noun}'s file", **each.bounds}.items():
             default = getattr(each.limits.each, limit)
@@ -96,5 +96,5 @@ def _folder(path: Path) -> str:
         QuireError: it is no folder.
     """
     if not path.is_dir():
-        raise QuireError(f"--media-folder: '{path}' is no folder")
+        raise QuireError(f"--media-folder: '{path}' is not a folder")
     return str(path.resolve())

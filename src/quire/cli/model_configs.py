@@ -45,13 +45,16 @@ def model_configs(options: ServerOptions, server: ServerConfig) -> tuple[ModelCo
     if len(found) > 1:
         for option in _ONE_MODEL:
             if getattr(options, option):
-                raise QuireError(f"--{option.replace('_', '-')} is for one model")
+                raise QuireError(
+                    f"--{option.replace('_', '-')} works with one model only; set it in the "
+                    "model's [[models]] table"
+                )
     names = [name for each in found for name in each.names]
     for name in names:
         if not _in_utf8(name):
-            raise QuireError(f"{name!r} is no name that clients can send")
+            raise QuireError(f"{name!r} cannot be a model's name")
     if twice := [name for name in names if names.count(name) > 1]:
-        raise QuireError(f"two models are called {twice[0]!r}; say NAME=MODEL")
+        raise QuireError(f"two models are called {twice[0]!r}; name them with NAME=MODEL")
     if unknown := [name for name in options.pin if name not in names]:
         raise QuireError(f"--pin {unknown[0]}: no model has this name")
     return _with_own_folders(found)
@@ -119,7 +122,7 @@ def _named(given: str) -> tuple[str, str]:
 def _not_its_own(key: str) -> str:
     """Return why a model's table cannot have a key."""
     if key.replace("-", "_") in ServerOptions.model_fields:
-        return f"{key!r} is for all models: it stands in [serve]"
+        return f"{key!r} applies to all models: move it to [serve]"
     return wrong_key(key, ModelTable.model_fields)
 
 

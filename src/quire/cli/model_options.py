@@ -32,7 +32,7 @@ from quire.device.cards import count_cards
 from quire.serving.sampling_defaults import NAMES
 
 _ENGINE = EngineConfig("")
-_INSTEAD = "for requests that name none, instead of that default"
+_INSTEAD = "default of requests that do not set it, before --sampling-defaults"
 
 
 class SamplingOptions(Options):
@@ -42,8 +42,8 @@ class SamplingOptions(Options):
 
     sampling_defaults: Literal["model", "openai"] = Field(
         "model",
-        description="whose hold for what a request does not name: those that the model's "
-        "generation_config.json recommends, or OpenAI's",
+        description="source of default sampling parameters: the model's "
+        "generation_config.json, or OpenAI's",
     )
     temperature: Annotated[float, Field(**LIMITS["temperature"]), Flag("N")] | None = Field(
         None, description=_INSTEAD
@@ -73,13 +73,14 @@ class ProcessorOptions(Options):
 
     kernels: Literal["auto", "native", "off", *CPU_KERNELS] = Field(  # type: ignore[valid-type]
         "auto",
-        description="the instruction set of the compiled CPU kernels; auto is the fastest that "
-        "this processor has, as is native, which means more when they are built; off does without",
+        description="instruction set of the compiled CPU kernels; auto and native: the fastest "
+        "that this processor has; off: no compiled kernels",
     )
     threads: Annotated[Count | None, Flag("N")] = Field(
         None,
-        description="that compute on a CPU; default: one for each core that this process may use, "
-        "efficiency cores apart",
+        description="threads that compute on a CPU; default: one per core that this "
+        "process may use, "
+        "without efficiency cores",
     )
 
     def instructions(self) -> str:
@@ -94,7 +95,8 @@ class EngineOptions(ProcessorOptions):
 
     dtype: Literal["float32", "float16", "bfloat16"] | None = Field(
         None,
-        description="compute type; by default the checkpoint's on a GPU, float32 on a CPU",
+        description="type that the model computes in; default: the checkpoint's on a GPU, "
+        "float32 on a CPU",
     )
     adapter: Annotated[Places, Flag("FOLDER | NAME=FOLDER", again=True)] = Field(
         (),
@@ -104,8 +106,9 @@ class EngineOptions(ProcessorOptions):
     )
     blas: Literal["auto", "openblas", "mlx"] = Field(
         _ENGINE.blas,
-        description="what multiplies on a CPU: auto is our own kernels where they were built (a "
-        "row's bits are the same in any company), else OpenBLAS; mlx is MLX's own, slow",
+        description="library of matrix products on a CPU; auto: Quire's kernels if they are "
+        "built (a row's bits are then independent of the batch), else OpenBLAS; "
+        "mlx: MLX's own, slow",
     )
     tensor_parallel: CountOrAuto = Field(
         1,
@@ -118,16 +121,18 @@ class EngineOptions(ProcessorOptions):
         "the first is this one, the others are reached by ssh",
     )
     max_context: Count | None = Field(
-        None, description="tokens of prompt and answer together; default: the model's own limit"
+        None, description="maximum tokens of prompt and answer together; default: the model's limit"
     )
-    max_sequences: Count = Field(_ENGINE.max_sequences, description="that run at once, others wait")
+    max_sequences: Count = Field(
+        _ENGINE.max_sequences, description="sequences that run at once; others wait"
+    )
     step_ms: Annotated[Seconds, Flag("MS")] = Field(
-        _ENGINE.step_ms, description="time aimed at for a step that only reads prompts"
+        _ENGINE.step_ms, description="target time of a step that only prefills"
     )
     batch_invariant: bool = Field(
         False,
-        description="logits have the same bits alone and in any batch: on NVIDIA GPUs for text, in "
-        "steps of 64 rows; the compiled CPU kernels give it anyway",
+        description="compute logits with the same bits alone and in any batch: on NVIDIA GPUs "
+        "for text, in steps of 64 rows; the compiled CPU kernels give it anyway",
     )
     speculate: Annotated[str, AfterValidator(check_speculate), Flag("MODE")] = Field(
         _ENGINE.speculate,
@@ -149,11 +154,13 @@ class KVOptions(Options):
     title: ClassVar[str] = "KV cache"
 
     kv_memory: Bytes | None = Field(
-        None, description="for all KV blocks, e.g. 8GB; default: a share of what is free"
+        None,
+        description="memory budget of the KV cache, e.g. 8GB; default: a share of what is free",
     )
     kv_bits: Annotated[str | None, Flag("BITS")] = Field(
         None,
-        description="code the KV cache in 8, 6, 5, 4, 3 or 2 bits, keys and values apart as in 8/4",
+        description="quantise the KV cache to 8, 6, 5, 4, 3 or 2 bits, or keys and values "
+        "separately as in 8/4",
     )
     kv_scheme: Annotated[str | None, Flag("SCHEME")] = Field(
         None,
@@ -161,20 +168,22 @@ class KVOptions(Options):
         "bfloat16",
     )
     kv_group_size: Annotated[Literal[64, 32], Whole] = Field(
-        64, description="elements that share a scale in the uniform scheme"
+        64, description="elements per scale in the uniform scheme"
     )
     kv_skip_layers: Annotated[Numbers | None, Flag("LAYERS")] = Field(
         None,
-        description="layers left plain, as in 5,11, or none; default: the last full-attention "
-        "layer",
+        description="layers whose KV cache is not quantised, e.g. 5,11, or none; default: the last "
+        "full-attention layer",
     )
-    no_prefix_cache: bool = Field(False, description="compute every prompt from its beginning")
+    no_prefix_cache: bool = Field(
+        False, description="disable prefix reuse: compute every prompt from its start"
+    )
     kv_disk: Annotated[Place | None, Flag("DIR")] = Field(
         None,
-        description="where evicted KV blocks go, of several models each in a folder of its name; "
-        "they survive a restart",
+        description="folder for evicted KV blocks, with one folder per model if there are "
+        "several; they survive a restart",
     )
-    kv_disk_size: Bytes = Field(20 * 10**9, description="that a model's may take there")
+    kv_disk_size: Bytes = Field(20 * 10**9, description="disk space of each model's blocks there")
 
     def kv_format(self) -> KVFormat:
         """Return the format chosen by `--kv-bits` and `--kv-scheme`.
@@ -197,30 +206,29 @@ class ModelOptions(SamplingOptions, EngineOptions, KVOptions):
 
     also_named: Names = Field(
         (),
-        description="another name for it, such as one that an agent has built in; may be given "
-        "again",
+        description="another name of the model, e.g. one that an agent expects; may be given again",
     )
     dialect: Annotated[str | None, Flag("DIALECT")] = Field(
         None,
-        description="how answers spell reasoning and tool calls, or none; default: by model",
+        description="how answers write reasoning and tool calls, or none; default: by model",
     )
     system: Annotated[str, Flag("TEXT")] = Field(
-        "", description="system message of conversations that bring none"
+        "", description="system message of conversations without one"
     )
     max_tokens: Count | None = Field(
-        None, le=MOST_TOKENS, description="for requests that name no limit"
+        None, le=MOST_TOKENS, description="max_tokens of requests that do not set it"
     )
     idle_unload: Seconds | None = Field(
-        None, description="without a request, after which a model is unloaded; default: never"
+        None, description="unload the model after this time without a request; default: never"
     )
     keep_volatile: bool = Field(
         False,
-        description="do not cut the parts of agents' prompts that change with every request",
+        description="keep the parts of agents' prompts that change with every request",
     )
     allow_special_tokens: bool = Field(
         False,
-        description="take control tokens spelled in messages, such as <|im_end|>, as tokens, not "
-        "as text",
+        description="parse control tokens in messages, such as <|im_end|>, as tokens "
+        "instead of text",
     )
 
     def merged_adapter(self) -> str | None:
@@ -231,7 +239,10 @@ class ModelOptions(SamplingOptions, EngineOptions, KVOptions):
         """
         merged = [given for given in self.adapter if _name_of(given) is None]
         if len(merged) > 1:
-            raise QuireError("--adapter: one adapter is merged into the weights; name the others")
+            raise QuireError(
+                "--adapter: only one adapter can be merged into the weights; give the others "
+                "names (NAME=FOLDER)"
+            )
         return merged[0] if merged else None
 
     def named_adapters(self) -> tuple[tuple[str, str], ...]:
@@ -246,7 +257,7 @@ class ModelOptions(SamplingOptions, EngineOptions, KVOptions):
             if (name := _name_of(given)) is not None
         )
         if not all(map(all, named)):
-            raise QuireError("--adapter: say NAME=FOLDER")
+            raise QuireError("--adapter: write it as NAME=FOLDER")
         return named
 
     def _ranks(self, hosts: Hosts | None) -> int:
@@ -255,8 +266,8 @@ class ModelOptions(SamplingOptions, EngineOptions, KVOptions):
             return max(1, count_cards()) if asked == "auto" else asked
         if asked not in ("auto", 1, len(hosts.hosts)):
             raise QuireError(
-                f"--tensor-parallel {asked}: the hosts file has {len(hosts.hosts)} hosts; a "
-                "machine with several cards stands there once for each"
+                f"--tensor-parallel {asked}: the hosts file has {len(hosts.hosts)} hosts; "
+                "list a machine with several GPUs once for each GPU"
             )
         return len(hosts.hosts)
 

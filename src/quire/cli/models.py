@@ -85,7 +85,7 @@ def inspect(folder: Path, name: str, where: str) -> Found:
         build(config)
         context = context_length(config)
         if tokenizer_of(folder) is None:
-            raise ModelError("no tokenizer.json, nor another tokenizer that Quire reads")
+            raise ModelError("there is no tokenizer.json, nor another supported tokenizer")
     except ModelError as error:
         problem = str(error).removeprefix(f"{folder}: ")
     return Found(
@@ -268,7 +268,7 @@ class ModelsCommand(TableOptions, Command):
     command: ClassVar[str] = "models"
     summary: ClassVar[str] = "list the models on this disk"
 
-    dir: Paths = Field((), description="also look here; may be given again")
+    dir: Paths = Field((), description="also list the models in this folder; may be given again")
 
     def run(self) -> int:
         """Print the models."""

@@ -25,23 +25,23 @@ class PsCommand(ClientOptions, TableOptions, Command):
     """
 
     command: ClassVar[str] = "ps"
-    summary: ClassVar[str] = "list the models of a server, load or unload one"
+    summary: ClassVar[str] = "list, load or unload the models of a server"
     alternatives: ClassVar[tuple[str, ...]] = ("load", "unload")
 
-    load: Annotated[str | None, Flag("NAME")] = Field(None, description="load this model first")
-    unload: Annotated[str | None, Flag("NAME")] = Field(
-        None, description="unload this model first, or stop its loading"
+    load: Annotated[str | None, Flag("NAME")] = Field(
+        None, description="load this model, then list"
     )
-    force: bool = Field(False, description="with --unload: a pinned model, too")
+    unload: Annotated[str | None, Flag("NAME")] = Field(
+        None, description="unload this model, or stop its loading, then list"
+    )
+    force: bool = Field(False, description="with --unload: even if the model is pinned")
 
     def _check_pinned(self, models: list[dict[str, Any]]) -> None:
         """Raise `QuireError` if the model is pinned and `--force` is not given."""
         if not self.force and any(
             each["id"] == self.unload and each.get("pinned") for each in models
         ):
-            raise QuireError(
-                f"{self.unload} is pinned: --unload NAME --force unloads it all the same"
-            )
+            raise QuireError(f"{self.unload} is pinned: add --force to unload it")
 
     def run(self) -> int:
         """Print the models.
@@ -65,7 +65,7 @@ class PsCommand(ClientOptions, TableOptions, Command):
 
 def listing(models: list[dict[str, Any]]) -> Group:
     """Return the models for the terminal, and why some could not be loaded."""
-    headings = ("model", "state", "weights", "KV at most", "requests", "unloaded in")
+    headings = ("model", "state", "weights", "max KV", "requests", "unloaded in")
     table = FittingTable(headings, [_row(each) for each in models], texts=2)
     return with_problems(
         table, {each["id"]: each["problem"] for each in models if each.get("problem")}

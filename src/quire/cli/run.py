@@ -40,11 +40,11 @@ class RunCommand(ClientOptions, Command):
     prompt: Annotated[tuple[str, ...], Flag("PROMPT", positional=True, several=True)] = ()
     system: Annotated[str, Flag("TEXT")] = Field("", description="system message")
     temperature: Annotated[float | None, Flag("N")] = Field(
-        None, description="default: the server's"
+        None, description="sampling temperature; default: the server's"
     )
-    max_tokens: Count | None = Field(None, description="tokens an answer at most")
+    max_tokens: Count | None = Field(None, description="maximum tokens of an answer")
     reasoning_effort: Annotated[str | None, Flag("EFFORT")] = Field(
-        None, description="none, low, medium or high, for models that think"
+        None, description="reasoning effort of models that think: none, low, medium or high"
     )
 
     def run(self) -> int:
@@ -88,7 +88,7 @@ class RunCommand(ClientOptions, Command):
         if parts:
             return "\n\n".join(parts)
         if sys.stdin is None or not sys.stdin.isatty():
-            raise QuireError("there is nothing to answer: give a prompt, or pipe a text in")
+            raise QuireError("there is no prompt: give one as an argument, or pipe it in")
         return None
 
     def _server(

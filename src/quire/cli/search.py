@@ -44,7 +44,9 @@ class SearchCommand(TableOptions, Command):
     summary: ClassVar[str] = "find models on the hub, and list short names"
 
     words: Annotated[tuple[str, ...], Flag("WORD", positional=True, several=True)] = ()
-    limit: Annotated[Count, Flag("N")] = Field(20, description="models of the hub at most")
+    limit: Annotated[Count, Flag("N")] = Field(
+        20, description="maximum number of models from the hub"
+    )
 
     def run(self) -> int:
         """Print the matches; return 1 if there are none.
@@ -95,10 +97,11 @@ def _on_hub(words: str, limit: int) -> list[Match]:
         ]
     except OfflineModeIsEnabled as error:
         raise QuireError(
-            "HF_HUB_OFFLINE is set, so the hub is not asked: unset it, or see quire models"
+            "HF_HUB_OFFLINE is set, so the hub is not searched: unset it, or list local "
+            "models with `quire models`"
         ) from error
     except HfHubHTTPError as error:
-        raise QuireError(f"the hub refuses: {error}") from error
+        raise QuireError(f"the hub refused the search: {error}") from error
     except Exception as error:  # of the HTTP client, which changes between versions of the library
         raise QuireError(f"the hub cannot be reached: {error}") from error
     unique = {model.id: model.downloads or 0 for model in found}

@@ -62,7 +62,7 @@ class ServeCommand(ServerOptions, Command):
             QuireError: there are several models, or Ray is not installed.
         """
         if models > 1:
-            raise QuireError(f"--replicas is for one model, and there are {models}")
+            raise QuireError(f"--replicas works with one model only, and {models} are configured")
         if find_spec("ray") is None:
             raise QuireError("--replicas needs Ray: pip install 'quire-serve[ray]'")
         from quire.scale.deployments import Scaling

@@ -45,7 +45,7 @@ class Server:
         """
         listed = self._ask("GET", "/v1/models").get("data")
         if not (isinstance(listed, list) and listed and all("id" in each for each in listed)):
-            raise ServerError(f"{self.base}/v1/models lists no model; name one")
+            raise ServerError(f"{self.base}/v1/models lists no model")
         return listed
 
     def model(self, name: str | None = None) -> dict[str, Any]:
@@ -99,9 +99,9 @@ class Server:
         try:
             parsed = answer.json()
         except ValueError as error:
-            raise ServerError(f"{self.base}{path} answers with no JSON: {error}") from error
+            raise ServerError(f"{self.base}{path} did not answer with JSON: {error}") from error
         if not isinstance(parsed, dict):
-            raise ServerError(f"{self.base}{path} answers with no JSON object")
+            raise ServerError(f"{self.base}{path} did not answer with a JSON object")
         return parsed
 
 

@@ -36,11 +36,12 @@ class SharedOptions(Options):
     title: ClassVar[str] = "several models"
 
     pin: Names = Field(
-        (), description="a model that is loaded at the start and stays; may be given again"
+        (), description="a model that is loaded at start and never unloaded; may be given again"
     )
     memory: Bytes | None = Field(
         None,
-        description="for all loaded models together, weights and KV blocks; default: what is free",
+        description="memory of all loaded models together, weights and KV blocks; default: "
+        "what is free",
     )
 
 
@@ -51,11 +52,12 @@ class ScaleOptions(Options):
 
     replicas: CountOrAuto | None = Field(
         None,
-        description="engines on a Ray of this machine's own (pip install 'quire-serve[ray]'), one "
-        "a GPU where there are any; auto starts and ends them by load; default: one engine, "
+        description="number of engines, started through Ray on this machine (pip install "
+        "'quire-serve[ray]'), one a GPU if there are any; auto starts and ends them by load; "
+        "default: one engine, "
         "without Ray",
     )
-    max_replicas: Count = Field(8, description="of --replicas auto, at most")
+    max_replicas: Count = Field(8, description="maximum number of engines of --replicas auto")
 
 
 class AccessOptions(Options):
@@ -64,30 +66,32 @@ class AccessOptions(Options):
     title: ClassVar[str] = "access"
 
     allow_anyone: bool = Field(
-        False, description="serve beyond this machine without a key; meant, not forgotten"
+        False, description="allow other machines to connect without an API key"
     )
     share_prefixes: bool = Field(
         False,
-        description="let API keys reuse what others have computed, and see how far their prompts "
-        "agree",
+        description="share the prefix cache between API keys; each can then find out how far "
+        "its prompts match others'",
     )
     metrics_key_file: File | None = Field(
         None,
-        description="a key that opens /metrics alone, for all keys; each other one sees its own "
-        "requests",
+        description="API key for /metrics only, which shows all keys' requests; other keys "
+        "see their own",
     )
     cors_origin: Annotated[Names, Flag("ORIGIN", again=True, also="--cors-origins")] = Field(
-        (), description="web pages from there may ask; may be given again; default: none"
+        (),
+        description="origin whose web pages may call this server; may be given again; "
+        "default: none",
     )
     allowed_host: Annotated[Names, Flag("NAME", again=True, also="--allowed-hosts")] = Field(
         (),
-        description="a name by which clients reach this server, * for any; may be given again; "
-        "this machine's own and addresses always work",
+        description="host name that clients may use for this server, * for any; may be given "
+        "again; this machine's names and addresses always work",
     )
     signing_key_file: File | None = Field(
         None,
-        description="signs the reasoning that clients send back, so that it is accepted after a "
-        "restart",
+        description="file with the key that signs reasoning, so that clients can send it back "
+        "after a restart",
     )
 
 
@@ -97,43 +101,46 @@ class LimitOptions(Options):
     title: ClassVar[str] = "limits"
 
     max_concurrent: Count = Field(
-        _SERVER.max_concurrent, description="requests in flight before others get a 429"
+        _SERVER.max_concurrent, description="requests in flight, beyond which others get a 429"
     )
-    request_timeout: Seconds | None = Field(None, description="for one answer; default: none")
+    request_timeout: Seconds | None = Field(
+        None, description="time limit of a request; default: none"
+    )
     stop_grace: Seconds = Field(
         _SERVER.stop_grace_s,
-        description="for answers in flight when the server is told to end",
+        description="time for answers in flight to finish when the server is stopped",
     )
     engine_timeout: Seconds = Field(
         _SERVER.engine_timeout_s,
         ge=1,  # steps take a part of a second, and so may a message
-        description="that the engine may be silent without working, before requests get a 503",
+        description="time without a sign of work from the engine, after which requests get a 503",
     )
     max_body: Bytes = Field(_SERVER.max_body_bytes, description="of one request")
     max_messages: Count = Field(_SERVER.max_messages, description="of one request")
     stored_responses: Count = Field(
         _SERVER.stored_responses,
-        description="responses, stored chats and conversations kept for each API key",
+        description="number of responses, stored chats and conversations kept per API key",
     )
     files: Folder | None = Field(
         None,
-        description="where uploaded files and batches are kept (/v1/files, /v1/batches, "
-        "/v1/messages/batches); a batch goes on after a restart; default: they are not offered",
+        description="folder of uploaded files and batches (/v1/files, /v1/batches, "
+        "/v1/messages/batches); a batch continues after a restart; default: disabled",
     )
     files_bytes: Bytes = Field(
-        _SERVER.files_bytes, description="of all such files, shared evenly among API keys"
+        _SERVER.files_bytes,
+        description="disk space of all such files, shared evenly among API keys",
     )
     adapter_folder: Folder | None = Field(
         None,
-        description="LoRA adapters below it may be loaded and forgotten while the server runs "
+        description="folder whose LoRA adapters may be loaded and unloaded while the server runs "
         "(/v1/load_lora_adapter); default: none",
     )
     keep_streams: Annotated[float, Flag("SECONDS")] = Field(
         _SERVER.keep_streams_s,
         ge=0,
         le=86400,
-        description="that a stream named with x-quire-stream goes on without a reader, and is kept "
-        "after its end; 0 keeps none",
+        description="time that a stream named with x-quire-stream continues without a reader, "
+        "and is kept after its end; 0 keeps none",
     )
 
 
@@ -152,18 +159,23 @@ class ServerOptions(
         tuple[Model | dict[str, Any], ...], Flag("MODEL", positional=True, several=True)
     ] = Field(
         (),
-        description="a folder, a hub id or quire-demo, or NAME=MODEL for what clients call it; "
-        "quire-demo, the embedded demonstration, if left out",
+        description="folder, hub id or quire-demo, or NAME=MODEL to set the name for clients; "
+        "default: quire-demo, the embedded demonstration model",
     )
-    host: str = Field(_SERVER.host, description=f"default: {_SERVER.host}, this machine alone")
-    port: Port = Field(_SERVER.port, description="0 takes a free one")
+    host: str = Field(
+        _SERVER.host,
+        description=f"address to listen on; default: {_SERVER.host}, this machine only",
+    )
+    port: Port = Field(_SERVER.port, description="port to listen on; 0: a free one")
     served_name: Annotated[str | None, Flag("NAME")] = Field(
-        None, description="what clients call the model"
+        None, description="the model's name for clients"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="what is logged at least"
+        "info", description="lowest level that is logged"
     )
-    log_format: Literal["text", "json"] = Field("text", description="json: an object a line")
+    log_format: Literal["text", "json"] = Field(
+        "text", description="format of log lines; json: one object a line"
+    )
     otlp_endpoint: HttpUrl | None = Field(
         default_factory=lambda: os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or None,
         description="an OpenTelemetry collector that gets a trace of each request by OTLP/HTTP, "
@@ -171,20 +183,21 @@ class ServerOptions(
     )
     ignore_unknown_fields: bool = Field(
         False,
-        description="for clients that send fields nobody knows and cannot be changed; answers name "
-        "them",
+        description="ignore unknown request fields instead of refusing them; answers name what was "
+        "ignored",
     )
     mcp_servers: File | None = Field(
         None,
-        description="MCP servers, as desktop clients write them (mcp.json), whose tools the page "
-        "offers to models; every client can call them; needs the extra [mcp]; default: none",
+        description="file of MCP servers in desktop clients' format (mcp.json); the page offers "
+        "their tools to models; every client can call them; needs the extra [mcp]; "
+        "default: none",
     )
     mcp: bool = Field(
         False,
         description="with --mcp-servers: requests for chat completions, responses and messages may "
         "name these servers as tools, and have the calls made here",
     )
-    no_page: bool = Field(False, description="no page for browsers at /, no /docs")
+    no_page: bool = Field(False, description="disable the web page at / and /docs")
 
     def server_config(self) -> ServerConfig:
         """Return the HTTP side's settings, except those of a single model (see `model_configs`).

@@ -277,7 +277,7 @@ def model_tables(document: Mapping[str, Any], file: Path) -> list[dict[str, Any]
     """
     entries = document[MODELS]
     if not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
-        raise QuireError(f"{file}: models are written as [[models]] tables")
+        raise QuireError(f"{file}: models must be [[models]] tables")
     return entries
 
 
@@ -322,7 +322,7 @@ def wrong_key(key: str, known: Iterable[str]) -> str:
     if name in known:
         return ""
     if name == _KEY:
-        return "an API key stands in a file of its own: api-key-file"
+        return "API keys belong in a separate file: use api-key-file"
     return f"unknown key {key!r}{did_you_mean(key, (each.replace('_', '-') for each in known))}"
 
 
@@ -341,7 +341,7 @@ def unknown_variables(names: Collection[str]) -> list[str]:
     ours = {name for name in os.environ if name.startswith(PREFIX)}
     unknown = sorted(ours - {*names, LAUNCH_KEY})
     told = ", ".join(f"{name}{_meant(name, names)}" for name in unknown)
-    return [f"these variables have no effect: {told}"] if told else []
+    return [f"unknown variables, which have no effect: {told}"] if told else []
 
 
 def _meant(variable: str, names: Iterable[str]) -> str:

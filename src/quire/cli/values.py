@@ -58,7 +58,7 @@ def _byte_count(value: object) -> int:
     try:
         return int(float(digits) * _UNITS[text[len(digits) :].strip().upper()])
     except (KeyError, ValueError, OverflowError):
-        raise ValueError(f"{text!r} is no number of bytes, e.g. 8GB or 512MiB") from None
+        raise ValueError(f"{text!r} is not a number of bytes, e.g. 8GB or 512MiB") from None
 
 
 def _as_bytes(count: int) -> str:
@@ -84,7 +84,7 @@ def _possible(path: PathT) -> PathT:
     try:
         os.lstat(path)
     except ValueError as error:  # a null character
-        raise ValueError(f"{os.fspath(path)[:80]!r} is no path: {error}") from None
+        raise ValueError(f"{os.fspath(path)[:80]!r} is not a path: {error}") from None
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             raise ValueError(f"'{os.fspath(path)[:80]}...' is too long for a path") from None
@@ -101,7 +101,7 @@ def _whole(value: object) -> int:
     try:
         return int(str(value))
     except ValueError:
-        raise ValueError(f"{value!r} is no whole number") from None
+        raise ValueError(f"{value!r} is not a whole number") from None
 
 
 def _number_or_auto(value: object) -> int | str:
@@ -114,7 +114,7 @@ def _number_or_auto(value: object) -> int | str:
 def _http_url(text: str) -> str:
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{text!r} is no URL, e.g. http://localhost:4318")
+        raise ValueError(f"{text!r} is not a URL, e.g. http://localhost:4318")
     return text
 
 

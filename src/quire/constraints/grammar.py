@@ -101,9 +101,9 @@ class GrammarCompiler:
             ValueError: `opened_by` without `start_after`, or `lazy` without `opener`.
         """
         if spec.opened_by and not spec.start_after:
-            raise ValueError("what opens the free part must come with what ends it")
+            raise ValueError("a free part needs both its opening and its ending text")
         if spec.lazy and spec.opener is None:
-            raise ValueError("a lazy grammar needs the token that begins what it binds")
+            raise ValueError("a lazy grammar needs the token that starts it")
         matcher = self._matcher(GrammarSpec(spec.kind, spec.source), param)
         state = GrammarState(
             matcher,
@@ -115,8 +115,8 @@ class GrammarCompiler:
         )
         if rest := state.start(spec.started, self._tokenizer):
             raise RequestError(
-                f"The answer that the last message begins cannot be gone on with so that it meets "
-                f"'{param}': that does not allow its text from {rest[:_SHOWN]!r} on.",
+                f"The last message cannot be continued to an answer that meets "
+                f"'{param}': the grammar does not allow its text from {rest[:_SHOWN]!r} on.",
                 param=param,
                 code=NO_BEGINNING,
             )
@@ -254,7 +254,7 @@ class GrammarState:
         if self._matcher.is_error():
             reason = readable(self._matcher.get_error())
             raise RequestError(
-                f"The answer could not be kept to its grammar: {reason}.",
+                f"The answer's grammar failed: {reason}.",
                 param="response_format",
                 code="grammar_failed",
             )
@@ -274,7 +274,7 @@ def _grammar_text(spec: GrammarSpec, param: str) -> str:
             case "lark":
                 text = LLMatcher.grammar_from_lark(spec.source)
             case _:
-                raise _refused(spec, "there is no such kind of grammar", param)
+                raise _refused(spec, "this kind of grammar is not supported", param)
     except ValueError as error:
         raise _refused(spec, str(error), param) from error
     return str(text)
@@ -290,8 +290,8 @@ def _refused(spec: GrammarSpec, reason: str, param: str) -> RequestError:
 
 _KINDS = {"json_schema": "a JSON schema", "regex": "a regular expression", "lark": "a grammar"}
 _STOPS = {
-    "NoExtension": "no text meets it from here on",
-    "NoExtensionBias": "no token of the model goes on with it",
+    "NoExtension": "no text can match it from here on",
+    "NoExtensionBias": "no token of the model can continue it",
     "LexerTooComplex": "its regular expressions are too complex",
     "ParserTooComplex": "its rules are too complex",
 }

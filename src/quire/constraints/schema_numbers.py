@@ -42,8 +42,8 @@ def holdable(schema: Any, param: str) -> Any:
             if not _is_exact(value) or abs(value) > _LARGEST["integer"]:
                 raise refused_schema(
                     param,
-                    f"the integer {value} in '{key}' would not come out as it is, since integers "
-                    "from 2^53 on are read as floats: use a string, or bounds",
+                    f"the integer {value} in '{key}' cannot be represented exactly, since "
+                    "integers from 2^53 on are read as floats: use a string, or bounds",
                 )
     kinds = _kinds(made)
     if kinds & {"integer", "number"} and "enum" not in made and "const" not in made:
@@ -99,8 +99,8 @@ def _bounded(schema: dict[str, Any], kind: str, param: str) -> dict[str, Any]:
     if low > high or low > largest or high < -largest:
         raise refused_schema(
             param,
-            f"no {kind} within its bounds can be held: floats hold those from {-largest} to "
-            f"{largest}, and from 2^53 on not each of them",
+            f"no {kind} within its bounds can be represented: floats range from {-largest} to "
+            f"{largest}, and are exact integers only below 2^53",
         )
     if kind == "integer" and _JOINING.isdisjoint(schema):
         few = 10**MAX_DIGITS - 1

@@ -85,7 +85,7 @@ def prepare(
             cannot be compiled (code `invalid_schema`).
     """
     if not isinstance(schema, dict):
-        raise refused_schema(param, "a schema is a JSON object")
+        raise refused_schema(param, "a schema must be a JSON object")
     _check_values(schema, param)
     schema = _asked(schema)
     _check_chain(schema, param)
@@ -203,7 +203,7 @@ def _check_chain(schema: Any, param: str) -> None:
         node, depth = waiting.pop()
         if depth > MAX_CHAIN:
             raise refused_schema(
-                param, f"its references make a chain of more than {MAX_CHAIN} objects"
+                param, f"its references form a chain of more than {MAX_CHAIN} objects"
             )
         reference = node.get("$ref") if isinstance(node, Mapping) else None
         inner = (

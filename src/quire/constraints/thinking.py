@@ -57,7 +57,7 @@ class ThinkingState:
         """
         forced = self.forced()
         if forced is not None and token != forced:
-            raise ValueError(f"token {token} came where {forced} was forced")
+            raise ValueError(f"token {token} was sampled although {forced} was forced")
         started, ended = self._start.push(token), self._end.push(token)
         if forced is not None:
             self._forced.pop(0)

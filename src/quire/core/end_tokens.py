@@ -54,7 +54,7 @@ def _id_of(token: Any, files: TokenFiles) -> set[int]:
     if not token:
         return set()
     if not isinstance(token, str):
-        raise ModelError(f"{files.config_file}: eos_token = {token!r} is no text")
+        raise ModelError(f"{files.config_file}: eos_token = {token!r} is not a string")
     found = files.id_of(token, ordinary=True)
     return set() if found is None else {found}
 

@@ -22,7 +22,7 @@ def refuse_pointer(path: Path, start: bytes) -> None:
     """
     if start.startswith(_POINTER):
         raise ModelError(
-            f"{path}: a Git LFS pointer, not the file itself; `git lfs pull` in its folder gets it"
+            f"{path} is a Git LFS pointer instead of the file; run `git lfs pull` in its folder"
         )
 
 
@@ -55,5 +55,5 @@ def read_object(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # also for a number of too many digits
         raise ModelError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ModelError(f"{path} holds a JSON {type(value).__name__}, not an object")
+        raise ModelError(f"{path} must hold a JSON object, not a {type(value).__name__}")
     return value

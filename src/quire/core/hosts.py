@@ -70,7 +70,7 @@ def read_hosts(path: Path) -> Hosts:
         raise ModelError(f"{path}: cannot be read as a hosts file: {error}") from error
     whole = {"hosts": data} if isinstance(data, list) else data
     if not isinstance(whole, dict) or not isinstance(whole.get("hosts"), list):
-        raise ModelError(f"{path}: a hosts file is a list of hosts, or an object with 'hosts'")
+        raise ModelError(f"{path}: a hosts file must be a list of hosts, or an object with 'hosts'")
     _known(path, whole, _KEYS)
     backend, envs = whole.get("backend") or "", whole.get("envs") or []
     if backend and backend not in BACKENDS:
@@ -79,7 +79,7 @@ def read_hosts(path: Path) -> Hosts:
         raise ModelError(f"{path}: 'envs' is not a list of NAME=value")
     hosts = tuple(_host(path, each) for each in whole["hosts"])
     if len(hosts) < 2:
-        raise ModelError(f"{path}: a model is split over two hosts or more; it has {len(hosts)}")
+        raise ModelError(f"{path}: at least two hosts are needed; the file has {len(hosts)}")
     # The first host is this machine: its other entries need no ssh either.
     here = hosts[0].ssh
     hosts = tuple(replace(each, ssh=LOCAL[0]) if each.ssh == here else each for each in hosts)
@@ -88,15 +88,17 @@ def read_hosts(path: Path) -> Hosts:
 
 def _host(path: Path, entry: Any) -> Host:
     if not isinstance(entry, dict) or not isinstance(entry.get("ssh"), str) or not entry["ssh"]:
-        raise ModelError(f"{path}: each host has a name for ssh, and addresses 'ips'")
+        raise ModelError(
+            f"{path}: each host needs 'ssh', its name for ssh, and 'ips', its addresses"
+        )
     _known(path, entry, _HOST_KEYS)
     ips, rdma = entry.get("ips") or [], entry.get("rdma") or []
     if not _texts(ips) or not ips:
-        raise ModelError(f"{path}: host {entry['ssh']!r} has no list of addresses 'ips'")
+        raise ModelError(f"{path}: host {entry['ssh']!r} needs a list of addresses in 'ips'")
     if not isinstance(rdma, list) or not all(
         each is None or _text(each) or _texts(each) for each in rdma
     ):
-        raise ModelError(f"{path}: 'rdma' of host {entry['ssh']!r} is no list of devices")
+        raise ModelError(f"{path}: 'rdma' of host {entry['ssh']!r} is not a list of devices")
     devices = (tuple(each) if isinstance(each, list) else each for each in rdma)
     return Host(entry["ssh"], tuple(ips), tuple(devices))
 

@@ -49,7 +49,7 @@ class TokenFiles:
         if not isinstance(entries, list) or not all(
             isinstance(entry, dict) and _id(entry.get("id")) is not None for entry in entries
         ):
-            raise ModelError(f"{path}: 'added_tokens' is no list of tokens and their ids")
+            raise ModelError(f"{path}: 'added_tokens' is not a list of tokens and their ids")
         for entry in entries:
             if entry.get("content") == text:
                 return _id(entry["id"])
@@ -59,7 +59,7 @@ class TokenFiles:
             return None
         found = _id(vocabulary[text])
         if found is None:
-            raise ModelError(f"{path}: vocab {text!r} = {vocabulary[text]!r} is no number")
+            raise ModelError(f"{path}: vocab {text!r} = {vocabulary[text]!r} is not a number")
         return found
 
     def _listed(self) -> dict[str, int]:

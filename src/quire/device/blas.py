@@ -72,20 +72,25 @@ def choose_blas(name: str, threads: int = 0) -> bool:
     if name == "mlx" or sys.platform != "linux":
         return False
     if find_spec("scipy_openblas32") is None or find_spec("elftools") is None:
-        log.warning("without OpenBLAS prompts are read slowly; run pip install 'quire-serve[cpu]'")
+        log.warning(
+            "OpenBLAS is not installed, so prefill is slow; run pip install 'quire-serve[cpu]'"
+        )
         return False
     try:
         slot, function = _slot_of_mlx(), _function_of_openblas(threads)
         expected = _products(1.0)
         _replaced[slot] = _point(slot, function)
     except (OSError, LookupError, AttributeError, ValueError) as error:
-        log.warning("OpenBLAS cannot be used, MLX's slower BLAS multiplies matrices: %s", error)
+        log.warning("OpenBLAS is disabled, MLX's slower BLAS multiplies matrices: %s", error)
         return False
     # Of the opposite sign, so that an output that nothing was written to is never taken for right.
     pairs = zip(expected, _products(-1.0), strict=True)
     if not all(mx.all(mx.abs(a + b) <= _TOLERANCE).item() for a, b in pairs):
         choose_blas("mlx")
-        log.warning("OpenBLAS gives wrong products here, MLX's slower BLAS multiplies matrices")
+        log.warning(
+            "OpenBLAS is disabled, MLX's slower BLAS multiplies matrices: its products are "
+            "wrong on this machine"
+        )
         return False
     log.info("OpenBLAS multiplies matrices")
     return True
@@ -148,7 +153,9 @@ def _point(slot: int, function: int) -> int:
     page = slot - slot % mmap.PAGESIZE
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mprotect(ctypes.c_void_p(page), mmap.PAGESIZE, _READ_WRITE) != 0:
-        raise OSError(ctypes.get_errno(), "the table of MLX's calls cannot be written")
+        raise OSError(
+            ctypes.get_errno(), "the memory page of MLX's call table cannot be made writable"
+        )
     entry = ctypes.c_size_t.from_address(slot)
     before, entry.value = entry.value, function
     return before

@@ -15,7 +15,7 @@ def device_number(name: str) -> int:
     """
     info = mx.device_info()
     if not isinstance(value := info.get(name), int):
-        raise ModelError(f"the device does not say how much memory it has: {sorted(info)}")
+        raise ModelError(f"the device does not report its memory size; it reports {sorted(info)}")
     return value
 
 

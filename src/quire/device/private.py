@@ -33,7 +33,9 @@ def use_private_cache(folder: Path | None = None) -> Path:
     except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
         why = str(error)
     if why:
-        log.warning("compiled kernels cannot be reused, they are compiled again: %s", why)
+        log.warning(
+            "the cache of compiled kernels is not used, kernels are compiled again: %s", why
+        )
         folder = Path(tempfile.mkdtemp(prefix="quire-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.environ["TMPDIR"] = str(folder)
@@ -55,7 +57,7 @@ def unsafe(folder: Path) -> str:
     if found.st_uid != os.geteuid():
         return f"{folder} belongs to another user"
     if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        return f"{folder} is open to other users (chmod 700 makes it private)"
+        return f"{folder} is accessible to other users (run chmod 700 on it)"
     return ""
 
 

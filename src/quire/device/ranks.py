@@ -146,5 +146,5 @@ def join(part: Part, addresses: Addresses, backend: str = "", rdma: Sequence[Any
             use_collectives(MLXCollectives(mx.distributed.init(strict=True, backend=name)))
         except (RuntimeError, ValueError) as error:
             raise ModelError(
-                f"the processes of the model do not reach each other by {name}: {error}"
+                f"the processes of the split model cannot connect over {name}: {error}"
             ) from error

@@ -57,7 +57,7 @@ class RequestAdapters:
 
     def _add(self, name: str, place: str) -> None:
         if not self._offered:
-            raise ModelError("adapters of requests are not offered with batch-invariant on a GPU")
+            raise ModelError("adapters of requests are not supported with batch-invariant on a GPU")
         self._adapters.add(name, self._loaded.read_adapter(place))
 
     def named(self, request: Request) -> Request:
@@ -70,7 +70,7 @@ class RequestAdapters:
             return request
         if request.adapter not in self._adapters:
             raise RequestError(
-                f"There is no adapter {request.adapter!r} here.", param="model", code="no_adapter"
+                f"There is no adapter {request.adapter!r}.", param="model", code="no_adapter"
             )
         salt = json.dumps([self._adapters.identity(request.adapter), request.cache_salt])
         return replace(request, cache_salt=salt)

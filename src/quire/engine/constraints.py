@@ -63,8 +63,8 @@ class AnswerConstraint:
         ruled = self._rules.mask() if mask is None else self._rules.mask() & mask
         if not ruled.any():
             raise RequestError(
-                "No token may come next: 'allowed_token_ids' and 'bad_words' leave none of those "
-                "that the answer's format and 'min_tokens' allow.",
+                "No token may come next: 'allowed_token_ids' and 'bad_words' exclude all "
+                "tokens that the answer's format and 'min_tokens' allow.",
                 param="allowed_token_ids",
                 code="no_token_allowed",
             )

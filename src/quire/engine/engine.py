@@ -170,7 +170,7 @@ class Engine:
             self._refuse(request, Failure.of(error))
         except Exception:  # whatever a grammar's compiler raises, only this request ends
             log.exception("request %s could not be queued", request.id)
-            self._refuse(request, Failure("The request could not be taken."))
+            self._refuse(request, Failure("The request could not be queued."))
 
     def _refuse(self, request: Request, failure: Failure) -> None:
         tokens = len(request.prompt)

@@ -83,7 +83,8 @@ class FollowerProcess:
         self._ready.wait()
         if self._ended.is_set():
             raise ModelError(
-                f"process {self._rank} of the split model, on {self._name}, ended before it began"
+                f"process {self._rank} of the split model, on {self._name}, ended before it "
+                "had started"
             )
 
     def _listen(self) -> None:
@@ -104,7 +105,7 @@ class FollowerProcess:
         """
         code = self._process.wait()
         log.error(
-            "process %d of the split model, on %s, ended (exit code %d); the engine ends",
+            "process %d of the split model, on %s, ended (exit code %d); the engine stops",
             *(self._rank, self._name, code),
         )
         self._ended.set()

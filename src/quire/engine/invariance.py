@@ -56,9 +56,9 @@ def check_invariant(config: EngineConfig, request: Request) -> None:
     if not _runs_graphs(config):
         return
     if request.media:
-        raise RequestError(f"media: this server runs with --{_FIELD}, for text alone")
+        raise RequestError(f"media: this server runs with --{_FIELD}, which supports text only")
     if not request.task.samples:
-        raise RequestError(f"this server runs with --{_FIELD}, which computes no vectors")
+        raise RequestError(f"this server runs with --{_FIELD}, which supports no embeddings")
     # A graph is recorded for one format.
     if request.kv_format not in (None, config.kv_format):
         own = config.kv_format.name

@@ -67,7 +67,7 @@ def _check_weights(config: EngineConfig, needed: int) -> None:
         available = min(available, config.memory)
     if needed > available:
         raise NoRoom(
-            f"{config.model}: the weights need {size(needed)} of memory, "
+            f"{config.model}: the weights need {size(needed)} of memory, but only "
             f"{size(available)} are available"
         )
 
@@ -92,8 +92,8 @@ def kv_budget(config: EngineConfig, weights: int, *, unread: int = 0) -> int:
         return max(0, int(share / config.sharers))
     if config.kv_memory > free:
         raise NoRoom(
-            f"kv-memory: {size(config.kv_memory)} were asked for, {size(free)} are free; "
-            "set it lower"
+            f"kv-memory: {size(config.kv_memory)} were requested, but only {size(free)} are "
+            "free; set it lower"
         )
     return config.kv_memory
 
@@ -127,8 +127,8 @@ def wanted_context(config: EngineConfig, longest: int) -> int:
     context = config.max_context or longest
     if context > longest:
         raise ModelError(
-            f"max-context: {context:,} tokens were asked for, the model is made for {longest:,}; "
-            "set it lower"
+            f"max-context: {context:,} tokens were requested, but the model supports "
+            f"{longest:,}; set it lower"
         )
     return context
 

@@ -212,18 +212,21 @@ def check_split(config: EngineConfig) -> None:
     cards, here = count_cards(), hosts.beside(0)
     if chosen_backend(hosts.backend) == "nccl" and 0 < cards < here:
         raise ModelError(
-            f"--tensor-parallel: {here} processes on this machine need a card each; it has {cards}"
+            f"--tensor-parallel: {here} processes on this machine need a GPU each, and it has "
+            f"{cards}"
         )
     if config.adapters:
-        raise ModelError("--tensor-parallel: split models have no adapters for requests yet")
+        raise ModelError("--tensor-parallel: split models do not support adapters of requests")
     if config.speculate == HEAD:
-        raise ModelError("--tensor-parallel: split models have no head that drafts yet")
+        raise ModelError(
+            "--tensor-parallel: split models do not support the model's own draft head"
+        )
     if config.draft_model is not None:
-        raise ModelError("--tensor-parallel: split models have no draft model yet")
+        raise ModelError("--tensor-parallel: split models do not support draft models")
     if config.disk is not None:
-        raise ModelError("--tensor-parallel: split models have no disk tier yet")
+        raise ModelError("--tensor-parallel: split models do not support --kv-disk")
     if config.batch_invariant and current_device().kernel_language:
-        raise ModelError("--tensor-parallel: split models have no --batch-invariant on GPUs")
+        raise ModelError("--tensor-parallel: split models do not support --batch-invariant on GPUs")
 
 
 def shared(config: EngineConfig) -> EngineConfig:

@@ -43,7 +43,9 @@ class RequestMedia:
                     param="media",
                 )
             if placed.start < end or placed.end > len(request.prompt):
-                raise RequestError("media: places overlap or leave the prompt", param="media")
+                raise RequestError(
+                    "media: placeholder ranges overlap or exceed the prompt", param="media"
+                )
             end = placed.end
 
     def named(self, request: Request) -> Request:

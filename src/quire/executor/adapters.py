@@ -104,8 +104,8 @@ class Adapters:
                 used[path] = factors
             elif factors[1].any().item():  # untrained factors change nothing
                 raise ModelError(
-                    f"adapter {name!r}: {path!r} is computed in a way that takes no adapter of a "
-                    "request; merge it into the weights (--adapter FOLDER)"
+                    f"adapter {name!r}: {path!r} does not support adapters of requests; merge "
+                    "the adapter into the weights (--adapter FOLDER)"
                 )
         self._loaded[name] = LowRank(used, adapter.identity)
         self._restack()

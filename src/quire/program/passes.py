@@ -213,15 +213,14 @@ def join_products(program: Program) -> Program:
     for node in program.nodes:
         if node.kind != "gated":
             continue
-        both = [uses.maker(node.input(role)) for role in ("x", "y")]
-        if all(
-            each is not None
-            and each.kind in PRODUCTS
-            and each.inputs == both[0].inputs  # type: ignore[union-attr]
+        makers = (uses.maker(node.input(role)) for role in ("x", "y"))
+        nodes = [each for each in makers if each is not None]
+        if len(nodes) == 2 and all(
+            each.kind in PRODUCTS
+            and each.inputs == nodes[0].inputs
             and uses.only_reader(each.outputs[0]) is node
-            for each in both
+            for each in nodes
         ):
-            nodes = [each for each in both if each is not None]
             groups.append(("gated products", [*nodes, node]))
             taken |= {_identity(each) for each in nodes}
     alike: dict[tuple[str, tuple[int, ...]], list[Node]] = {}

@@ -55,7 +55,7 @@ def history_of(row: RowSampling) -> History:
         ValueError: the row came without them.
     """
     if row.history is None:
-        raise ValueError("a row with penalties came without its history")
+        raise ValueError("a row with penalties needs its history of tokens")
     return row.history
 
 

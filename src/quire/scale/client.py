@@ -149,7 +149,7 @@ class ReplicatedEngine:
         try:
             found = await answers.results_async(timeout_s=_STATS_S, return_exceptions=True)
         except Exception as error:  # Ray raises errors of its own and those of actors
-            raise EngineFailure(f"no replica answers: {error}") from error
+            raise EngineFailure(f"no replica is reachable: {error}") from error
         return total([each for each in found if isinstance(each, EngineStats)])
 
     async def ask(self, question: Callable[[int], ToEngine]) -> Any:
@@ -158,7 +158,10 @@ class ReplicatedEngine:
         Raises:
             NotOffered: always.
         """
-        raise NotOffered("Replicas load their adapters when they start.", code="not_offered")
+        raise NotOffered(
+            "Replicas load adapters only at start: restart the server with --adapter NAME=FOLDER.",
+            code="not_offered",
+        )
 
     async def close(self) -> None:
         """Release the replicas and fail the requests in flight. May be called again."""
@@ -202,10 +205,10 @@ class ReplicatedEngine:
             if not call.open:
                 return
             for request_id in call.started & call.open.keys():
-                self._fail(call, request_id, f"{reason}, when the answer had begun")
+                self._fail(call, request_id, f"{reason} after the answer had started")
             if not call.open:
                 return
-            log.warning("%s; %d requests are taken up again", reason, len(call.open))
+            log.warning("%s; %d requests are restarted on another replica", reason, len(call.open))
             if call.replica:
                 call.lost.add(call.replica)
             else:

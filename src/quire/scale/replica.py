@@ -111,7 +111,7 @@ class Replica:
     async def _end_with_engine(self) -> None:
         """End the actor as soon as its engine has died, so that Ray starts another."""
         await self._client.broken.wait()
-        log.error("the replica ends: %s", self._client.failure)
+        log.error("the replica stops: %s", self._client.failure)
         await asyncio.sleep(_LAST_WORD_S)
         os._exit(1)
 

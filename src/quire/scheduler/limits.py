@@ -40,7 +40,7 @@ class Limits:
         """
         length = len(request.prompt)
         if length == 0:
-            raise RequestError("prompt: must hold at least one token", param="prompt")
+            raise RequestError("prompt: must have at least one token", param="prompt")
         if request.max_tokens < 1:
             raise RequestError("max_tokens: must be at least 1", param="max_tokens")
         first = int(request.task.samples)  # room for the first token that is generated

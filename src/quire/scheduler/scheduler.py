@@ -164,9 +164,11 @@ class Scheduler:
         sequence = self._by_id[request_id]
         progress = sequence.progress
         if not progress.prompt_length <= length <= len(progress.tokens):
-            raise ValueError(f"a sequence of {len(progress.tokens)} tokens cut back to {length}")
+            raise ValueError(
+                f"a sequence of {len(progress.tokens)} tokens cannot be cut to {length}"
+            )
         if sequence.constraint is not None:
-            raise ValueError("what a token constraint has followed cannot be cut")
+            raise ValueError("tokens that a token constraint has consumed cannot be cut")
         keep = None
         if sequence.status is Status.RUNNING:
             keep = self._planner.tables.cut(sequence, min(progress.certain, length - 1))

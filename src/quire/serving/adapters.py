@@ -25,7 +25,9 @@ async def change_adapter(models: Models, model: Model, name: str, place: str | N
     if place is None and name not in model.config.serving.adapters:
         raise RequestError(f"There is no adapter '{name}'.", param="lora_name")
     if place is not None and any(name in each.config.names for each in models):
-        raise RequestError(f"'{name}' is the name of a model already.", param="lora_name")
+        raise RequestError(
+            f"'{name}' is already the name of a model; choose another.", param="lora_name"
+        )
     if model.loaded is not None:
         question = partial(ChangeAdapter, name=name, place=place)
         problem: str = await model.loaded.service.client.ask(question)

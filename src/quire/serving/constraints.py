@@ -172,7 +172,7 @@ class Constraints:
             if thinking.budget is None:
                 return None
             raise RequestError(
-                "A thinking budget is not offered: this model does not mark its reasoning.",
+                "A thinking budget is not supported: this model does not mark its reasoning.",
                 param="thinking_budget",
                 code="unsupported_parameter",
             )

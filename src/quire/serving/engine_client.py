@@ -290,7 +290,7 @@ class ProcessEngine:
         """Report how the process ended. The exit status comes a moment after its pipe has
         closed.
         """
-        how = "it still runs, but has closed its pipe"
+        how = "it is still running, but has closed its pipe"
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_EXIT_S):
                 while (code := self._process.poll()) is None:
@@ -327,7 +327,7 @@ class ProcessEngine:
             if quiet >= _MISSED_HEARTBEATS:
                 silent_s = timeout_s * _OPENING_QUIET
                 self.give_up(
-                    f"the engine hung while it opened the model: no work for {silent_s:g} s"
+                    f"the engine made no progress while it opened the model for {silent_s:g} s"
                 )
         quiet = 0
         while self._failure is None:

@@ -42,8 +42,9 @@ def body_rule(format: AnswerFormat) -> str:
             return "body: " + " | ".join(map(literal, json.loads(format.source)))
         case "grammar":
             raise RequestError(
-                f"'{format.field}' cannot be used with this model, or together with 'tools': its "
-                "answers need a grammar of the server's. Use a regular expression or a schema.",
+                f"'{format.field}' cannot be used with this model, or together with 'tools': "
+                "its answers already need the server's own grammar. Use a regular expression "
+                "or a schema.",
                 param=format.field,
                 code="unsupported_parameter",
             )

@@ -74,8 +74,8 @@ class Gaps:
         marks = GapMarks.of(prompts.tokenizer)
         if marks is None:
             raise RequestError(
-                f"'{param}' fills a gap in a text, for which this model's tokenizer has no tokens; "
-                "code models have them.",
+                f"'{param}' needs a tokenizer with fill-in-the-middle tokens, which this "
+                "model does not have; code models do.",
                 param=param,
                 code="unsupported_parameter",
             )

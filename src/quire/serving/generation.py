@@ -34,7 +34,7 @@ class ToolChoice:
         if self.mode == "named" and self.name not in names:
             what = f"names '{self.name}', which is not among 'tools'"
         elif self.mode == "required" and not names:
-            what = "asks for a call, but there are no 'tools'"
+            what = "requires a tool call, but there are no 'tools'"
         else:
             return
         raise RequestError(f"'tool_choice' {what}.", param="tool_choice", code="invalid_value")

@@ -71,7 +71,7 @@ class GrammarBuilder:
             field = request.field
             if len(grammar.source) > MAX_SOURCE:
                 raise RequestError(
-                    f"'{field}' makes a grammar of more than {MAX_SOURCE:,} characters.",
+                    f"'{field}' becomes a grammar of more than {MAX_SOURCE:,} characters.",
                     param=field,
                     code="invalid_schema",
                 )
@@ -159,8 +159,8 @@ class GrammarBuilder:
             return GrammarSpec("lark", f"start: answer\n{rule}")
         if self._dialect.forced is None:
             raise RequestError(
-                f"'{request.field}' is not offered beside 'tools': no grammar holds this "
-                "model's tool calls.",
+                f"'{request.field}' is not supported with 'tools': this model's tool calls "
+                "cannot be part of a grammar.",
                 param=request.field,
                 code="unsupported_parameter",
             )
@@ -213,7 +213,7 @@ def _read(schema: str, field: str) -> Any:
         return json.loads(schema)
     except ValueError as error:
         raise RequestError(
-            f"'{field}' is no JSON: {error}.", param=field, code="invalid_schema"
+            f"'{field}' is not valid JSON: {error}.", param=field, code="invalid_schema"
         ) from error
 
 

@@ -115,13 +115,15 @@ class JobParent:
                 started = await Frames(ours).next_async()
         except (OSError, EOFError) as error:
             await parent.close()
-            raise EngineFailure("the process that starts jobs did not start") from error
+            raise EngineFailure("the process that starts jobs could not be started") from error
         except asyncio.CancelledError:
             await to_the_end(parent.close())
             raise
         if isinstance(started, Failed):
             await parent.close()
-            raise EngineFailure(f"no process for requests can be started: {started.error}")
+            raise EngineFailure(
+                f"the process that reads requests cannot be started: {started.error}"
+            )
         parent._loop.add_reader(ours, parent._read)
         return parent
 

@@ -132,7 +132,7 @@ class _JobRunner:
             try:
                 pid = os.fork()
             except OSError as error:
-                log.error("no process for a request can be started: %s", error.strerror)
+                log.error("the process for a request cannot be started: %s", error.strerror)
                 self._tell_end(number, NOT_STARTED)
                 return
             if pid == 0:
@@ -178,8 +178,8 @@ def _outcome(pipe: socket.socket, opened: object, limits: JobLimits) -> Done | F
         return Failed(too_costly(limits))
     except (ConnectionError, EOFError):
         raise
-    except Exception as error:
-        log.exception("a job failed")
+    except Exception as error:  # whatever a bug raises: only this job's request fails
+        log.exception("reading a request failed")
         return Failed(RuntimeError(type(error).__name__))
 
 

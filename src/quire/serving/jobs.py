@@ -135,9 +135,11 @@ class Jobs:
             if self._closed:
                 return EngineFailure(_CLOSED)
             if code is None:
-                return EngineFailure("the process that reads requests has ended; ask again")
+                return EngineFailure("the process that reads requests has ended; try again")
             if code == NOT_STARTED:
-                return EngineFailure("the system lets no further process start; ask again later")
+                return EngineFailure(
+                    "the system has reached its limit of processes; try again later"
+                )
         return too_costly(self._limits)
 
     async def _started(self) -> JobParent:
@@ -171,7 +173,7 @@ class Jobs:
 
     async def _start_parent(self) -> JobParent:
         if self._parent is not None:
-            log.error("the process that starts jobs has ended; starting another")
+            log.error("the process that starts jobs has ended; it is restarted")
             await self._parent.close()
         self._parent = await JobParent.start(self._opening)
         return self._parent

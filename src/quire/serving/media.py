@@ -110,7 +110,7 @@ class MediaLoader:
             if len(found) > limit:
                 plural = inputs()[kind].plural
                 raise RequestError(
-                    f"The request holds {len(found)} {plural}; at most {limit} are taken "
+                    f"The request holds {len(found)} {plural}; at most {limit} are allowed "
                     f"(--max-{inputs()[kind].name}s).",
                     param=found[limit].param,
                     code=f"too_many_{kind}s",

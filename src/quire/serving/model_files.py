@@ -37,6 +37,6 @@ def check_unchanged(folder: Path, stamp: Stamp | None) -> None:
     if changed := sorted({name for name, *_ in now ^ stamp}):
         names = ", ".join(changed)
         raise ModelError(
-            f"{folder}: {names} changed since the model was loaded; unload it, so that it is "
-            "loaded anew"
+            f"{folder}: {names} changed since the model was loaded; unload it, so that the "
+            "next request loads the new files"
         )

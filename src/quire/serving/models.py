@@ -236,7 +236,7 @@ class Models:
             return
         assert model.loaded is not None
         model.problem = model.loaded.service.client.failure
-        log.error("%s broke down: %s", model.name, model.problem)
+        log.error("the engine of %s failed: %s", model.name, model.problem)
         loaded, model.loaded = model.loaded, None
         model.stop_timer()
         await loaded.close()

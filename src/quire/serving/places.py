@@ -76,8 +76,8 @@ class Places:
             raise EngineFailure(self._closed)
         if self._turns.count(key) >= _QUEUED:
             raise Overloaded(
-                f"{_QUEUED} requests of this API key wait to be read, the most that may: "
-                "try again later.",
+                f"{_QUEUED} requests of this API key wait to be read, which is the limit: try "
+                "again later.",
                 code="too_many_requests",
             )
         place = Place(key, asyncio.get_running_loop().create_future())

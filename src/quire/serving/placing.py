@@ -81,8 +81,8 @@ class MediaPlaces:
         places = [(at, token) for at, token in enumerate(ids) if token in known]
         if [token for _, token in places] != [own[item.kind].token for item in items]:
             raise RequestError(
-                f"The model's chat template has a place for {len(places)} of {len(items)} media "
-                "items.",
+                f"The model's chat template has placeholders for {len(places)} of "
+                f"{len(items)} media items.",
                 param="messages",
                 code="unsupported_content",
             )

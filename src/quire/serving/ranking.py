@@ -91,8 +91,8 @@ async def prepare_ranking(
         return Ranking("embed", prepared, tuple((places[a], places[b]) for a, b in written))
     if not service.template.exists:
         raise RequestError(
-            "This model has no chat template and no modules.json: it can neither judge documents "
-            "nor compare embeddings.",
+            "This model can neither judge documents nor compare embeddings: it has no chat "
+            "template and no modules.json.",
             param="model",
             code="unsupported_model",
         )

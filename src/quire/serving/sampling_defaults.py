@@ -47,7 +47,7 @@ def recommended(folder: Path) -> SamplingParams:
         given["temperature"] = 0.0
     refused = {name: value for name, value in given.items() if not _is_allowed(name, value)}
     for name, value in refused.items():
-        text = "%s: %s = %r is left out, since it must be %s; OpenAI's default holds instead"
+        text = "%s: %s = %r is ignored, since it must be %s; OpenAI's default is used"
         log.warning(text, file, name, value, allowed(name))
     usable = {name: value for name, value in given.items() if name not in refused}
     return overridden(SamplingParams(), usable)

@@ -86,7 +86,7 @@ class GrammarSandbox:
                 raise
             raise _refused(
                 field,
-                f"it takes more than {_LIMITS.cpu_s} s of processor time, or outgrows the "
+                f"it takes more than {_LIMITS.cpu_s} s of processor time, or exceeds the "
                 "compiler's memory or stack",
             ) from error
 
@@ -118,7 +118,7 @@ async def _build(builder: GrammarBuilder, request: GrammarRequest) -> AnswerGram
                     "A schema is nested too deeply: use fewer levels.", code="invalid_schema"
                 )
             )
-        except Exception as error:
+        except Exception as error:  # raised again in the thread that waits
             outcome.append(error)
 
     threading.stack_size(STACK_BYTES)

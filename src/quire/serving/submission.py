@@ -83,7 +83,7 @@ class Submission:
             EngineFailure: the engine cannot continue.
         """
         if self._client.failure is not None:
-            raise EngineFailure(f"The engine cannot go on: {self._client.failure}")
+            raise EngineFailure(f"The engine has failed: {self._client.failure}")
         try:
             return Constrained(prepared, await self._constraints.build(prepared))
         except RequestError as error:

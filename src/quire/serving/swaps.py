@@ -112,7 +112,7 @@ class Evictions:
             check_wanted(model)
             return Postponed(model, _open_s(attempt), lambda: not oldest.users)
         check_wanted(model)
-        log.info("%s makes room for %s: %s", oldest.name, model.name, lacking)
+        log.info("unloading %s to load %s: %s", oldest.name, model.name, lacking)
         if set(oldest.callers) - set(model.asked):
             self._swaps[model.name] = (set(model.asked), since)
         await self._unload(oldest)
@@ -128,7 +128,7 @@ class Evictions:
 def check_wanted(model: Model) -> None:
     """Raise `LoadingStopped` if no request waits for the model."""
     if not model.waiting:
-        raise LoadingStopped(f"Nobody waits for '{model.name}' any more.")
+        raise LoadingStopped(f"No request waits for '{model.name}' any more.")
 
 
 def _open_s(attempt: int) -> float:

@@ -104,7 +104,9 @@ class TokenizerProcess:
             async with asyncio.timeout(_OPENING_S):
                 outcome = await Frames(self._pipe).next_async()
         except (OSError, EOFError) as error:
-            raise ModelError("the process that opens the tokenizer ended or hung") from error
+            raise ModelError(
+                "the process that opens the tokenizer ended or does not answer"
+            ) from error
         if isinstance(outcome, Failed):
             raise outcome.error
         return outcome.result
@@ -174,9 +176,9 @@ class _FarCodec:
                 self._pipe.sendall(encode((name, arguments)))
                 outcome = self._frames.next()
             except (OSError, EOFError) as error:
-                reason = "the process that holds the tokenizer ended or hung"
+                reason = "the process that holds the tokenizer ended or does not answer"
                 self._on_end(reason)
-                raise EngineFailure(f"{reason}; ask again") from error
+                raise EngineFailure(f"{reason}; try again") from error
         if isinstance(outcome, Failed):
             raise outcome.error
         return outcome.result

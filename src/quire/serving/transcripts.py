@@ -75,8 +75,8 @@ class TranscriptTokens:
         values = Values(read_object(file), file=file)
         if not values.has("no_timestamps_token_id"):
             raise ModelError(
-                f"{file}: no_timestamps_token_id is missing, which says where the times of "
-                "transcripts are: take the file from the model's current repository"
+                f"{file}: no_timestamps_token_id, the start of the tokens for times, is "
+                "missing: take the file from the model's current repository"
             )
         return cls(
             start=values.integer("decoder_start_token_id", minimum=0),
@@ -112,7 +112,7 @@ class TranscriptTokens:
             if asked in (None, "", "en"):
                 return "en"
             raise RequestError(
-                f"'{param}' is '{asked}', but this model knows English alone.",
+                f"'{param}' is '{asked}', but this model was trained on English only.",
                 param=param,
                 code="invalid_value",
             )
@@ -121,7 +121,7 @@ class TranscriptTokens:
         if asked.lower() not in self.languages:
             known = ", ".join(sorted(self.languages))
             raise RequestError(
-                f"'{param}' is '{asked[:40]}', which is none of {known}.",
+                f"'{param}' is '{asked[:40]}', which is not one of {known}.",
                 param=param,
                 code="invalid_value",
             )

@@ -151,4 +151,4 @@ async def _result(ticket: Ticket) -> Vector:
                 ended = Failure(f"The engine ended the request: {output.finish.value}.")
                 raise RunFailed(output.error or ended)
             return Vector(output.vector, output.prompt_tokens, output.cached_tokens)
-    raise RunFailed(Failure("The engine ended the request without saying why."))
+    raise RunFailed(Failure("The engine ended the request without a reason."))

@@ -113,7 +113,7 @@ def test_files_are_kept_until_they_are_deleted(served: Served) -> None:
     for gone in (client.files.retrieve, client.files.content, client.files.delete):
         with pytest.raises(openai.NotFoundError):
             gone(ids[0])
-    with pytest.raises(openai.BadRequestError, match="batches alone"):
+    with pytest.raises(openai.BadRequestError, match="batches only"):
         client.files.create(file=b"x", purpose="vision")
     for path in ("../in.jsonl", "file-", ids[1] + ".json"):
         assert HTTP.get(f"{served.url}/v1/files/{path}/content").status_code == 404
@@ -122,10 +122,10 @@ def test_files_are_kept_until_they_are_deleted(served: Served) -> None:
 @pytest.mark.parametrize(
     ("text", "said", "number"),
     [
-        (line("a", prompt="x") + "{", "no JSON", 2),
-        (line("a") * 2, "stands twice", 2),
+        (line("a", prompt="x") + "{", "not valid JSON", 2),
+        (line("a") * 2, "is used twice", 2),
         (line("a", "/v1/chat/completions"), "the batch is for /v1/completions", 1),
-        ("\n", "holds no request", 0),
+        ("\n", "has no requests", 0),
     ],
 )
 def test_a_file_of_something_else_fails_its_batch(

@@ -26,13 +26,17 @@ class UnloadAdapter(Wire):
     """An adapter to forget."""
 
     lora_name: str = Field(min_length=1, max_length=256)
-    model: str | None = Field(default=None, description="whose adapter; the first model if absent")
+    model: str | None = Field(
+        default=None, description="the model that the adapter is for; default: the first"
+    )
 
 
 class LoadAdapter(UnloadAdapter):
     """An adapter to load."""
 
-    lora_path: str = Field(min_length=1, description="below the folder of --adapter-folder")
+    lora_path: str = Field(
+        min_length=1, description="path relative to the folder of --adapter-folder"
+    )
 
 
 class Adapters:
@@ -64,12 +68,15 @@ class Adapters:
         server = self._server
         if server.config.adapter_folder is None:
             raise NotOffered(
-                "Adapters come and go only where the server runs with --adapter-folder DIR.",
+                "Adapters are loaded and unloaded by request only if the server runs with "
+                "--adapter-folder DIR.",
                 code="not_offered",
             )
         if caller_of(request.scope) != EVERYONE:
             raise Forbidden(
-                "One of several API keys cannot change the adapters of all.", code="not_allowed"
+                "This server has several API keys, so a key cannot change the adapters that "
+                "all of them share.",
+                code="not_allowed",
             )
         check_headers(request)
         with server.slots.bodies.reading() as counted:
@@ -92,7 +99,7 @@ class Adapters:
             folder = allowed
         if folder == allowed or not folder.is_relative_to(allowed):
             raise Forbidden(
-                "'lora_path' names a folder below that of --adapter-folder.",
+                "'lora_path' must be a folder below that of --adapter-folder.",
                 param="lora_path",
                 code="not_allowed",
             )

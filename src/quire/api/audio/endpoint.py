@@ -107,13 +107,16 @@ async def _as_json(request: Request, limit: int) -> Request:
         RequestError: it is not a form, or has no file.
     """
     if not request.headers.get("content-type", "").startswith("multipart/form-data"):
-        raise RequestError("Sound comes as multipart/form-data.", code="invalid_type")
+        raise RequestError(
+            "The request must be multipart/form-data, with the sound in 'file'.",
+            code="invalid_type",
+        )
     fields: dict[str, Any] = {}
     async with form_of(request, limit).form(max_files=1, max_fields=64) as form:
         for name, value in form.multi_items():
             if isinstance(value, UploadFile):
                 if name != "file":
-                    raise RequestError(f"'{name}' is no file here.", param=name)
+                    raise RequestError(f"'{name}' must be a text, not a file.", param=name)
                 content = await value.read(limit)
                 fields["sound"] = base64.b64encode(content).decode()
             elif name.endswith("[]"):

@@ -55,9 +55,11 @@ class TranscriptionRequest(TranslationRequest):
     task: ClassVar[SpeechTask] = "transcribe"
 
     language: str | None = Field(default=None, max_length=64)
-    stream: Literal[False] | None = Field(default=None, description="answers come whole")
+    stream: Literal[False] | None = Field(
+        default=None, description="transcriptions are not streamed"
+    )
     timestamp_granularities: list[Literal["segment"]] | None = Field(
-        default=None, description="segments alone: words have no times"
+        default=None, description="only segments have times, words do not"
     )
     include: None = Field(default=None, description="log-probabilities are not given")
     chunking_strategy: Literal["auto"] | None = None
@@ -142,8 +144,8 @@ async def _read(
     context.check_model(fields.model)
     if "audio" not in context.service.modalities:
         raise NotOffered(
-            f"{context.service.name} does not hear: serve a model whose 'modalities' in /v1/models "
-            "hold 'audio'.",
+            f"{context.service.name} takes no audio: serve a model whose 'modalities' in "
+            "/v1/models hold 'audio'.",
             code="unsupported_model",
         )
     samples = _decoded(context, fields)
@@ -171,7 +173,7 @@ def _decoded(context: Context, fields: TranslationRequest) -> Samples:
     try:
         data = base64.b64decode(fields.sound, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise RequestError("'sound' is no base64.", param="sound") from error
+        raise RequestError("'sound' is not valid base64.", param="sound") from error
     limits = limits_of(context.config.media_limits)["audio"].each
     return decode(data, param="file", rate=RATE, limits=limits)
 
@@ -229,7 +231,7 @@ def _whispering(context: Context, fields: TranslationRequest) -> Whispering:
     tokens = TranscriptTokens.open(Path(context.service.info.path))
     if fields.task not in tokens.tasks and fields.task != "transcribe":
         raise NotOffered(
-            f"{context.service.name} does not translate: it knows English alone.",
+            f"{context.service.name} cannot translate: it was trained on English only.",
             code="unsupported_model",
         )
     earlier: tuple[int, ...] = ()

@@ -39,7 +39,7 @@ _MOST_FILE_BYTES = 200 << 20
 class PageQuery(Wire):
     """A page of a list."""
 
-    after: str = Field("", description="the id of the entry behind which the page begins")
+    after: str = Field("", description="the id after which the page starts")
     limit: int = Field(20, ge=1, le=10_000, strict=False)
 
 
@@ -47,7 +47,7 @@ class FilesQuery(PageQuery):
     """A page of files."""
 
     limit: int = Field(10_000, ge=1, le=10_000, strict=False)
-    order: Literal["asc", "desc"] = Field("desc", description="desc: the newest first")
+    order: Literal["asc", "desc"] = Field("desc", description="desc: newest first")
     purpose: str = ""
 
 
@@ -65,7 +65,9 @@ class BatchRequestFields(Wire):
     endpoint: Literal[ROUTES]  # type: ignore[valid-type]
     completion_window: Literal["24h"] = "24h"
     metadata: dict[str, str] | None = Field(default=None, max_length=16)
-    output_expires_after: None = Field(default=None, description="answers stay until deleted")
+    output_expires_after: None = Field(
+        default=None, description="answers are kept until they are deleted"
+    )
 
 
 class Offered:
@@ -79,13 +81,14 @@ class Offered:
         """Return the files of the request's caller."""
         if self._store is None:
             raise NotOffered(
-                "This server keeps no files: start it with --files DIR.", code="not_offered"
+                "Files and batches are disabled: start the server with --files DIR.",
+                code="not_offered",
             )
         return self._store.of(caller_of(request.scope))
 
     @property
     def runner(self) -> BatchRunner:
-        assert self._runner is not None, "files come first"
+        assert self._runner is not None, "files are enabled"
         return self._runner
 
 
@@ -100,7 +103,10 @@ class Files:
         files = self._offered.files(request)
         form_type = request.headers.get("content-type", "")
         if not form_type.startswith("multipart/form-data"):
-            raise RequestError("A file comes as multipart/form-data.", code="invalid_type")
+            raise RequestError(
+                "The request must be multipart/form-data, with the file in 'file'.",
+                code="invalid_type",
+            )
         limited = form_of(request, _MOST_FILE_BYTES)
         async with limited.form(max_files=1, max_fields=16) as form:
             file, purpose = form.get("file"), form.get("purpose")
@@ -108,7 +114,7 @@ class Files:
                 raise RequestError("The form has no 'file'.", param="file")
             if purpose != "batch":
                 raise RequestError(
-                    "'purpose' is 'batch': files are kept for batches alone.", param="purpose"
+                    "'purpose' must be 'batch': files are kept for batches only.", param="purpose"
                 )
             expires_at = _expiry(form.get("expires_after[seconds]"))
             record = await asyncio.to_thread(
@@ -232,7 +238,8 @@ def _expiry(seconds: object) -> int | None:
         return None
     if not str(seconds).isdecimal() or not 3600 <= int(str(seconds)) <= 30 * DAY_S:
         raise RequestError(
-            f"'expires_after[seconds]' is between 3600 and {30 * DAY_S}.", param="expires_after"
+            f"'expires_after[seconds]' must be between 3600 and {30 * DAY_S}.",
+            param="expires_after",
         )
     return int(time.time()) + int(str(seconds))
 

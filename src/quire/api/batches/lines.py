@@ -61,7 +61,7 @@ def requests_in(path: Path, url: str | None = None) -> Iterator[BatchRequest]:
                 try:
                     request = _request(line, url)
                     if request.custom_id in seen:
-                        raise ValueError(f"the custom_id {request.custom_id!r} stands twice")
+                        raise ValueError(f"the custom_id {request.custom_id!r} is used twice")
                 except ValueError as error:
                     raise BadLine(str(path), number, str(error)) from error
                 seen.add(request.custom_id)
@@ -75,18 +75,18 @@ def _request(line: bytes, wanted: str | None) -> BatchRequest:
     try:
         given = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"no JSON: {error}") from error
+        raise ValueError(f"not valid JSON: {error}") from error
     if not isinstance(given, dict):
-        raise ValueError("a request is a JSON object")
+        raise ValueError("a request must be a JSON object")
     custom_id, url, body = (given.get(name) for name in ("custom_id", "url", "body"))
     if not isinstance(custom_id, str) or not isinstance(body, dict):
-        raise ValueError("a request has a custom_id, a text, and a body, an object")
+        raise ValueError("a request needs 'custom_id', a string, and 'body', an object")
     if given.get("method", "POST") != "POST" or url not in ROUTES:
-        raise ValueError(f"a request POSTs to one of {', '.join(ROUTES)}")
+        raise ValueError(f"'url' must be one of these, and 'method' POST: {', '.join(ROUTES)}")
     if wanted is not None and url != wanted:
         raise ValueError(f"the batch is for {wanted}, the request for {url}")
     if body.get("stream"):
-        raise ValueError("answers of a batch are not streamed: leave out 'stream'")
+        raise ValueError("a batch cannot stream: leave out 'stream'")
     return BatchRequest(custom_id, url, body)
 
 
@@ -113,7 +113,7 @@ class Answers:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self._file.close()
-            raise QuireError(f"{path}: another process writes this file") from error
+            raise QuireError(f"{path}: another process is writing this file") from error
         self.done = self._read(path)
 
     def __enter__(self) -> Self:
@@ -137,7 +137,9 @@ class Answers:
             read = (json.loads(line) for line in whole.splitlines())
             return {each["custom_id"]: each["response"]["status_code"] for each in read}
         except (ValueError, KeyError, TypeError) as error:
-            raise QuireError(f"{path}: holds something else than answers of a batch") from error
+            raise QuireError(
+                f"{path}: has lines that are not a batch's answers; choose another output file"
+            ) from error
 
     def add(self, custom_id: str, status: int, request_id: str, body: Any) -> None:
         """Append the answer to a request."""

@@ -64,12 +64,12 @@ class MessageBatches:
         for each in fields.requests:
             if each.params.get("stream"):
                 raise RequestError(
-                    f"'stream' of request '{each.custom_id}': answers of a batch are not streamed.",
+                    f"'stream' of request '{each.custom_id}': a batch cannot stream.",
                     param="requests",
                 )
         ids = {each.custom_id for each in fields.requests}
         if len(ids) < len(fields.requests):
-            raise RequestError("A 'custom_id' stands twice.", param="requests")
+            raise RequestError("Two requests have the same 'custom_id'.", param="requests")
         lines = (
             compact({"custom_id": each.custom_id, "url": _ENDPOINT, "body": each.params}) + b"\n"
             for each in fields.requests
@@ -111,7 +111,9 @@ class MessageBatches:
         """Answer `DELETE /v1/messages/batches/{id}`."""
         files, batch = self._offered.files(request), self._named(request)
         if not batch.over:
-            raise RequestError("The batch has not ended: cancel it first.", code="batch_not_ended")
+            raise RequestError(
+                "The batch is still running: cancel it first.", code="batch_not_ended"
+            )
         files.batches.drop(batch.id, ".answers")
         files.files.drop(batch.input_file_id, "")
         return JSONResponse({"id": batch.id, "type": "message_batch_deleted"})
@@ -120,7 +122,10 @@ class MessageBatches:
         """Answer `GET /v1/messages/batches/{id}/results`."""
         files, batch = self._offered.files(request), self._named(request)
         if not batch.over:
-            raise RequestError("The batch has not ended.", code="batch_not_ended")
+            raise RequestError(
+                "The batch is still running: its results are available when it has ended.",
+                code="batch_not_ended",
+            )
         lines = (json.dumps(line).encode() + b"\n" for line in _results(files, batch))
         return StreamingResponse(lines, media_type="application/x-jsonl")
 

@@ -79,7 +79,7 @@ class BatchRunner:
         try:
             await self._answer(caller, files, batch_id)
         except Exception as error:  # whatever went wrong, the batch has an end
-            log.exception("batch %s", batch_id)
+            log.exception("batch %s failed", batch_id)
             batch = files.batches.get(batch_id, "batch")
             files.batches.put(batch.becomes("failed", errors=[_error("batch_failed", str(error))]))
 
@@ -170,7 +170,7 @@ def _checked(files: CallerFiles, batch: BatchRecord) -> BatchRecord:
             if total > MOST_REQUESTS:
                 raise BadLine(path.name, total, f"a batch has at most {MOST_REQUESTS} requests")
         if not total:
-            raise BadLine(path.name, 0, "the file holds no request")
+            raise BadLine(path.name, 0, "the file has no requests")
     except BadLine as error:
         return batch.becomes("failed", errors=[_error("invalid_line", error.what, error.line)])
     return batch.becomes("in_progress", total=total)

@@ -202,8 +202,9 @@ class CallerFiles:
                     size += len(piece)
                     if size > room:
                         raise TooLarge(
-                            f"The files of this API key may have {self.max_bytes} bytes together; "
-                            "delete some (DELETE /v1/files/ID), or start the server with a larger "
+                            f"The files of this API key would take more than {self.max_bytes} "
+                            "bytes together; delete some (DELETE /v1/files/ID), or start the "
+                            "server with a larger "
                             "--files-bytes.",
                             code="storage_full",
                         )

@@ -84,23 +84,23 @@ class ChatRequest(GenerationFields, FormatFields, ThinkingFields):
 
     continue_final_message: bool | None = Field(
         default=None,
-        description="whether to go on with the last message instead of answering it; default: "
+        description="continue the last message instead of answering it; default: "
         "if it is the assistant's, the model's template shows it and a format that the answer has "
         "to meet lets it begin so",
     )
     add_generation_prompt: bool | None = Field(
-        default=None, description="true begins an answer after a last message of the assistant"
+        default=None, description="true starts a new answer after a last message of the assistant"
     )
     return_progress: bool | None = Field(
         default=None,
-        description="of a stream: tells how far the reading of the prompt is, in chunks with "
-        "prompt_progress as llama.cpp has it, and left_ms, how long the rest is likely to take",
+        description="with stream: report the progress of prefill, in chunks with "
+        "prompt_progress as llama.cpp does, and left_ms, the estimated time left",
     )
 
     prompt: None = Field(default=None, description="send messages")
     input: None = Field(default=None, description="send messages")
-    system: None = Field(default=None, description="send a message with the role system")
-    audio: None = Field(default=None, description="answers are text")
+    system: None = Field(default=None, description="use a message with the role system")
+    audio: None = Field(default=None, description="only text is generated")
     functions: None = Field(default=None, description="use tools")
     function_call: None = Field(default=None, description="use tool_choice")
     web_search_options: None = None
@@ -108,13 +108,13 @@ class ChatRequest(GenerationFields, FormatFields, ThinkingFields):
 
     metadata: dict[str, str] | None = Field(default=None, max_length=16)
     store: bool | None = Field(
-        default=None, description="whether the completion is kept, to be listed and read again"
+        default=None, description="keep the completion, so that it can be listed and retrieved"
     )
     service_tier: str | None = None
     safety_identifier: str | None = None
     prediction: Prediction | None = Field(
         default=None,
-        description="a text that the answer is likely to repeat: it is drafted",
+        description="a text that the answer is likely to repeat; it is used as a draft",
     )
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, Any] | None = None

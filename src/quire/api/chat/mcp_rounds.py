@@ -27,9 +27,9 @@ def asked(fields: dict[str, Any]) -> Sequence[AskedServer]:
         return ()
     servers = asked_servers(tools)
     if servers and fields.get("n") not in (None, 1):
-        raise RequestError("'n' is 1 where tools are MCP servers.", param="n")
+        raise RequestError("'n' must be 1 if 'tools' names MCP servers.", param="n")
     if servers and fields.get("store") is True:
-        what = "'store' is not offered where tools are MCP servers; responses are stored."
+        what = "'store' is not supported if 'tools' names MCP servers; use /v1/responses for that."
         raise RequestError(what, param="store", code="unsupported_parameter")
     return servers
 

@@ -34,18 +34,18 @@ Order = Literal["asc", "desc"]
 class ChatsQuery(Wire):
     """A page of stored chat completions. `metadata[KEY]=VALUE` leaves out all others."""
 
-    order: Order = Field("asc", description="asc: the oldest first")
+    order: Order = Field("asc", description="asc: oldest first")
     limit: int = Field(20, ge=1, le=100, strict=False)
-    after: str = Field("", description="the id of the completion behind which the page begins")
-    model: str = Field("", description="leaves out those of other models")
+    after: str = Field("", description="the id of the completion after which the page starts")
+    model: str = Field("", description="only completions of this model")
 
 
 class MessagesQuery(Wire):
     """A page of the messages of a stored chat completion."""
 
-    order: Order = Field("asc", description="asc: the oldest first")
+    order: Order = Field("asc", description="asc: oldest first")
     limit: int = Field(20, ge=1, le=100, strict=False)
-    after: str = Field("", description="the id of the message behind which the page begins")
+    after: str = Field("", description="the id of the message after which the page starts")
 
 
 class ChatUpdate(Wire):
@@ -189,8 +189,8 @@ class StoredChats:
         chat = self._entries.of(request).get(chat_id, StoredChat)
         if chat is None:
             raise NotFound(
-                f"There is no chat completion '{chat_id[:80]}' here. Those with 'store': true are "
-                "kept, the most recently used (--stored-responses).",
+                f"There is no chat completion '{chat_id[:80]}' here. Completions with "
+                "'store': true are kept, the most recently used (--stored-responses).",
                 param="id",
                 code="completion_not_found",
             )

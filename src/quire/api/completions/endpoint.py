@@ -56,7 +56,7 @@ CompletionLimit = Annotated[
     Integer,
     Field(ge=0, le=MOST_TOKENS),
     BeforeValidator(without_limit),
-    Field(description="-1 and -2 are no limit; 0 reads the prompt into the cache"),
+    Field(description="-1 and -2: no limit; 0: only read the prompt into the prefix cache"),
 ]
 
 
@@ -67,13 +67,17 @@ class CompletionRequest(GenerationFields, FormatFields):
     max_tokens: CompletionLimit | None = None
     echo: bool | None = None
     prompt_logprobs: Integer | None = Field(
-        default=None, ge=0, le=20, description="alternatives for each token of the prompt, as vLLM"
+        default=None,
+        ge=0,
+        le=20,
+        description="log-probabilities of the prompt's tokens, with this many alternatives "
+        "each, as in vLLM",
     )
     logprobs: Integer | None = Field(default=None, ge=0, le=20)
     best_of: Integer | None = Field(default=None, ge=1, le=128)
     suffix: str | None = Field(
         default=None,
-        description="the text behind the answer, if the tokenizer marks gaps",
+        description="the text after the answer, if the tokenizer has fill-in-the-middle tokens",
     )
 
     def generation(self, context: Context, request: Request) -> Generation:
@@ -84,7 +88,7 @@ class CompletionRequest(GenerationFields, FormatFields):
         """
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise RequestError(
-                "'best_of' is not offered beyond 'n': every choice that is made is given back.",
+                "'best_of' above 'n' is not supported: all generated choices are returned.",
                 param="best_of",
                 code="unsupported_parameter",
             )

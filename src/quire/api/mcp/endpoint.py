@@ -21,7 +21,7 @@ from quire.serving.mcp import McpListing, McpServers
 class McpCall(Wire):
     """The body of `/mcp/call`: a call of one tool."""
 
-    server: str = Field(description="as /mcp/tools names it")
+    server: str = Field(description="the server's name in /mcp/tools")
     tool: str
     arguments: dict[str, Any] = Field(default_factory=dict)
 

@@ -270,7 +270,7 @@ def _limited(context: Context, fields: MessagesRequest, thinking: Thinking) -> T
     budget = asked.budget_tokens if isinstance(asked, ThinkingEnabled) else None
     if budget is not None and budget >= fields.max_tokens:
         raise RequestError(
-            f"'thinking.budget_tokens' is {budget}, but must be below 'max_tokens', "
+            f"'thinking.budget_tokens' is {budget}, but it must be below 'max_tokens', "
             f"{fields.max_tokens}.",
             param="thinking.budget_tokens",
             code="above_max_value",
@@ -279,7 +279,8 @@ def _limited(context: Context, fields: MessagesRequest, thinking: Thinking) -> T
         if budget is None:
             return thinking
         raise RequestError(
-            "'thinking.budget_tokens' is not offered: the model that is served marks no reasoning.",
+            "'thinking.budget_tokens' is not supported: the served model does not mark its "
+            "reasoning.",
             param="thinking.budget_tokens",
             code="unsupported_parameter",
         )

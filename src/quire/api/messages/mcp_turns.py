@@ -36,8 +36,8 @@ def results(turn: Sequence[AssistantBlock], param: str) -> list[TemplateMessage]
     unknown = outputs.keys() - {each.id for each in uses}
     if unknown:
         raise RequestError(
-            f"'{param}' holds the result of '{min(unknown)[:80]}', but no mcp_tool_use of that id "
-            "before it.",
+            f"'{param}' holds the result of '{min(unknown)[:80]}', but no earlier "
+            "mcp_tool_use has that id.",
             param=param,
             code="invalid_value",
         )

@@ -188,7 +188,8 @@ class _Translator:
         called = self._names.get(block.tool_use_id)
         if called is None:
             raise RequestError(
-                f"'{param}.tool_use_id' is '{block.tool_use_id}', which no tool_use before it has.",
+                f"'{param}.tool_use_id' is '{block.tool_use_id}', which is not the id of an "
+                "earlier tool_use.",
                 param=f"{param}.tool_use_id",
                 code="invalid_value",
             )

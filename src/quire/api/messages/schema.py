@@ -183,7 +183,10 @@ class ClearToolUses(Wire):
             Discriminator(lambda value: "@names" if isinstance(value, list) else "@all"),
         ]
         | None
-    ) = Field(default=None, description="also clear arguments: of all calls, or of these tools'")
+    ) = Field(
+        default=None,
+        description="also clear the arguments of calls: true for all tools, or a list of tools",
+    )
 
 
 class Compact(History):
@@ -242,7 +245,7 @@ class MessagesRequest(CountRequest, DecodingFields, GuidedFields):
     """Every field of Anthropic's schema: honoured, refused by name, or without effect."""
 
     max_tokens: Integer = Field(
-        ge=0, le=MOST_TOKENS, description="0 reads the prompt into the cache and answers nothing"
+        ge=0, le=MOST_TOKENS, description="0: only read the prompt into the prefix cache"
     )
     stream: bool | None = None
     stop_sequences: list[Annotated[str, Field(min_length=1)]] | None = Field(
@@ -257,7 +260,7 @@ class MessagesRequest(CountRequest, DecodingFields, GuidedFields):
     fallback_credit_token: None = None
     billing_policy: None = None
     safeguards: None = Field(
-        default=None, description="nothing here judges tool calls, so a client has to"
+        default=None, description="this server does not judge tool calls; the client has to"
     )
 
     metadata: Metadata | None = None

@@ -89,10 +89,10 @@ class EditorTool(ClientTool):
                     "path": {**_TEXT, "description": "The file or folder."},
                     "file_text": {**_TEXT, "description": "The text of a file to create."},
                     "old_str": {**_TEXT, "description": "The text to replace, found once."},
-                    "new_str": {**_TEXT, "description": "What takes the place of `old_str`."},
+                    "new_str": {**_TEXT, "description": "The text that replaces `old_str`."},
                     "insert_line": {
                         **_NUMBER,
-                        "description": f"The line behind which `{written}` is inserted; 0: first.",
+                        "description": f"The line after which `{written}` is inserted; 0: first.",
                     },
                     written: {**_TEXT, "description": "The text to insert, or the replacement."},
                     "view_range": {**_POINT, "description": "First and last line; -1: the end."},
@@ -155,7 +155,7 @@ class ComputerTool(ClientTool):
             region = {**_POINT, "minItems": 4, "maxItems": 4}
             more["region"] = {**region, "description": "Left, top, right, bottom."}
         size = f"{self.display_width_px} x {self.display_height_px}"
-        coordinate = {**_POINT, "description": "x and y in pixels from the left upper corner."}
+        coordinate = {**_POINT, "description": "x and y in pixels from the top left corner."}
         text = {**_TEXT, "description": "What to type, or the keys to press."}
         arguments = {"action": _one_of(*actions), "coordinate": coordinate, "text": text, **more}
         return (

@@ -148,12 +148,15 @@ class GenerateRequest(AnswerFields):
     images: list[str] | None = None
     raw: bool | None = None
     suffix: str | None = Field(
-        default=None, description="the text behind the answer, if the tokenizer marks gaps"
+        default=None,
+        description="the text after the answer, if the tokenizer has fill-in-the-middle tokens",
     )
     template: Annotated[None, UnlessEmpty] = Field(
-        default=None, description="the model's own chat template is used"
+        default=None, description="the model's chat template is always used"
     )
-    context: list[int] | None = Field(default=None, description="send messages to /api/chat")
+    context: list[int] | None = Field(
+        default=None, description="use /api/chat, which takes messages"
+    )
 
 
 class EmbedRequest(Wire):

@@ -46,7 +46,9 @@ class RerankRequest(VectorFields):
     return_documents: bool | None = None
     max_tokens_per_doc: Integer | None = Field(default=None, ge=1)
     instruction: str | None = Field(
-        default=None, description="what a good document is, for a model that is asked"
+        default=None,
+        description="instruction for a model that judges by its chat template: what makes a "
+        "document relevant",
     )
 
     def texts(self) -> list[str]:

@@ -146,5 +146,5 @@ def resumed(request: Request, streams: KeptStreams) -> Resumed:
     """
     given = request.query_params.get("starting_after", "-1")
     if not given.removeprefix("-").isdecimal():
-        raise RequestError("'starting_after' is a whole number.", param="starting_after")
+        raise RequestError("'starting_after' must be a whole number.", param="starting_after")
     return Resumed(streams.get(request.path_params["id"]), max(0, int(given) + 1))

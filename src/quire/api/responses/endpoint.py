@@ -200,7 +200,7 @@ class Responses:
             return await whole(stored.body)
         if not stored.background:
             raise RequestError(
-                "'stream' is offered for responses in the background alone.",
+                "'stream' is supported only for responses with 'background': true.",
                 param="stream",
                 code="unsupported_parameter",
             )

@@ -18,10 +18,10 @@ from quire.core.errors import NotFound
 class ItemsQuery(Wire):
     """A page of items."""
 
-    order: Literal["asc", "desc"] = Field("desc", description="desc: the newest first")
+    order: Literal["asc", "desc"] = Field("desc", description="desc: newest first")
     limit: int = Field(20, ge=1, le=100, strict=False)
-    after: str = Field("", description="the id of the item behind which the page begins")
-    include: list[Include] = Field([], description="no effect: items are listed as they are kept")
+    after: str = Field("", description="the id of the item after which the page starts")
+    include: list[Include] = Field([], description="no effect: items are always listed whole")
 
 
 def listed(items: Sequence[StoredItem], query: ItemsQuery) -> WireEvent:

@@ -100,8 +100,8 @@ class McpConversation:
             case ApprovalResponseItem(approval_request_id=request):
                 if request not in self._requests:
                     raise RequestError(
-                        f"'{param}.approval_request_id' is '{request[:80]}', which no "
-                        "mcp_approval_request before it has.",
+                        f"'{param}.approval_request_id' is '{request[:80]}', which is not the "
+                        "id of an earlier mcp_approval_request.",
                         param=f"{param}.approval_request_id",
                         code="invalid_value",
                     )

@@ -31,7 +31,7 @@ def asked(fields: dict[str, Any]) -> Sequence[AskedServer]:
     tools = fields.get("tools")
     servers = asked_servers(tools) if isinstance(tools, list) else []
     if servers and fields.get("background") is True:
-        what = "'background' is not offered where tools are MCP servers."
+        what = "'background' is not supported if 'tools' names MCP servers."
         raise RequestError(what, param="background", code="unsupported_parameter")
     return servers
 
@@ -81,7 +81,7 @@ def _chosen(choice: Mapping[str, Any], targets: Mapping[str, Target]) -> list[It
         if target.server == server and name in (None, target.tool.name)
     ]
     if not found:
-        what = "'tool_choice' names no tool of an MCP server among 'tools'."
+        what = "'tool_choice' does not name a tool of an MCP server among 'tools'."
         raise RequestError(what, param="tool_choice", code="invalid_value")
     return found
 

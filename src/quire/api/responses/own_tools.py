@@ -61,7 +61,7 @@ OWN_TOOLS: Mapping[str, OwnTool] = {
         given={"type": "exec", "command": [], "env": {}},
     ),
     "shell": OwnTool(
-        "Runs shell commands on the user's machine, one after the other.",
+        "Runs shell commands on the user's machine, in order.",
         {
             "commands": {**_TEXTS, "description": "The command lines, in order."},
             "timeout_ms": _NUMBER,

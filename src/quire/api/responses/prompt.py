@@ -136,7 +136,7 @@ class Translator:
         name = self._names.get(call_id)
         if name is None:
             raise RequestError(
-                f"'{param}.call_id' is '{call_id}', which no call before it has.",
+                f"'{param}.call_id' is '{call_id}', which is not the id of an earlier call.",
                 param=f"{param}.call_id",
                 code="invalid_value",
             )
@@ -190,7 +190,8 @@ def _parts(content: Content, param: str, *, media: bool = True) -> str | list[di
                 parts.append({"type": "text", "text": text})
             case _ if not media:
                 raise RequestError(
-                    f"'{param}[{index}]' is of type '{part.type}', which the assistant never says.",
+                    f"'{param}[{index}]' is of type '{part.type}', which an assistant message "
+                    "cannot hold.",
                     param=f"{param}[{index}]",
                     code="invalid_value",
                 )

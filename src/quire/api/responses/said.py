@@ -97,7 +97,7 @@ def _previous(
         return ()
     if response_id is not None and conversation_id is not None:
         raise RequestError(
-            "'previous_response_id' and 'conversation' both say what comes before: send one.",
+            "'previous_response_id' and 'conversation' exclude each other: send one of them.",
             param="conversation",
             code="invalid_value",
         )

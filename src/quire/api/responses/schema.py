@@ -366,14 +366,14 @@ class PromptFields(Wire):
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     reasoning_effort: Annotated[Effort | None, UnlessEmpty] = Field(
-        default=None, description="reasoning.effort, as chat completions have it"
+        default=None, description="the same as reasoning.effort, under the name of chat completions"
     )
     truncation: Literal["auto", "disabled"] | None = None
 
     conversation: ConversationName | None = Field(
         default=None,
-        description="a conversation of /v1/conversations, or its id: its items come first, and "
-        "this request's items and the answer join it",
+        description="a conversation of /v1/conversations, or its id: its items are put before "
+        "the input, and this request's items and the answer are appended to it",
     )
 
     @property
@@ -414,12 +414,12 @@ class ResponsesRequest(PromptFields, DecodingFields, GuidedFields):
     metadata: dict[str, str] | None = Field(default=None, max_length=16)
 
     background: bool | None = Field(
-        default=None, description="whether the answer goes on without its client; needs store"
+        default=None, description="generate even if the client disconnects; needs store"
     )
     background_options: None = None
     messages: None = Field(default=None, description="send input")
     response_format: None = Field(default=None, description="use text.format")
-    prompt: None = Field(default=None, description="send instructions and input")
+    prompt: None = Field(default=None, description="use instructions and input")
     context_management: list[dict[str, Any]] | None = Field(default=None, description="no effect")
     moderation: None = None
     image: None = None

@@ -114,8 +114,8 @@ def check_exposure(config: ServerConfig, *, allow_anyone: bool) -> None:
     if config.api_keys or allow_anyone or is_loopback(config.host):
         return
     raise QuireError(
-        f"Binding {config.host} lets other machines in, and no API key is set. "
-        "Set --api-key, or say --allow-anyone as well if that is what you want."
+        f"Binding {config.host} lets other machines connect, and no API key is set. "
+        "Set --api-key, or add --allow-anyone to serve everybody without a key."
     )
 
 

@@ -31,7 +31,7 @@ def _zstd(body: bytes) -> Iterator[bytes]:
             if frame.eof:
                 frame = decompressor.decompressobj()
     if started:
-        raise EOFError("it ends within a frame")
+        raise EOFError("the data ends before its last frame is complete")
 
 
 def _gzip(body: bytes) -> Iterator[bytes]:
@@ -82,7 +82,8 @@ async def unpacked(body: bytes, coding: str, take: Callable[[int], None]) -> byt
             piece = next(unpacking, None)
         except Exception as error:  # each library has its own for data that is not of its coding
             raise RequestError(
-                f"The body's Content-Encoding is '{coding}', but it cannot be unpacked: {error}.",
+                f"The body's Content-Encoding is '{coding}', but it cannot be decompressed: "
+                f"{error}.",
                 code="invalid_encoding",
             ) from None
         if piece is None:

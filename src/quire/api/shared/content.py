@@ -97,7 +97,7 @@ WrittenContent = TextOrList[WrittenPart]
 
 def _nowhere(value: object) -> None:
     if value not in (None, []):
-        raise ValueError("pictures are parts of 'content', of the type 'image_url'")
+        raise ValueError("send images as parts of 'content', of the type 'image_url'")
 
 
 Images = Annotated[None, BeforeValidator(_nowhere)]
@@ -193,7 +193,7 @@ class AssistantMessage(History):
     reasoning: str | None = None
     tool_calls: list[ToolCall] | None = None
     annotations: list[Any] | None = None
-    audio: None = Field(default=None, description="earlier audio answers cannot be referred to")
+    audio: None = Field(default=None, description="earlier audio answers are not kept")
     function_call: None = Field(default=None, description="use tool_calls")
 
 

@@ -69,16 +69,20 @@ def _disk_pages(stats: EngineStats) -> Samples:
 _FIGURES = (
     _Figure(
         "quire_running_sequences",
-        "Sequences that generate or are being read",
+        "Running sequences, in prefill or decode",
         _one(lambda stats: stats.running),
     ),
     _Figure(
         "quire_waiting_sequences",
-        "Sequences that wait for room",
+        "Waiting sequences",
         _one(lambda stats: stats.waiting),
     ),
-    _Figure("quire_kv_budget_bytes", "Bytes for all KV pages", _one(lambda stats: stats.kv_budget)),
-    _Figure("quire_steps", "Steps of the engine", _one(lambda stats: stats.steps), counts=True),
+    _Figure(
+        "quire_kv_budget_bytes",
+        "Budget of the KV cache in bytes",
+        _one(lambda stats: stats.kv_budget),
+    ),
+    _Figure("quire_steps", "Engine steps", _one(lambda stats: stats.steps), counts=True),
     _Figure(
         "quire_prompt_tokens",
         "Prompt tokens of all requests",
@@ -87,7 +91,7 @@ _FIGURES = (
     ),
     _Figure(
         "quire_cached_tokens",
-        "Prompt tokens read from the prefix cache",
+        "Prompt tokens found in the prefix cache",
         _one(lambda stats: stats.cached_tokens),
         counts=True,
     ),
@@ -99,53 +103,53 @@ _FIGURES = (
     ),
     _Figure(
         "quire_drafted_tokens",
-        "Guessed tokens that steps verified, by what guessed them",
+        "Draft tokens that steps verified, by drafter",
         _by_name(lambda stats: stats.drafts),
         labels=("drafter",),
         counts=True,
     ),
     _Figure(
         "quire_accepted_draft_tokens",
-        "Guessed tokens that were right, by what guessed them",
+        "Draft tokens that were accepted, by drafter",
         _by_name(lambda stats: stats.accepted_drafts),
         labels=("drafter",),
         counts=True,
     ),
     _Figure(
         "quire_preemptions",
-        "Sequences put back to wait for memory",
+        "Preempted sequences",
         _one(lambda stats: stats.preemptions),
         counts=True,
     ),
     _Figure(
         "quire_rank_work_seconds",
-        "Seconds that each process of a split model took for the same work",
+        "Seconds that each process of a split model took for the same steps",
         lambda stats: (((str(rank),), each) for rank, each in enumerate(stats.work_seconds)),
         labels=("rank",),
     ),
     _Figure(
         "quire_prefix_misses",
-        "Requests by why no more was reused",
+        "Requests by the reason why prefix reuse ended",
         _by_name(lambda stats: stats.reuse_misses),
         labels=("reason",),
         counts=True,
     ),
     _Figure(
         "quire_sequences_finished",
-        "Sequences by how they ended",
+        "Finished sequences, by finish reason",
         _by_name(lambda stats: stats.finished),
         labels=("reason",),
         counts=True,
     ),
     _Figure(
         "quire_kv_bytes",
-        "Bytes of KV pages by group and format",
+        "Bytes of KV blocks in use, by group and format",
         _kv_bytes,
         labels=("pool", "state"),
     ),
     _Figure(
         "quire_kv_block_bytes",
-        "Bytes of one KV page by group and format",
+        "Bytes of one KV block, by group and format",
         _by_name(lambda stats: stats.kv_block_bytes),
         labels=("pool",),
     ),
@@ -160,7 +164,7 @@ _OF_DISK = (
     _Figure("quire_disk_bytes", "Size of the disk tier's file", _disk_bytes),
     _Figure(
         "quire_disk_pages",
-        "Pages of the disk tier by what became of them",
+        "KV blocks of the disk tier, by event",
         _disk_pages,
         labels=("what",),
         counts=True,
@@ -183,10 +187,10 @@ def engine_families(
         in_flight: HTTP requests that generate.
     """
     yield GaugeMetricFamily(
-        "quire_http_in_flight", "Generating HTTP requests in flight", value=in_flight
+        "quire_http_in_flight", "Generation requests in flight", value=in_flight
     )
     loaded = GaugeMetricFamily(
-        "quire_models", "1 for each model, by its state", labels=["model", "state"]
+        "quire_models", "Models by state; the value is 1", labels=["model", "state"]
     )
     for name, state in states.items():
         loaded.add_metric([name, state], 1)

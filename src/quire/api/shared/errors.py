@@ -57,7 +57,7 @@ def failure_of(error: Exception) -> Failure:
         case EngineFailure():
             return Failure(str(error), 503, "server_error", code="engine_failure")
         case ClientDisconnect():
-            return Failure("The client left before its request was whole.", 499)
+            return Failure("The client disconnected before its request was complete.", 499)
         case HTTPException(status_code=404):
             return Failure("There is no such route.", 404, "not_found_error", code="unknown_url")
         case HTTPException(status_code=405):
@@ -172,7 +172,7 @@ def _unknown_url(request: Request) -> str:
         scope = {**request.scope, "path": meant}
         if any(route.matches(scope)[0] is Match.FULL for route in request.app.routes):
             return f"There is no such route; did you mean {meant}? {_BASE_URL}"
-    return "There is no such route; /openapi.json lists those there are."
+    return "There is no such route; /openapi.json lists all routes."
 
 
 async def handle(request: Request, error: Exception) -> Response:

@@ -94,7 +94,7 @@ class Guided(Wire):
         if self.type == "regex":
             if not isinstance(value, str):
                 raise RequestError(
-                    "Invalid value for 'grammar.value': a regular expression is a string.",
+                    "Invalid value for 'grammar.value': a regular expression must be a string.",
                     param="grammar.value",
                     code="invalid_type",
                 )
@@ -114,7 +114,7 @@ class GuidedFields(Wire):
     """
 
     guided_json: JsonSchemaText | None = Field(
-        default=None, description="response_format, as vLLM and llama.cpp call it"
+        default=None, description="response_format, under its name in vLLM and llama.cpp"
     )
     guided_regex: Source | None = None
     guided_choice: Choices | None = None
@@ -127,7 +127,7 @@ class GuidedFields(Wire):
     ) = Field(default=None, description="a context-free grammar, Lark's or llama.cpp's (GBNF)")
     structured_outputs: StructuredOutputs | None = None
     format: Annotated[JsonSchemaText | None, UnlessEmpty] = Field(
-        default=None, description="response_format, as Ollama has it: json, or a JSON schema"
+        default=None, description="response_format, as in Ollama: json, or a JSON schema"
     )
 
     def guided_format(self, scope: Scope, own: AnswerFormat | None) -> AnswerFormat | None:
@@ -156,7 +156,7 @@ class GuidedFields(Wire):
         named = [each for each in asked if each is not None]
         if len(named) > 1:
             raise RequestError(
-                f"'{named[1].field}' cannot be given beside '{named[0].field}'.",
+                f"'{named[1].field}' cannot be combined with '{named[0].field}'.",
                 param=named[1].field,
                 code="invalid_value",
             )

@@ -16,9 +16,9 @@ from quire.core.info import EngineStats
 from quire.serving.model import Model
 
 _GAUGES = (
-    ("num_requests_running", "requests that run"),
-    ("num_requests_waiting", "requests in the queue"),
-    ("kv_cache_usage_perc", "share of the KV memory that requests hold, from 0 to 1"),
+    ("num_requests_running", "running requests"),
+    ("num_requests_waiting", "waiting requests"),
+    ("kv_cache_usage_perc", "share of the KV memory in use by requests, from 0 to 1"),
 )
 _COUNTERS = (
     ("prefix_cache_queries", "prompt tokens looked up in the prefix cache"),
@@ -41,7 +41,7 @@ def gateway_families(models: Iterable[Model], stats: Mapping[str, EngineStats]) 
             yield family
     cache = GaugeMetricFamily(
         "vllm:cache_config_info",
-        "For gateways: tokens of a KV block, and how many blocks there may be",
+        "For gateways: tokens per KV block, and the number of blocks",
         labels=["model_name", "block_size", "num_gpu_blocks"],
     )
     adapters = GaugeMetricFamily(

@@ -94,14 +94,14 @@ def invalid_json(error: ValueError, said: str | None = None) -> RequestError:
     if isinstance(error, NotFinite):
         name = field_name(error.loc)
         return RequestError(
-            f"Invalid value for '{name}': the number is out of range; it has to be finite.",
+            f"Invalid value for '{name}': the number is out of range; it must be finite.",
             param=name or None,
             code="invalid_json",
         )
     if "recursion limit" in str(error):
         return RequestError(
-            f"The body is nested too deeply: at most {_MAX_DEPTH} arrays and objects may lie "
-            "within each other.",
+            f"The body is nested too deeply: at most {_MAX_DEPTH} arrays and objects may be "
+            "nested.",
             code="invalid_json",
         )
     return RequestError(f"The body is not valid JSON: {said or error}.", code="invalid_json")

@@ -183,15 +183,15 @@ class KeptStreams:
             Overloaded: the limit of streams is reached, and all of them still run.
         """
         if not _ID.fullmatch(stream_id):
-            what = f"'{HEADER}' takes 16 to 64 letters, digits, '-' and '_'."
+            what = f"'{HEADER}' must be 16 to 64 letters, digits, '-' and '_'."
             raise RequestError(what, param=HEADER)
         if stream_id in self._streams:
-            what = f"'{HEADER}' names a stream that is kept already; choose a new id."
+            what = f"'{HEADER}' is the id of an existing stream; choose a new id."
             raise RequestError(what, param=HEADER, code="stream_exists")
         if len(self._streams) >= self._max_count and not self._evict():
             raise Overloaded(
-                f"{self._max_count} resumable streams run, which is as many as are kept. Wait for "
-                f"one to end, or ask without '{HEADER}'.",
+                f"{self._max_count} resumable streams are running, which is this server's "
+                f"limit. Wait for one to end, or send the request without '{HEADER}'.",
                 code="too_many_requests",
             )
         stream = self._streams[stream_id] = KeptStream(self.grace_s)
@@ -290,7 +290,7 @@ class Resumed(Response):
         if number < stream.dropped or number > stream.last:
             raise NotFound(
                 f"The stream is kept from event {stream.dropped + 1} to {stream.last}; "
-                f"it cannot be taken up after event {number}.",
+                f"it cannot be resumed after event {number}.",
                 param="after",
                 code="events_not_kept",
             )

@@ -74,7 +74,7 @@ def form_of(request: Request, limit: int) -> Request:
         message = await request.receive()
         left -= len(message.get("body", b""))
         if left < 0:
-            raise TooLarge(f"A file has at most {limit} bytes.", code="file_too_large")
+            raise TooLarge(f"The file is larger than {limit} bytes.", code="file_too_large")
         return message
 
     return Request(request.scope, receive)
@@ -97,7 +97,7 @@ def check_count(items: int, limit: int, param: str) -> None:
     """Raise `RequestError` if a list has more entries than the operator allows."""
     if items > limit:
         raise RequestError(
-            f"'{param}' holds {items} items; this server takes {limit}.",
+            f"'{param}' holds {items} items; this server takes at most {limit}.",
             param=param,
             code="array_above_max_length",
         )
@@ -131,8 +131,8 @@ class Counted:
         """Count bytes. Raise `Overloaded` if there is no room for them."""
         if self._bodies.held + size > self._bodies.limit:
             raise Overloaded(
-                f"The bodies of requests take {self._bodies.held} of {self._bodies.limit} bytes: "
-                "try again later.",
+                f"Request bodies in flight take {self._bodies.held} of {self._bodies.limit} "
+                "bytes: try again later.",
                 code="too_many_requests",
             )
         self._bodies.held += size
@@ -152,7 +152,8 @@ class Slots:
         """Raise `Overloaded` if there is no free slot."""
         if self.taken >= self.limit:
             raise Overloaded(
-                f"{self.limit} requests are in flight, which is as many as this server takes.",
+                f"{self.limit} requests are in flight, which is this server's limit "
+                "(--max-concurrent): try again later.",
                 code="too_many_requests",
             )
 
@@ -175,7 +176,7 @@ class Slots:
         """
         if self.held + size > _HELD_BYTES:
             raise Overloaded(
-                f"Log-probabilities of answers that are not streamed take {self.held} of "
+                f"Log-probabilities of unstreamed answers take {self.held} of "
                 f"{_HELD_BYTES} bytes: set 'stream', or try again later.",
                 param="logprobs",
                 code="too_many_logprobs",

@@ -92,7 +92,7 @@ async def resolved(asked: Iterable[AskedServer], servers: McpServers) -> dict[st
         seen.add(each.name)
         if each.url and each.url.rstrip("/") != servers.url(each.name).rstrip("/"):
             what = (
-                f"'{each.url[:200]}' is not the URL that this server's operator gave for the MCP "
+                f"'{each.url[:200]}' is not the URL that this server's operator set for the MCP "
                 f"server '{each.name}': leave the URL out."
             )
             raise NotFound(what, param=url_field)
@@ -118,7 +118,7 @@ async def made(servers: McpServers, target: Target, arguments: str) -> MadeCall:
     try:
         given = json.loads(arguments or "{}")
         if not isinstance(given, dict):
-            raise ValueError("the arguments are no JSON object")
+            raise ValueError("the arguments are not a JSON object")
         result = await servers.call(target.server, tool, given)
         output, failed = result.text, result.failed
     except (RequestError, ValueError) as error:

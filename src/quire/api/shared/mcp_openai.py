@@ -43,7 +43,9 @@ class McpServerTool(Wire):
     type: Literal["mcp"]
     server_label: str
     server_description: str | None = Field(None, description="no effect")
-    server_url: str | None = Field(None, description="the operator's, or left out")
+    server_url: str | None = Field(
+        None, description="leave it out, or send the URL that the operator set"
+    )
     allowed_tools: (
         Annotated[
             Annotated[list[str], Tag("@plain")] | Annotated[ToolFilter, Tag("@filter")],

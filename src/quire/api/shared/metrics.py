@@ -119,14 +119,15 @@ class Metrics:
             responses.add_metric([path, status], count)
         yield responses
         yield counted(
-            "quire_answers", "Answers by how they ended", "reason", items=self.ends.items()
+            "quire_answers", "HTTP answers, by outcome", "reason", items=self.ends.items()
         )
-        yield self.request_seconds.family("quire_http_request_seconds", "Whole HTTP requests")
+        yield self.request_seconds.family("quire_http_request_seconds", "Duration of HTTP requests")
         yield self.time_to_first_token.family(
-            "quire_time_to_first_token_seconds", "From the request's submission to its first token"
+            "quire_time_to_first_token_seconds",
+            "Time to first token, from the request's submission",
         )
         yield self.between_tokens.family(
-            "quire_inter_token_seconds", "Between two tokens of one request"
+            "quire_inter_token_seconds", "Time between two tokens of a request"
         )
 
 

@@ -84,7 +84,7 @@ def pieces(value: Any) -> Iterator[bytes]:
 
     def place(each: Any) -> str:
         if not isinstance(each, Written):
-            raise TypeError(f"{type(each).__name__} is no JSON")
+            raise TypeError(f"{type(each).__name__} cannot be written as JSON")
         written.append(each)
         return _PLACE
 

@@ -21,8 +21,8 @@ Priority = Annotated[
     Field(
         ge=-_MOST,
         lt=_MOST,
-        description="lower numbers go first, 0 is the default; negative ones pass requests of the "
-        "same API key alone",
+        description="lower numbers are scheduled first; default: 0; negative numbers overtake only "
+        "requests of the same API key",
     ),
 ]
 
@@ -42,6 +42,6 @@ def priority_of(asked: int | None, headers: Mapping[str, str]) -> int | None:
         least = _MOST
     if abs(least) >= _MOST:
         raise RequestError(
-            f"'{PRIORITY_HEADER}' takes a whole number such as 1.", param=PRIORITY_HEADER
+            f"'{PRIORITY_HEADER}' must be a whole number such as 1.", param=PRIORITY_HEADER
         )
     return least if asked is None else max(asked, least)

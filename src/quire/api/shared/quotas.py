@@ -72,7 +72,7 @@ class Quota:
             limits, what = self.limits, "requests" if of_requests else "tokens"
             limit = limits.requests_per_minute if of_requests else limits.tokens_per_minute
             raise Overloaded(
-                f"This API key has used up its {limit} {what} a minute.",
+                f"This API key has used its limit of {limit} {what} a minute.",
                 retry_after_s=max(requests_s, tokens_s),
                 code="rate_limit_exceeded",
             )

@@ -82,7 +82,7 @@ def _strings(text: str) -> list[str]:
         values = None
     if not isinstance(values, list) or not all(isinstance(each, str) for each in values):
         raise RequestError(
-            "'dry_sequence_breakers' must be a list of texts, or JSON strings with commas between.",
+            "'dry_sequence_breakers' must be a list of texts, or JSON strings separated by commas.",
             param="dry_sequence_breakers",
             code="invalid_value",
         )

@@ -158,7 +158,7 @@ def _with_own_names(payload: dict[str, Any], names: Mapping[str, str]) -> dict[s
     for field, other in names.items():
         if own.get(field) not in (None, payload[other]):
             raise RequestError(
-                f"'{other}' and '{field}' are one thing and cannot differ.",
+                f"'{other}' and '{field}' mean the same and must be equal; send one of them.",
                 param=other,
                 code="invalid_value",
             )
@@ -228,7 +228,7 @@ def without_limit(value: object) -> object:
 _NO_LIMIT = MOST_TOKENS
 _UNLIMITED = (-1, -2, "-1", "-2")
 TokenLimit = Annotated[
-    TokenCount, BeforeValidator(without_limit), Field(description="-1 and -2 are no limit")
+    TokenCount, BeforeValidator(without_limit), Field(description="-1 and -2: no limit")
 ]
 
 
@@ -310,7 +310,7 @@ class DecodingFields(Wire):
     logit_bias: Annotated[dict[str, Bias] | None, UnlessEmpty] = None
     seed: Integer | None = Field(default=None, ge=-(2**63), lt=2**63)
     top_k: Annotated[Integer, Field(**LIMITS["top_k"])] | None = Field(
-        default=None, description="0 and -1 keep all tokens"
+        default=None, description="0 and -1: all tokens"
     )
     min_p: Annotated[Number, Field(**LIMITS["min_p"])] | None = None
     repetition_penalty: Annotated[Number, Field(**LIMITS["repetition_penalty"])] | None = None
@@ -321,37 +321,48 @@ class DecodingFields(Wire):
     dry_base: Annotated[Number, Field(**LIMITS["dry_base"])] | None = None
     dry_allowed_length: Annotated[Integer, Field(**LIMITS["dry_allowed_length"])] | None = None
     dry_penalty_last_n: Annotated[Integer, Field(**LIMITS["dry_penalty_last_n"])] | None = Field(
-        default=None, description="tokens that DRY looks at; -1: all, 0: none"
+        default=None, description="number of last tokens that DRY looks at; -1: all, 0: none"
     )
     dry_sequence_breakers: (
         Annotated[list[Annotated[str, Field(max_length=64)]], Field(max_length=64)]
         | Annotated[str, Field(max_length=4096)]
         | None
-    ) = Field(default=None, description="texts that end a repeat, a list or JSON strings")
+    ) = Field(
+        default=None, description="texts at which a repeat ends for DRY: a list, or JSON strings"
+    )
     min_tokens: Integer | None = Field(default=None, ge=0, lt=2**31)
     stop_token_ids: list[TokenId] | None = Field(default=None, max_length=64)
     ignore_eos: bool | None = None
     stop_on_loop: (
         Annotated[Integer, Field(ge=0, lt=2**31), AfterValidator(check_repeats)] | None
-    ) = Field(default=None, description="repeats of a cycle of tokens that end an answer; 0: never")
+    ) = Field(
+        default=None,
+        description="end the answer after so many repeats of a cycle of tokens; 0: never",
+    )
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=1 << 20)] | None = (
-        Field(default=None, description="the only tokens that an answer may hold, its end included")
+        Field(
+            default=None,
+            description="the only tokens that may be sampled, end tokens included",
+        )
     )
     bad_words: list[Annotated[str, Field(min_length=1, max_length=256)]] | None = Field(
-        default=None, max_length=256, description="texts that no answer writes, as vLLM has them"
+        default=None, max_length=256, description="texts that are never generated, as in vLLM"
     )
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     truncate_prompt_tokens: Integer | None = Field(
-        default=None, ge=-1, lt=2**31, description="tokens of a prompt that are kept; -1: that fit"
+        default=None,
+        ge=-1,
+        lt=2**31,
+        description="truncate the prompt to so many tokens; -1: to what fits",
     )
     truncation_side: Literal["left", "right"] | None = Field(
-        default=None, description="where a prompt is cut; the default is left"
+        default=None, description="the side on which the prompt is truncated; default: left"
     )
     kv_bits: float | str | None = None
     kv_scheme: str | None = None
     speculation: Speculation | None = Field(
-        default=None, description="what may guess tokens, several of which a step then verifies"
+        default=None, description="the drafter, whose tokens are verified several a step"
     )
     priority: Priority | None = None
     cache_salt: str | None = Field(default=None, max_length=256)

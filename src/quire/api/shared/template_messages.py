@@ -30,7 +30,8 @@ def check_answered(messages: Sequence[TemplateMessage], param: str) -> None:
     calls = messages[-1].get("tool_calls") if messages else None
     if calls:
         raise RequestError(
-            f"'{param}' ends with the call '{calls[0]['id']}', whose result is missing.",
+            f"'{param}' ends with the call '{calls[0]['id']}', but the call's result is "
+            "missing: append it.",
             param=param,
             code="missing_tool_result",
         )

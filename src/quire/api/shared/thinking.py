@@ -95,7 +95,7 @@ def template_variables(
     variables = dict(given or {})
     for name in RESERVED_VARIABLES & variables.keys():
         raise RequestError(
-            f"'chat_template_kwargs.{name}' is set by the server.",
+            f"'chat_template_kwargs.{name}' is set by the server: leave it out.",
             param=f"chat_template_kwargs.{name}",
             code="unknown_parameter",
         )

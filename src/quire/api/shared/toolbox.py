@@ -154,7 +154,7 @@ class ToolboxBuilder:
     def _put(self, tool: ClientTool, unique: str) -> None:
         if unique and tool.model_name in self._named:
             raise RequestError(
-                f"'{unique}' holds '{tool.model_name}', which an earlier tool is called.",
+                f"'{unique}' holds '{tool.model_name}', which is also the name of an earlier tool.",
                 param=unique,
                 code="invalid_value",
             )

@@ -61,7 +61,7 @@ class CheckedBackend(AttentionBackend):
         difference = problem_of(first_difference)
         if difference is not None:
             log.warning(
-                "attention kernels %s are disabled for %s, another backend serves it: %s",
+                "attention kernels %s are disabled for %s, another backend is used: %s",
                 self.name,
                 case.spec,
                 difference,

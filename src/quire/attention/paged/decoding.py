@@ -167,7 +167,8 @@ def _tried(shape: LayerShape, format: KVFormat, dtype: mx.Dtype, *, behind: bool
     difference = problem_of(lambda: decoding_differs(shape, format, dtype, behind=behind))
     if difference is not None:
         log.warning(
-            "the kernel that decodes KV blocks is disabled, MLX decodes them: %s", difference
+            "the kernel that decodes KV blocks is disabled, slower MLX operations decode them: %s",
+            difference,
         )
     return difference is None
 

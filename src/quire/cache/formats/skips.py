@@ -23,8 +23,10 @@ def skipped_layers(
         return (full[-1],) if len(full) > 1 else ()
     for index in wanted:
         if not 0 <= index < len(layout):
-            raise ModelError(f"kv-skip-layers: layer {index}; the model has {len(layout)}")
+            raise ModelError(
+                f"kv-skip-layers names layer {index}, but the model has {len(layout)} layers"
+            )
         spec = layout[index]
         if spec.lacks_kv:
-            raise ModelError(f"kv-skip-layers: layer {index} {spec.lacks_kv}")
+            raise ModelError(f"kv-skip-layers names layer {index}, which {spec.lacks_kv}")
     return tuple(sorted(set(wanted)))

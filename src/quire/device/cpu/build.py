@@ -180,7 +180,7 @@ def compile_extension(
         CannotBuild: see `build`.
     """
     if not sys.platform.startswith("linux"):
-        raise CannotBuild("the extensions are for Linux")
+        raise CannotBuild("the compiled extensions support Linux only")
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if not compiler:
         raise CannotBuild("no C++ compiler (g++, clang++ or $CXX)")

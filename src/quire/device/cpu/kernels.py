@@ -59,8 +59,8 @@ def load_kernels(threads: int = 0, instructions: str = "auto") -> CPUKernels:
     cores = Cores(threads, "as set") if threads else usable_cores()
     if not ops.use(best if instructions == "auto" else instructions):
         raise ModelError(
-            f"kernels: this processor, or this build, has no {instructions}; "
-            f"it has {', '.join(ops.instruction_sets())}"
+            f"kernels: {instructions} is not available on this processor or in this build; "
+            f"available: {', '.join(ops.instruction_sets())}"
         )
     if ops.threads() != cores.count:
         ops.set_threads(cores.count)
@@ -82,10 +82,10 @@ def _extension() -> tuple[Any, str]:
         ops = importlib.import_module("quire.device.cpu._cpu")
     except ImportError as error:
         if TARGET.exists():
-            raise NoKernels(f"the CPU kernels do not load: {error}; {_WITHOUT}") from error
+            raise NoKernels(f"the CPU kernels cannot be loaded: {error}; {_WITHOUT}") from error
         raise NoKernels(
             f"the CPU kernels were not built, so {_WITHOUT}: install a C++ compiler (g++ or "
-            "clang++), then Quire again"
+            "clang++), then reinstall Quire"
         ) from error
     if (mlx := version("mlx")) != ops.MLX_VERSION:
         raise NoKernels(
@@ -94,20 +94,18 @@ def _extension() -> tuple[Any, str]:
         )
     if getattr(ops, "SOURCES", "") != sources_digest():
         raise NoKernels(
-            f"the CPU kernels were built from other sources, so {_WITHOUT}: install Quire again"
+            f"the CPU kernels were built from other sources, so {_WITHOUT}: reinstall Quire"
         )
     if not ops.instruction_sets():
         raise NoKernels(
-            f"the CPU kernels were built for another processor, so {_WITHOUT}: install Quire again"
+            f"the CPU kernels were built for another processor, so {_WITHOUT}: reinstall Quire"
         )
     # A machine may announce instructions that it does not have: AMX above all.
     for name in ops.instruction_sets():
         ops.use(name)
         if _multiplies(ops):
             return ops, name
-    raise NoKernels(
-        f"the CPU kernels compute something else than MLX on this machine, so {_WITHOUT}"
-    )
+    raise NoKernels(f"the CPU kernels do not agree with MLX on this machine, so {_WITHOUT}")
 
 
 def _multiplies(ops: Any) -> bool:

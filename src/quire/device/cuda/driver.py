@@ -269,7 +269,9 @@ def _nvrtc() -> Any:
             return ctypes.CDLL(f"libnvrtc.so.{version}")
         except OSError:
             continue
-    raise DriverError("libnvrtc is not to be found")
+    raise DriverError(
+        "libnvrtc cannot be found: install 'quire-serve[cuda12]' or 'quire-serve[cuda13]'"
+    )
 
 
 def driver_call(name: str, *arguments: Any) -> None:
@@ -314,7 +316,7 @@ def _header_folders() -> tuple[Path, ...]:
         folders += sorted(Path(path, "nvidia").glob("*/include"))
     found = [folder for folder in folders if (folder / _HEADER).exists()][:1]
     if not found:
-        raise DriverError(f"CUDA's headers ({_HEADER}) are not to be found: set CUDA_HOME")
+        raise DriverError(f"CUDA's headers ({_HEADER}) cannot be found: set CUDA_HOME")
     beside = [found[0] / "cccl"]
     beside += [Path(path, "mlx", "include", "cccl") for path in sys.path]
     return (*found, *(folder for folder in beside if folder.is_dir()))

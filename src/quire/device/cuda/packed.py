@@ -105,7 +105,7 @@ def fits(gemm: SkinnyGemm) -> bool:
     """Return whether the card has enough shared memory. Log once if not."""
     if not gemm.fits:
         log.warning(
-            "products of %d rows and %d columns by MLX's own kernels: they need %d bytes of "
+            "products of %d rows and %d columns use MLX's kernels: Quire's need %d bytes of "
             "shared memory, and the card has %d",
             *(gemm.rows, gemm.inputs, gemm.shared, gemm.card.shared),
         )

@@ -200,7 +200,7 @@ class CUDAGraphs:
                 mx.eval(*self._pools.arrays(range(len(self._layout.group))))
                 computed = self._computed(inputs, max_rows)
         if computed is None:
-            raise EngineFailure(f"batch-invariant: steps of {max_rows} rows cannot be computed")
+            raise EngineFailure(f"batch-invariant: steps of {max_rows} rows cannot be graphed")
         return computed
 
     def _known(self, format: KVFormat, max_rows: int) -> bool | None:

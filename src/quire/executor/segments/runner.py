@@ -45,7 +45,11 @@ def open_segments(model: LanguageModel) -> StepSegments | None:
         program = simplified(trace_body(model, Variant(axes)))
     except Exception as error:  # whatever a model's code does while it is traced, it can be run
         known = isinstance(error, NotLinear)
-        log.warning("steps go operation by operation: %s", error, exc_info=not known)
+        log.warning(
+            "CPU segments disabled for this model: %s. Steps run eagerly.",
+            error,
+            exc_info=not known,
+        )
         return None
     layout = KVLayout.of(model.layout)
     refused = refused_nodes(kernels.ops)
@@ -185,7 +189,8 @@ class StepSegments:
         if equal:
             return found
         log.warning(
-            "steps of %s go operation by operation: segments compute something else", kind[1]
+            "CPU segments disabled for %s: they do not agree with the model. Steps run eagerly.",
+            kind[1],
         )
         before.restore()
         return run_eagerly()

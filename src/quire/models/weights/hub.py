@@ -72,9 +72,7 @@ def _listed(repository: str) -> list[str]:
         return [file.rfilename for file in HfApi().model_info(repository).siblings or ()]
     except HfHubHTTPError as error:
         raise _not_downloaded(repository, error) from error
-    except Exception:
-        # Not reached. The library lets its HTTP client's errors through, and its client was
-        # requests, then httpx, then httpx2.
+    except Exception:  # of the HTTP client, which changes between versions of the library
         return _listed_here(repository)
 
 
