@@ -57,7 +57,7 @@ def _protocols(stores: CallerStores) -> Mapping[str, _Protocol]:
             responses.asked,
             responses.shown,
             lambda request, asked, call, client: responses.ResponsesAnswer(
-                asked, call, client, stores.of(request)
+                asked, call, client, store=stores.of(request)
             ),
         ),
         "/v1/responses/input_tokens": _Protocol(responses.asked, responses.shown),

@@ -305,7 +305,7 @@ OPERATIONS: tuple[Operation, ...] = (
         lambda e: e.transcriptions.translate,
         "post",
         "/v1/audio/translations",
-        "Translate speech to English text, sent as a form with file",
+        summary="Translate speech to English text, sent as a form with file",
         answers=(JSON, TEXT),
         statuses=(404, 408, 413, 415, 429, 501, 503),
         form=True,

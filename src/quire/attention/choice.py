@@ -47,9 +47,9 @@ class IndexerTopK:
         q, weights = q.astype(mx.float32), weights.astype(mx.float32)[:, None]
         outs: list[tuple[slice, mx.array]] = []
         for batch in self._batches:
-            outs += self._of_batch(q[batch.rows], weights[batch.rows], keys, batch)
+            outs += self._of_batch(q[batch.rows], weights[batch.rows], keys, batch=batch)
         for chunk in self._chunks:
-            outs += self._of_chunk(q[chunk.rows], weights[chunk.rows], keys, chunk)
+            outs += self._of_chunk(q[chunk.rows], weights[chunk.rows], keys, chunk=chunk)
         outs.sort(key=lambda out: out[0].start)
         return self._joined(outs)
 
@@ -61,7 +61,15 @@ class IndexerTopK:
             return keys[blocks].reshape(blocks.shape[0], -1, keys.shape[-1]).astype(mx.float32)
 
         seen = batch.blocks.shape[1] * batch.block_size
-        return self._in_tiles(q, weights, gathered, seen, batch.rows.start, batch.first, batch.last)
+        return self._in_tiles(
+            q,
+            weights,
+            gathered,
+            seen=seen,
+            start=batch.rows.start,
+            first=batch.first,
+            last=batch.last,
+        )
 
     def _of_chunk(
         self, q: mx.array, weights: mx.array, keys: mx.array, chunk: Chunk
@@ -73,7 +81,13 @@ class IndexerTopK:
             return keys
 
         return self._in_tiles(
-            q, weights, gathered, own.shape[1], chunk.rows.start, chunk.first, chunk.last
+            q,
+            weights,
+            gathered,
+            seen=own.shape[1],
+            start=chunk.rows.start,
+            first=chunk.first,
+            last=chunk.last,
         )
 
     def _in_tiles(

@@ -71,7 +71,7 @@ class _Prepared(PreparedAttention):
         self, q: mx.array, store: LayerStore, written: WrittenBlocks | None, scoring: Scoring
     ) -> mx.array:
         if store.packed is not None:
-            return self._packed(q, store.packed, written, scoring)
+            return self._packed(q, store.packed, written, scoring=scoring)
         keys, *values = store.arrays()
         out: mx.array = self._ops.attend(
             q,

@@ -128,4 +128,6 @@ def _whole_blocks(written: array[int], spec: CrossKV, block_size: int) -> SlotMa
     blocks = np.repeat(np.array(written, np.int32), block_size)
     offsets = np.tile(np.arange(block_size, dtype=np.int32), len(written))
     starts = np.array([0, len(blocks)], np.int32)
-    return SlotMapping(blocks, offsets, starts, None, spec.kv_heads, block_size)
+    return SlotMapping(
+        blocks, offsets, starts, tails=None, kv_heads=spec.kv_heads, block_size=block_size
+    )

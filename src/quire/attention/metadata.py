@@ -114,9 +114,9 @@ class AttentionMetadata:
             self.block_table[own],
             self.keys % self.block_size,
             self.query_starts,
-            self.tails,
-            self.spec.kv_heads,
-            self.block_size,
+            tails=self.tails,
+            kv_heads=self.spec.kv_heads,
+            block_size=self.block_size,
         )
 
     def by_row(self, of_sequences: Ints) -> Ints:

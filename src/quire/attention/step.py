@@ -179,8 +179,10 @@ class StepAttention:
         chosen = [None] * len(parts) if chosen_by is None else self._chosen[chosen_by]
         attending = self._attending.get(group)
         if attending is None:
-            return self._attend_parts(parts, owner, q, k, v, scoring, chosen)
-        some = self._attend_parts(parts, owner, q[attending], k, v, scoring, chosen)
+            return self._attend_parts(parts, owner, q, k=k, v=v, scoring=scoring, chosen=chosen)
+        some = self._attend_parts(
+            parts, owner, q[attending], k=k, v=v, scoring=scoring, chosen=chosen
+        )
         out = mx.zeros((q.shape[0], *some.shape[1:]), dtype=some.dtype)
         out[attending] = some
         return out
@@ -197,13 +199,15 @@ class StepAttention:
     ) -> mx.array:
         """Attend for rows that each see at least one key."""
         if len(parts) == 1:
-            return self._attend(parts[0], owner, q, k, v, scoring._replace(chosen=chosen[0]))
+            return self._attend(
+                parts[0], owner, q, k=k, v=v, scoring=scoring._replace(chosen=chosen[0])
+            )
         outs = []
         for part, keys in zip(parts, chosen, strict=True):
             own_k = None if k is None else k[part.keys]
             own_v = None if v is None else v[part.keys]
             own = scoring._replace(chosen=keys)
-            outs.append(self._attend(part, owner, q[part.rows], own_k, own_v, own))
+            outs.append(self._attend(part, owner, q[part.rows], k=own_k, v=own_v, scoring=own))
         return mx.concatenate(outs)
 
     @property
@@ -242,15 +246,15 @@ class StepAttention:
         if k is not None and v is not None and len(k):
             part.written[owner] = store.write(k, v, part.slots or part.metadata.slots)
         written = part.written.get(owner)
-        runs = self._runs(part, store, q, scoring)
+        runs = self._runs(part, store, q, scoring=scoring)
         if len(runs) == 1:
-            return runs[0].prepared.forward(q, store, written, scoring)
+            return runs[0].prepared.forward(q, store, written, scoring=scoring)
         outs = [
             run.prepared.forward(
                 q[run.rows],
                 store,
                 None if written is None else written.part(run.chunks),
-                scoring.part(run.rows) if run.chosen else scoring._replace(chosen=None),
+                scoring=scoring.part(run.rows) if run.chosen else scoring._replace(chosen=None),
             )
             for run in runs
         ]
@@ -265,9 +269,11 @@ class StepAttention:
         parts = []
         row = 0
         for format, some in self._by_format():
-            metadata = build_metadata(group, spec.attention, some, self._pools.block_size)
+            metadata = build_metadata(
+                group, spec.attention, some, block_size=self._pools.block_size
+            )
             rows = slice(row, row + metadata.rows)
-            parts.append(_FormatRows(rows, rows, self._pools.kv(group, format), metadata))
+            parts.append(_FormatRows(rows, rows, self._pools.kv(group, format), metadata=metadata))
             row = rows.stop
         return parts
 
@@ -277,12 +283,14 @@ class StepAttention:
         attending: list[Ints] = []
         first = row = key = 0
         for format, some in self._by_format():
-            found = build_cross(group, spec, some, self._pools.block_size)
+            found = build_cross(group, spec, some, block_size=self._pools.block_size)
             if found is not None:
                 rows = slice(row, row + found.metadata.rows)
                 keys = slice(key, key + len(found.slots.blocks))
                 pool = self._pools.kv(group, format)
-                parts.append(_FormatRows(rows, keys, pool, found.metadata, found.slots))
+                parts.append(
+                    _FormatRows(rows, keys, pool, metadata=found.metadata, slots=found.slots)
+                )
                 attending.append(found.rows + first)
                 row, key = rows.stop, keys.stop
             first += sum(each.count for each in some)
@@ -351,7 +359,7 @@ class StepAttention:
             rows = slice(int(metadata.query_starts[begin]), int(metadata.query_starts[end]))
             several = sum(1 for count in counts[begin:end] if count > 1)
             prepared = part.prepare(backend, begin, end, length=split)
-            runs.append(_Run(rows, slice(chunks, chunks + several), chosen, prepared))
+            runs.append(_Run(rows, slice(chunks, chunks + several), chosen, prepared=prepared))
             begin, chunks = end, chunks + several
         return runs
 

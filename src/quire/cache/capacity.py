@@ -124,7 +124,7 @@ class Capacity:
         pool.free = low
         self.claimed -= count * pool.block_bytes
         self.epoch += 1
-        return Resize(pool.key, capacity, tuple(moves), spare)
+        return Resize(pool.key, capacity, tuple(moves), spare=spare)
 
     def _spare(self) -> int:
         """Return the bytes that may be held twice beside what is claimed."""

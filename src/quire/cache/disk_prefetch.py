@@ -259,7 +259,7 @@ class DiskPrefetch:
             states = {g: p for g, p in blocks.items() if g in self._states}
             vectors = {g: p for g, p in blocks.items() if g not in self._states}
             tokens = tuple(prompt.tokens[number * size : (number + 1) * size])
-            entered = self._index.insert(node, prompt.keys[number], tokens, vectors)
+            entered = self._index.insert(node, prompt.keys[number], tokens, blocks=vectors)
             if entered is None:  # what this block continues was evicted meanwhile
                 break
             for block in states.values():

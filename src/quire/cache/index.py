@@ -167,7 +167,7 @@ class PrefixIndex:
         length, miss = self._longest(path, last, length=length, miss=miss, partial=partial)
         if miss is _NO_SNAPSHOT and reached - length < self.min_saving:
             miss = end
-        match = self._collect(path, last, length, miss)
+        match = self._collect(path, last, length, miss=miss)
         match.reached = reached
         return match
 

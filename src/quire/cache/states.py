@@ -110,4 +110,4 @@ class StateSlots:
         if self.targets is not None:
             indices, slots = self.targets
             value = value[indices]
-        self.pool.write(self.layer, name, slots, value)
+        self.pool.write(self.layer, name, slots, value=value)

@@ -119,7 +119,9 @@ async def run_level(
         done()
 
     try:
-        await closed_loop(target, load.route, bodies, concurrency, timeout_s, answered)
+        await closed_loop(
+            target, load.route, bodies, concurrency=concurrency, timeout_s=timeout_s, done=answered
+        )
     except asyncio.CancelledError:
         if answers:
             cut_off(summarise(answers, concurrency, time.process_time() - cpu))
@@ -136,7 +138,7 @@ async def calibrate(target: Target, load: Load, tokens: int, timeout_s: float) -
     counts = []
     for words in (16, 80):
         probe = Load(load.model, load.endpoint, prompt_words=words, max_tokens=1, seed=load.seed)
-        answer = await send(target, load.route, probe.body(-words), timeout_s)
+        answer = await send(target, load.route, probe.body(-words), timeout_s=timeout_s)
         if answer.error is not None:
             raise LoadError(answer.error)
         if answer.prompt_tokens is None:
@@ -234,7 +236,9 @@ class BenchCommand(ClientOptions, Command):
             model = self.model or str(Server(self.url, self.key).model()["id"])
             levels: list[Level] = []
             with shown(console) as start_stage:
-                measuring = self._measure(levels, model, target, console, start_stage)
+                measuring = self._measure(
+                    levels, model, target, console=console, start_stage=start_stage
+                )
                 interrupted = not run_async(to_the_end_or_ctrl_c(measuring))
         except (QuireError, LoadError, ServerError, ValueError, OSError) as error:
             console.print(f"quire bench: {error}", style="red", markup=False, soft_wrap=True)
@@ -297,7 +301,7 @@ class BenchCommand(ClientOptions, Command):
         )
         if prompt is not None:
             return load
-        words = await calibrate(target, load, self.prompt_tokens, self.timeout)
+        words = await calibrate(target, load, self.prompt_tokens, timeout_s=self.timeout)
         return replace(load, prompt_words=words)
 
     def _report(self, model: str, levels: list[Level], console: Console) -> int:

@@ -88,7 +88,9 @@ class ConvertCommand(Command):
         open_device("auto")
         source = place(self.model)
         with shown(Console(stderr=True)) as start_stage:
-            made = convert(source, self.out, self._default(), self._choices(), start_stage)
+            made = convert(
+                source, self.out, self._default(), choices=self._choices(), start_stage=start_stage
+            )
             score = self._measured(source, start_stage) if self.tokens else None
         for line in _left(made):
             print(line, file=sys.stderr)
@@ -116,7 +118,7 @@ class ConvertCommand(Command):
     def _choices(self) -> list[Choice]:
         from quire.models.weights.packing_plan import ROUTERS, Choice
 
-        choices = [Choice(ROUTERS, None)]  # small, and they decide which experts compute
+        choices = [Choice(ROUTERS, packing=None)]  # small, and they decide which experts compute
         for text in self.layers:
             pattern, _, word = text.rpartition("=")
             if not pattern or word not in (*_BITS, *_FLOATS, "plain"):
@@ -138,10 +140,10 @@ class ConvertCommand(Command):
         original, packed = open_model(source), open_model(str(self.out))
         tokenizer = Tokenizer.open(original.path)
         template = ChatTemplate.open(original.path, tokenizer.special_tokens)
-        texts = texts_of(tokenizer, template, self.text, self.tokens)
+        texts = texts_of(tokenizer, template, self.text, tokens=self.tokens)
         score = Score("packed", 0.0)
         readers = [partial(Reader, loaded, KVFormat()) for loaded in (original, packed)]
-        compare(readers[0], readers[1:], texts, [score], start_stage)
+        compare(readers[0], readers[1:], texts, scores=[score], start_stage=start_stage)
         return score
 
 

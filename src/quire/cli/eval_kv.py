@@ -100,7 +100,7 @@ class EvalKVCommand(Command):
             items=self.skill_items,
         )
         with shown(Console(stderr=True)) as start_stage:
-            scores = evaluate(place(self.model), formats, plan, start_stage)
+            scores = evaluate(place(self.model), formats, plan, start_stage=start_stage)
         print(table(scores))
         if self.report is not None:
             self.report.write_text(json.dumps([asdict(score) for score in scores], indent=1) + "\n")

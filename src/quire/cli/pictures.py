@@ -125,7 +125,7 @@ def sixel_picture(data: bytes) -> str:
         for index in sorted(set(colours))
     )
     bands = "-".join(
-        _band(colours, opaque, width, range(top, min(top + _BAND, height)))
+        _band(colours, opaque, width, rows=range(top, min(top + _BAND, height)))
         for top in range(0, height, _BAND)
     )
     return f'\033P0;1;0q"1;1;{width};{height}{palette}{bands}\033\\'

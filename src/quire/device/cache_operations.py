@@ -72,7 +72,7 @@ class CacheOperations:
         codes = self.encode(vectors, codings)
         if codes is None:
             return False
-        self.write_vectors(pools, codes, rows, offsets)
+        self.write_vectors(pools, codes, rows, offsets=offsets)
         return True
 
     def code_blocks(self, chunks: Chunks, codings: Sequence[VectorCoding]) -> CodedChunks | None:

@@ -92,9 +92,9 @@ class ChunkBlocks:
             starts,
             tails[owner],
             np.where(first == 0, offsets[owner], 0),
-            own_ends,
-            rows[owner] - offsets[owner] + first,
-            np.where(full, np.cumsum(full) - 1, -1),
+            ends=own_ends,
+            rows=rows[owner] - offsets[owner] + first,
+            codes=np.where(full, np.cumsum(full) - 1, -1),
         )
 
     @property

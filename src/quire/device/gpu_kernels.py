@@ -65,4 +65,6 @@ def cuda_kernel(
         name: name for people.
         shared_memory: bytes of shared memory requested at launch.
     """
-    return CompiledKernel(inputs, outputs, body, f"// {name}\n{header}", shared_memory)
+    return CompiledKernel(
+        inputs, outputs, body, header=f"// {name}\n{header}", shared_memory=shared_memory
+    )

@@ -42,11 +42,11 @@ def outputs(
     """Compute `Operations.expert_outputs` in MLX's operations."""
     rows, k = chosen.shape
     if rows * k < _SORT_FROM:
-        y = _outputs(operations, x[:, None, None], chosen, experts, ordered=False)
+        y = _outputs(operations, x[:, None, None], chosen, experts=experts, ordered=False)
     else:
         flat = chosen.flatten()
         order = mx.argsort(flat).astype(mx.int32)
-        y = _outputs(operations, x[order // k][:, None], flat[order], experts, ordered=True)
+        y = _outputs(operations, x[order // k][:, None], flat[order], experts=experts, ordered=True)
         y = y[mx.argsort(order).astype(mx.int32)].reshape(rows, k, 1, -1)
     return y.squeeze(-2)
 
@@ -65,13 +65,13 @@ def _outputs(
     ordered: bool,
 ) -> mx.array:
     """Compute `[..., 1, hidden]` by experts `[...]`, broadcast together: `[..., 1, hidden]`."""
-    up = product(operations, x, chosen, experts.up, ordered=ordered)
+    up = product(operations, x, chosen, matrices=experts.up, ordered=ordered)
     if isinstance(experts, PlainExperts):
         inner = operations.activate(experts.activation, up)
     else:
-        gate = product(operations, x, chosen, experts.gate, ordered=ordered)
+        gate = product(operations, x, chosen, matrices=experts.gate, ordered=ordered)
         inner = operations.gated(experts.gating, gate, up)
-    return product(operations, inner, chosen, experts.down, ordered=ordered)
+    return product(operations, inner, chosen, matrices=experts.down, ordered=ordered)
 
 
 def product(

@@ -151,7 +151,7 @@ class Operations(ExpertOperations, RankOperations):
             cosines, sines: of the angles, `[T, half]`, float32.
             neighbours: whether the two of a pair are neighbours, not half the elements apart.
         """
-        return rotation.spelled_out(cosines, sines, neighbours, _compiled_turn())
+        return rotation.spelled_out(cosines, sines, neighbours, turn=_compiled_turn())
 
     def activate(self, name: str, x: mx.array) -> mx.array:
         """Apply an activation by its name, see `activations.COMPILED`."""
@@ -188,7 +188,7 @@ class Operations(ExpertOperations, RankOperations):
             `[n, t, value_heads, value_dim]`, read by queries of length `key_dim ** -0.5`, and the
             state after the last token.
         """
-        return recurrence.delta_rule(mixed, gates, state, key_heads, eps)
+        return recurrence.delta_rule(mixed, gates, state, key_heads=key_heads, eps=eps)
 
     def state_space(
         self,
@@ -266,7 +266,7 @@ class UnfusedOperations(Operations):
         return activations.gated(gating, activations.SPELLED_OUT[gating.activation], x, y)
 
     def rotation(self, cosines: mx.array, sines: mx.array, neighbours: bool) -> Rotate:
-        return rotation.spelled_out(cosines, sines, neighbours, rotation.turn)
+        return rotation.spelled_out(cosines, sines, neighbours, turn=rotation.turn)
 
     def rms_norm(self, x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
         share, epsilon = _constants(x.shape[-1], eps)

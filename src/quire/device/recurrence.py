@@ -166,9 +166,14 @@ def state_space(
 ) -> tuple[mx.array, mx.array]:
     """Compute `Operations.state_space` in MLX's operations."""
     if rates.ndim == 1:
-        return grouped_state_space(values, keys, queries, steps, rates, state)
+        return grouped_state_space(values, keys, queries, steps=steps, rates=rates, state=state)
     y, after = selective_scan(
-        values.squeeze(-1), keys.squeeze(2), queries.squeeze(2), steps, rates, state.squeeze(2)
+        values.squeeze(-1),
+        keys.squeeze(2),
+        queries.squeeze(2),
+        steps=steps,
+        rates=rates,
+        state=state.squeeze(2),
     )
     return y[..., None], after[:, :, None]
 

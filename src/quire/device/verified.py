@@ -109,7 +109,7 @@ def verified_kernels() -> VerifiedKernels:
     """Return the records for this device, this MLX and these sources, in the private folder."""
     folder = kernel_folder()
     if folder is None:
-        return VerifiedKernels(None, "")
+        return VerifiedKernels(folder=None, versions="")
     versions = f"{device_model()} {version('mlx')} {_sources()}"
     return VerifiedKernels(folder / "verified", versions)
 

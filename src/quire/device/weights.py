@@ -76,7 +76,7 @@ class PackedWeight:
 
     def _relaid(self, lay: Callable[[mx.array], mx.array]) -> PackedWeight:
         biases = None if self.biases is None else lay(self.biases)
-        return PackedWeight(lay(self.codes), lay(self.scales), biases, self.packing)
+        return PackedWeight(lay(self.codes), lay(self.scales), biases, packing=self.packing)
 
     def unpacked(self, dtype: mx.Dtype | None = None) -> mx.array:
         """Return the matrix unpacked, `[..., out, in]`.

@@ -55,7 +55,7 @@ def open_engine(
     )
     config = room.config
     opens = open_executor if followers is None else followers.open_executor
-    engine = _measured(loaded, config, opens, on_progress)
+    engine = _measured(loaded, config, opens, on_progress=on_progress)
     engine.constraints.open()
     info = engine.info
     log.info(
@@ -85,7 +85,7 @@ def _measured(
         on_progress(Progress("warm-up", done, total))
 
     if current_device().compiles:
-        warm_up(loaded, config, warmed, open_executor)
+        warm_up(loaded, config, warmed, open_executor=open_executor)
     opened = open_drafters(loaded, config)
     config = opened.config
     if config.ranks == 1:  # the ranks of a split model have no segments

@@ -55,7 +55,7 @@ class RoomCheck:
             try:
                 _check_weights(self.config, weight_bytes)
                 budget = kv_budget(self.config, weight_bytes, unread=weight_bytes)
-                _check_smallest(model, dtype, self.config, budget)
+                _check_smallest(model, dtype, self.config, budget=budget)
                 return
             except NoRoom as lacking:
                 self.config = self._make_room(lacking)

@@ -184,7 +184,7 @@ class _Worker:
                     name,
                     output.token_ids if held is None else held.token_ids + output.token_ids,
                     output.accepted_drafts,
-                    output.rejected_drafts,
+                    rejected_drafts=output.rejected_drafts,
                 )
                 continue
             if name in self._held:

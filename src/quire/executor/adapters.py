@@ -247,7 +247,7 @@ class _AdaptedOperations:
         self, x: mx.array, parts: Sequence[HeadPart], eps: float, rotate: Rotate | None
     ) -> list[mx.array]:
         if not any(part.matrix is not None and self._adapts(part.matrix) for part in parts):
-            return self._base.heads(x, parts, eps, rotate)
+            return self._base.heads(x, parts, eps, rotate=rotate)
         return Operations.heads(cast(Operations, self), x, parts, eps, rotate)
 
     def experts(

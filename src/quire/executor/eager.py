@@ -194,7 +194,7 @@ class EagerExecutor:
         Args:
             before: the running step, whose tokens may be this one's input.
         """
-        carry_out(plan.changes, self.pools, self._spill, self.contents.block)
+        carry_out(plan.changes, self.pools, self._spill, block=self.contents.block)
         self.contents.drop_blocks({e.name for e in plan.changes if isinstance(e, Restore)})
         self._vectors.forget(plan.ended)
         if plan.copies:
@@ -218,7 +218,7 @@ class EagerExecutor:
         )
 
     def _build_rows(self, plan: StepPlan, before: StepRows) -> StepRows:
-        inputs = StepInputs(plan, self._attention, before.row_of, before.tokens)
+        inputs = StepInputs(plan, self._attention, before.row_of, previous=before.tokens)
         inputs.media = self.media.rows(inputs.sequences)
         if (attending := inputs.attending()) is not None:
             states = self.media.cross_states(inputs.sequences, self.pools.block_size)
@@ -235,7 +235,7 @@ class EagerExecutor:
             return StepRows(others=others, graphed=computed.graphed)
         if inputs.wanted is not None and not inputs.narrowed:
             computed = computed.rows(inputs.wanted)
-        rows = self._finish(inputs, computed, hidden, before, plan)
+        rows = self._finish(inputs, computed, hidden, before=before, plan=plan)
         return replace(rows, others=(*others, *rows.others), graphed=computed.graphed)
 
     def _computed(self, inputs: StepInputs) -> Computed:
@@ -290,8 +290,8 @@ class EagerExecutor:
             places = inputs.wanted_rows
             rows = rows if places is None else [places[row] for row in rows]
             counts = [each.sampled for each in sampling]
-            states = FinalStates(inputs, hidden, rows, counts, own.hidden)
-        return self._sample(done, own, states, before, plan)
+            states = FinalStates(inputs, hidden, rows, counts=counts, sampled=own.hidden)
+        return self._sample(done, own, states, before=before, plan=plan)
 
     def _sample(
         self,

@@ -46,7 +46,7 @@ def open_executor(
         model,
         KVLayout.of(model.layout),
         pools,
-        loaded.fingerprint,
+        identity=loaded.fingerprint,
         batch_invariant=config.batch_invariant,
     )
     if segments is not None:

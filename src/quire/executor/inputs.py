@@ -60,7 +60,7 @@ class _Rows:
         return self.attention.attend(layer, q, k, v, Scoring(scale, softcap, sinks), chosen_by)
 
     def choose(self, layer: int, q: mx.array, k: mx.array, weights: mx.array, limit: int) -> None:
-        self.attention.choose(layer, q, k, weights, limit)
+        self.attention.choose(layer, q, k, weights=weights, limit=limit)
 
     @property
     def _recurrent(self) -> RecurrentRows:
@@ -71,12 +71,12 @@ class _Rows:
     def convolve(
         self, layer: int, x: mx.array, taps: mx.array, bias: mx.array | None, *, silu: bool
     ) -> mx.array:
-        return self._recurrent.convolve(layer, x, taps, bias, silu=silu)
+        return self._recurrent.convolve(layer, x, taps, bias=bias, silu=silu)
 
     def delta_rule(
         self, layer: int, mixed: mx.array, gates: DeltaGates, key_heads: int
     ) -> mx.array:
-        return self._recurrent.delta_rule(layer, mixed, gates, key_heads)
+        return self._recurrent.delta_rule(layer, mixed, gates, key_heads=key_heads)
 
     def state_space(
         self,

@@ -61,7 +61,7 @@ class RecurrentRows:
             new = cut(x)
             window = mx.concatenate([states.read("conv"), new], axis=1)
             states.write("conv", window[:, new.shape[1] :])
-            return operations.causal_conv(window, taps, bias, silu)
+            return operations.causal_conv(window, taps, bias, silu=silu)
 
         return self._joined(layer, advance)
 

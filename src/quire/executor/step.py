@@ -159,7 +159,7 @@ class LaunchedStep:
         tokens = {} if rows.drawn is None else _tokens(rows, rows.drawn.sampled)
         guesses = _guesses(rows)
         return StepResult(
-            tokens, vectors, self.features, guesses, seconds=seconds, graphed=rows.graphed
+            tokens, vectors, self.features, guesses=guesses, seconds=seconds, graphed=rows.graphed
         )
 
 

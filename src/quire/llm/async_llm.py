@@ -273,7 +273,7 @@ class AsyncLLM:
         found: list[Embedding] = []
         for start in range(0, len(asked), _VECTORS_TOGETHER):
             part = asked[start : start + _VECTORS_TOGETHER]
-            found += await self._embed(part, task, before, dimensions)
+            found += await self._embed(part, task, before, dimensions=dimensions)
         return found
 
     async def score(

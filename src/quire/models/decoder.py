@@ -150,7 +150,7 @@ class DecoderModel(LanguageModel):
         if whole.head_multiplier != 1:
             hidden = hidden * whole.head_multiplier
         table, head = self.model.embed_tokens, self.lm_head
-        logits = project_logits(hidden, table, head, whole.logit_softcap)
+        logits = project_logits(hidden, table, head, softcap=whole.logit_softcap)
         return gathered(logits, whole.part)[:, : whole.vocab_size]
 
     def share(self, split: Split) -> tuple[Self, Cuts]:

@@ -99,7 +99,7 @@ class Settings(Values):
         for name in _CHANGES_RESULTS:
             way = self.prefix + name
             if way not in self._asked and not self._repeats(name):
-                require(way, self.values.get(name), _NEUTRAL, self.file)
+                require(way, self.values.get(name), _NEUTRAL, file=self.file)
 
     def _repeats(self, name: str) -> bool:
         """Return whether a key has the same value as an alias that was read."""

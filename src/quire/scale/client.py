@@ -249,7 +249,12 @@ class ReplicatedEngine:
         plain = output.finish is None and output.read is None and not output.logprobs
         if plain and name in call.started:
             ticket.put_tokens(
-                NextTokens(name, output.token_ids, output.accepted_drafts, output.rejected_drafts)
+                NextTokens(
+                    name,
+                    output.token_ids,
+                    output.accepted_drafts,
+                    rejected_drafts=output.rejected_drafts,
+                )
             )
             return
         if output.token_ids:

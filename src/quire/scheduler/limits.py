@@ -70,7 +70,7 @@ class Limits:
             while low < high:
                 middle = (low + high + 1) // 2
                 if (
-                    self.worst_case_bytes(format, middle, item, crossed)
+                    self.worst_case_bytes(format, middle, item, crossed=crossed)
                     <= self._manager.capacity.budget
                 ):
                     low = middle

@@ -194,14 +194,14 @@ class Planner:
             return whole_shares(budget, remaining)
         room = self._prefill_budget.room(generating)
         budget = self._prefill_budget.graphed(
-            budget, generating, sum(remaining), max_graph_rows, count
+            budget, generating, sum(remaining), max_graph_rows=max_graph_rows, prompts=count
         )
         if generating + budget <= max_graph_rows:
             room = min(room, max_graph_rows - generating)
             if any(sequence.format.has_tail for sequence in prompts):
                 remaining = list(map(min, remaining, map(self.tables.until_block_end, prompts)))
         levels = [sequence.level for sequence in prompts]
-        return self._prefill_split.split(budget, remaining, room, levels)
+        return self._prefill_split.split(budget, remaining, room, levels=levels)
 
     def _plan_chunks(
         self, prompts: list[Sequence], shares: list[int], plan: list[PlannedRows], room: int

@@ -202,7 +202,7 @@ class PrefixSharing:
             if self._enabled and cursor.node is not None:
                 tokens = tuple(progress.content[number * size : (number + 1) * size])
                 blocks = self._blocks_at(sequence, number)
-                self._move(cursor, self.index.insert(cursor.node, key, tokens, blocks))
+                self._move(cursor, self.index.insert(cursor.node, key, tokens, blocks=blocks))
             cursor.registered += 1
 
     def _move(self, cursor: PrefixCursor, node: Node | None) -> None:
@@ -289,7 +289,7 @@ class PrefixSharing:
         tokens = tuple(progress.content[number * size : progress.confirmed])
         blocks = self._blocks_at(sequence, number)
         key = chain(cursor.node.key, tokens)
-        return self.index.insert(cursor.node, key, tokens, blocks)
+        return self.index.insert(cursor.node, key, tokens, blocks=blocks)
 
     def cut(self, sequence: Sequence, computed: int) -> None:
         """Shorten a sequence's registered part to its remaining computed tokens."""

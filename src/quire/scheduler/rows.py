@@ -86,7 +86,9 @@ class PlannedRows:
         known, drafts = self.sequence.progress.tokens, self.drafts
         first = end - len(drafts)
         masks = self.draft_masks
-        return self.sequence.row.rows(known, first, drafts, masks, masked=not self.awaits_mask)
+        return self.sequence.row.rows(
+            known, first, drafts, draft_masks=masks, masked=not self.awaits_mask
+        )
 
     def _pooled(self) -> int:
         task = self.sequence.request.task

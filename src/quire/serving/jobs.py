@@ -96,7 +96,7 @@ class Jobs:
             raise
         job.ended.add_done_callback(lambda _: self.places.release(place))
         try:
-            result: Result = await self._result(job, place, (function, arguments), answers)
+            result: Result = await self._result(job, place, (function, arguments), answers=answers)
             return result
         finally:
             job.end()

@@ -60,7 +60,7 @@ class Transcriptions:
         else:
             language, parts = await self._whispered(context, as_json, asked, asked.whisper)
         seconds = asked.pieces[-1][1]
-        return written(Transcript(asked.task, language, seconds, parts), asked.format)
+        return written(Transcript(asked.task, language, seconds, parts=parts), asked.format)
 
     async def _whispered(
         self, context: Context, request: Request, asked: SpeechRequest, whisper: Whispering
@@ -79,7 +79,7 @@ class Transcriptions:
                 round(segment.start, 3),
                 round(segment.end, 3),
                 context.service.tokenizer.decode(list(segment.tokens)).strip(),
-                {
+                details={
                     "seek": round(start * _FRAMES),
                     "tokens": list(segment.tokens),
                     "temperature": prepared.spec.sampling.temperature,

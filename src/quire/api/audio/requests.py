@@ -90,7 +90,7 @@ class Whispering:
         tokens, item = self.tokens, prepared.prompts[0].media[0].item
         rules = replace(prepared.spec.rules, allowed=tuple(tokens.languages.values()))
         rules = replace(rules, banned=(), not_first=(), timestamps=None)
-        prompt = tokens.prompt(item, None, self.task, times=False)
+        prompt = tokens.prompt(item, language=None, task=self.task, times=False)
         sampling = replace(prepared.spec.sampling, temperature=0.0, times_from=None)
         spec = replace(prepared.spec, max_tokens=1, rules=rules, sampling=sampling)
         return replace(prepared, spec=spec, prompts=(prompt,))
@@ -127,12 +127,12 @@ class SpeechRequest:
 
 async def read_transcription(context: Context, request: Request, body: bytes) -> SpeechRequest:
     """Read the body of `POST /v1/audio/transcriptions`."""
-    return await _read(context, request, body, TranscriptionRequest)
+    return await _read(context, request, body, schema=TranscriptionRequest)
 
 
 async def read_translation(context: Context, request: Request, body: bytes) -> SpeechRequest:
     """Read the body of `POST /v1/audio/translations`."""
-    return await _read(context, request, body, TranslationRequest)
+    return await _read(context, request, body, schema=TranslationRequest)
 
 
 async def _read(
@@ -156,16 +156,18 @@ async def _read(
     whisper = None
     if context.service.info.model_type == WHISPER:
         whisper = _whispering(context, fields)
-        prepared = await _whispered(context, samples, found, common, whisper)
+        prepared = await _whispered(context, samples, found, common=common, whisper=whisper)
     else:
-        prepared = await _conversed(context, samples, found, common, _asked(context, fields))
+        prepared = await _conversed(
+            context, samples, found, common=common, asked=_asked(context, fields)
+        )
     return SpeechRequest(
         [(start / RATE, end / RATE) for start, end in found],
         prepared,
         fields.response_format,
-        fields.named_language or "",
-        fields.task,
-        whisper,
+        language=fields.named_language or "",
+        task=fields.task,
+        whisper=whisper,
     )
 
 
@@ -241,7 +243,9 @@ def _whispering(context: Context, fields: TranslationRequest) -> Whispering:
         most = context.service.info.context_length // 2 - 1
         earlier = tuple(each for each in encoded if each < tokens.end)[-most:]
     language = tokens.language(fields.named_language)
-    return Whispering(tokens, language, fields.task, fields.response_format in _TIMED, earlier)
+    return Whispering(
+        tokens, language, fields.task, times=fields.response_format in _TIMED, earlier=earlier
+    )
 
 
 async def _whispered(

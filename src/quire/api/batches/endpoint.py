@@ -169,7 +169,7 @@ class Batches:
             new_id("batch_"),
             now,
             fields.endpoint,
-            fields.input_file_id,
+            input_file_id=fields.input_file_id,
             expires_at=now + DAY_S,
             metadata=fields.metadata,
         )

@@ -76,7 +76,7 @@ class MessageBatches:
         )
         batch_id, now = new_id(_PREFIX), int(time.time())
         kept = files.add_file(lines, f"{batch_id}.jsonl", "batch")
-        batch = BatchRecord(batch_id, now, _ENDPOINT, kept.id, expires_at=now + DAY_S)
+        batch = BatchRecord(batch_id, now, _ENDPOINT, input_file_id=kept.id, expires_at=now + DAY_S)
         batch = batch.becomes("in_progress", total=len(ids))
         files.batches.put(batch)
         self._offered.runner.run(caller_of(request.scope), batch)

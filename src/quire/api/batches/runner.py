@@ -97,7 +97,7 @@ class BatchRunner:
             if batch.status == "in_progress":
                 with suppress(TimeoutError):
                     async with asyncio.timeout(batch.expires_at - time.time()):
-                        await self._send(caller, files, batch, answers)
+                        await self._send(caller, files, batch, answers=answers)
         batch = files.batches.get(batch_id, "batch")
         if batch.status == "in_progress":
             batch = batch.becomes("finalizing")
@@ -115,7 +115,9 @@ class BatchRunner:
             asyncio.TaskGroup() as group,
         ):
             async for request in self._left(files, batch, answers):
-                group.create_task(self._one(client, files, batch.id, request, answers))
+                group.create_task(
+                    self._one(client, files, batch.id, request=request, answers=answers)
+                )
 
     async def _left(
         self, files: CallerFiles, batch: BatchRecord, answers: Answers

@@ -218,8 +218,8 @@ class CallerFiles:
             file_id,
             int(time.time()),
             size,
-            filename[:255] or "file",
-            purpose,
+            filename=filename[:255] or "file",
+            purpose=purpose,
             expires_at=expires_at,
         )
         self.files.put(record)

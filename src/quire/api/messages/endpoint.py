@@ -133,7 +133,7 @@ def _parse(context: Context, request: Request, body: bytes, schema: type[Fields]
             f"served are: {', '.join(VERSIONS)}.",
             param="anthropic-version",
         )
-    fields = context.parse(request, body, schema, parse_lenient, _GENERATING)
+    fields = context.parse(request, body, schema, decode=parse_lenient, generating=_GENERATING)
     if fields.thread is not None:
         raise _no_threads()
     context.check_model(fields.model)

@@ -134,7 +134,7 @@ class Ollama:
         context, asked = await self._server.read(request, reader)
         service = context.service
         if asked.prepared is None:
-            return self._loaded(context, request, asked.keep_alive, shape)
+            return self._loaded(context, request, asked.keep_alive, shape=shape)
         run = await context.start(request, asked.prepared)
         if asked.stream:
             lines = LineRenderer(service.name, run, tokenizer=service.tokenizer, shape=shape)

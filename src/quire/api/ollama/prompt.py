@@ -101,7 +101,7 @@ def _generation(
         drawn,
         max_tokens=options.max_tokens,
         stops=options.stops,
-        format=fields.guided_format(scope, None),
+        format=fields.guided_format(scope, own=None),
         show_reasoning=fields.shows_reasoning,
         thinking=offered(context.service, scope, *fields.wanted()),
         template_kwargs=template_variables(context.service, scope, fields.chat_template_kwargs),

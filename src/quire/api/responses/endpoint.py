@@ -82,7 +82,7 @@ async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest
     if fields.context_management:
         note_ignored(request.scope, ["context_management"])
     said = read_said(context, fields, request)
-    spec = _generation(context, fields, request, said.prompt)
+    spec = _generation(context, fields, request, prompt=said.prompt)
     if fields.truncation == "auto":
         spec = await truncated(context, spec)
     name = spec.adapter or context.service.name
@@ -91,9 +91,9 @@ async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest
         await context.prepare(spec),
         constant["id"],
         compact(constant),
-        said.items,
-        fields.store is not False,
-        replace(said.tools, templates=()),
+        items=said.items,
+        store=fields.store is not False,
+        tools=replace(said.tools, templates=()),
         stream=fields.stream is True,
         summary=asked_summary(fields.reasoning) is not None,
         signed=_includes(fields, "reasoning.encrypted_content"),
@@ -144,7 +144,7 @@ class Responses:
             prewarms=asked.prewarms,
         )
         if asked.background:
-            return self._in_background(request, asked, run, settings)
+            return self._in_background(request, asked, run, settings=settings)
         events = ResponseEvents(settings)
         if asked.stream:
             chunks = ResponseChunks(events)
@@ -169,7 +169,7 @@ class Responses:
         """Return the answer to a background request."""
         store, streams = self._stores.of(request), self._streams.of(request.scope)
         background = BackgroundResponse(
-            asked.id, settings, asked.items, store, streams, addition=asked.addition
+            asked.id, settings, asked.items, store=store, streams=streams, addition=asked.addition
         )
         chunks = ResponseChunks(ResponseEvents(replace(settings, keep=background.keep)))
         events = EventStream(run, chunks, keepalive=chunks.waiting)
@@ -190,7 +190,7 @@ class Responses:
         run = await context.start(request, asked.prepared)
         slots = self._server.slots
         (answer,) = await collect(request, run, [NoLogprobs()], slots=slots)
-        body = compacted(asked, answer.text, run.usage, context.signer)
+        body = compacted(asked, answer.text, run.usage, signer=context.signer)
         return await whole(pieces(body), run_headers(run))
 
     async def retrieve(self, request: Request) -> Response:

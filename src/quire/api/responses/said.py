@@ -81,7 +81,7 @@ def read_said(context: Context, fields: PromptFields, request: Request) -> Said:
         thinking=_thinking(context, fields, request.scope),
         names=_NAMES,
     )
-    return Said(prompt, conversation, tuple(new), tools, dropped=translator.dropped)
+    return Said(prompt, conversation, tuple(new), tools=tools, dropped=translator.dropped)
 
 
 def _previous(
@@ -146,7 +146,9 @@ def _thinking(context: Context, fields: PromptFields, scope: Scope) -> Thinking:
         case "none":
             return Thinking(enabled=False)
         case _:
-            return offered(context.service, scope, Thinking(enabled=True, effort=effort), param)
+            return offered(
+                context.service, scope, Thinking(enabled=True, effort=effort), param=param
+            )
 
 
 async def truncated(context: Context, spec: Generation) -> Generation:

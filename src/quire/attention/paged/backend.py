@@ -25,7 +25,14 @@ class PagedBackend(CheckedBackend):
 
     name = "paged attention on tensor cores"
     sample: ClassVar = AttentionCase(
-        KVFormat(), FullKV(2, 64), 64, 8, 1, mx.bfloat16, softcap=False, sinks=False
+        KVFormat(),
+        FullKV(2, 64),
+        64,
+        heads=8,
+        rows=1,
+        dtype=mx.bfloat16,
+        softcap=False,
+        sinks=False,
     )
 
     def made_for(self, case: AttentionCase) -> bool:
@@ -97,7 +104,7 @@ class _Prepared(PreparedAttention):
             scoring.sinks is not None,
         )
         if store.packed is not None:
-            return self._over_codes(q, store.packed, written, scoring, shape)
+            return self._over_codes(q, store.packed, written, scoring=scoring, shape=shape)
         keys, values = store.arrays()
         parts = self._parts.get(shape.part)
         if parts is None:
@@ -133,7 +140,7 @@ class _Prepared(PreparedAttention):
 
     def _cut(self, shape: cuda.Shape) -> list[Part]:
         few, many = shape.rows(few=True), shape.rows(few=False)
-        return list(cut(self._metadata, FEW_ROWS, few, many))
+        return list(cut(self._metadata, FEW_ROWS, few, rows_many=many))
 
     def _launch(self, part: Part, shape: cuda.Shape) -> cuda.Launch:
         count = len(part.tiles)

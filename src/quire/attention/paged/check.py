@@ -58,7 +58,7 @@ def differs(
         bidirectional: ranges of keys in the first of them whose rows see each other: images.
     """
     rng = np.random.default_rng(0)
-    store, metadata = _filled(case, spans, bidirectional, rng)
+    store, metadata = _filled(case, spans, bidirectional, rng=rng)
     q = _normal(rng, (metadata.rows, case.heads, case.spec.head_dim), case.dtype)
     k, v = _keys_and_values(rng, metadata.rows, case)
     written = store.write(k, v, metadata.slots)
@@ -68,7 +68,7 @@ def differs(
         _normal(rng, (case.heads,), case.dtype) if case.sinks else None,
     )
     expected, got = (
-        each.prepare(metadata).forward(q, store, written, scoring).astype(mx.float32)
+        each.prepare(metadata).forward(q, store, written, scoring=scoring).astype(mx.float32)
         for each in (ReferenceBackend(), backend)
     )
     error = float(mx.linalg.norm(got - expected) / mx.linalg.norm(expected))
@@ -99,13 +99,15 @@ def _filled(
     def rows(start: int, count: int, number: int) -> AttentionRows:
         tail = number if store.has_tail else None
         images = () if number else bidirectional
-        return Rows(start, count, case.format, tables[number], tail, images)
+        return Rows(
+            start, count, case.format, blocks=tables[number], tail=tail, bidirectional=images
+        )
 
     before = [rows(0, start, n) for n, (start, _) in enumerate(spans) if start]
-    metadata = build_metadata(0, spec, before, case.block_size)
+    metadata = build_metadata(0, spec, before, block_size=case.block_size)
     store.write(*_keys_and_values(rng, metadata.rows, case), metadata.slots)
     own = [rows(start, count, n) for n, (start, count) in enumerate(spans)]
-    return store, build_metadata(0, spec, own, case.block_size)
+    return store, build_metadata(0, spec, own, block_size=case.block_size)
 
 
 def _keys_and_values(

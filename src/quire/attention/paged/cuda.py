@@ -123,13 +123,13 @@ def attend(
     out = (rows, heads, shape.value_dim)
     if not launch.few:
         return _attend_kernel(shape, few=False)(
-            inputs=_inputs(q, keys, values, launch, scoring),
+            inputs=_inputs(q, keys, values, launch=launch, scoring=scoring),
             grid=grid(launch, shape),
             threadgroup=(LANES, 1, 1),
             output_shapes=[out],
             output_dtypes=[q.dtype],
         )[0]
-    partial, stats = attend_split(q, keys, values, launch, scoring, shape)
+    partial, stats = attend_split(q, keys, values, launch=launch, scoring=scoring, shape=shape)
     sinks = stats if scoring.sinks is None else scoring.sinks
     return _combine_kernel(shape)(
         inputs=[partial, stats, sinks],
@@ -156,7 +156,7 @@ def attend_split(
     """
     found = (*q.shape[:2], launch.splits)
     return _attend_kernel(shape, few=True)(
-        inputs=_inputs(q, keys, values, launch, scoring),
+        inputs=_inputs(q, keys, values, launch=launch, scoring=scoring),
         grid=grid(launch, shape),
         threadgroup=(LANES, 1, 1),
         output_shapes=[(*found, shape.value_dim), (*found, 2)],
@@ -205,11 +205,11 @@ def _attend_kernel(shape: Shape, *, few: bool) -> Kernel:
         "attend",
         ["q", "keys", "values", "tiles", "table", "visible", "numbers", "sinks"],
         ["partial", "stats"] if few else ["result"],
-        shape,
-        defines,
-        source("tensor"),
-        missing + source("attend"),
-        shared_memory(shape, tiles),
+        shape=shape,
+        defines=defines,
+        head=source("tensor"),
+        body=missing + source("attend"),
+        shared=shared_memory(shape, tiles),
     )
 
 
@@ -219,7 +219,16 @@ def _combine_kernel(shape: Shape) -> Kernel:
     defines = {name: n for name, n in shape.defines(1, split=True).items() if name in names}
     inputs = ["partial", "stats", "sinks"]
     body = "const int splits = stats_shape[2], count = splits;\n" + source("combine")
-    return compiled("combine", inputs, ["result"], shape, defines, source("splits"), body, 0)
+    return compiled(
+        "combine",
+        inputs,
+        ["result"],
+        shape=shape,
+        defines=defines,
+        head=source("splits"),
+        body=body,
+        shared=0,
+    )
 
 
 def takes(key_dim: int, value_dim: int) -> bool:
@@ -273,9 +282,9 @@ def compiled(
         f"quire_{name}_{own}_{'bf16' if shape.dtype == mx.bfloat16 else 'f16'}",
         inputs,
         outputs,
-        body,
-        header(shape.dtype, defines) + head,
-        shared,
+        body=body,
+        header=header(shape.dtype, defines) + head,
+        shared_memory=shared,
     )
 
 

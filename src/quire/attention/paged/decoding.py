@@ -57,7 +57,7 @@ class BlockDecoder:
             return self._by_operations(store, kept, dtype)
         if self._all_rows is None:
             self._all_rows = self._rows if kept is None else _with_kept(self._rows, len(kept[0]))
-        return _by_kernel(store, kind, self._all_rows, kept)
+        return _by_kernel(store, kind, self._all_rows, kept=kept)
 
     def _by_operations(self, store: PackedStore, kept: Blocks | None, dtype: mx.Dtype) -> Blocks:
         keys: list[mx.array] = []
@@ -107,8 +107,8 @@ class Kind:
             cuda.Shape(dtype, *sizes, capped=False, sinks=False),
             Codes.of(arrays),
             None if layout.key_rotation is None else layout.key_rotation.scale,
-            None if layout.value_rotation is None else layout.value_rotation.scale,
-            behind,
+            value_scale=None if layout.value_rotation is None else layout.value_rotation.scale,
+            behind=behind,
         )
 
     @property
@@ -190,7 +190,7 @@ def decoding_differs(
         rows = _with_kept(rows, 1)
         keys, values = mx.concatenate([keys, kept[0]]), mx.concatenate([values, kept[1]])
     kind = Kind.of(store.shape, store.coded(), dtype, behind=behind)
-    found = _by_kernel(store, kind, rows, kept)
+    found = _by_kernel(store, kind, rows, kept=kept)
     for name, own, usual in zip(("keys", "values"), found, (keys, values), strict=True):
         own, usual = own.astype(mx.float32), usual.astype(mx.float32)
         error = float(mx.linalg.norm(own - usual) / mx.linalg.norm(usual))
@@ -238,11 +238,11 @@ def _kernel(kind: Kind) -> Kernel:
         "decode",
         kind.inputs,
         ["decoded_keys", "decoded_values"],
-        kind.shape,
-        kind.defines,
-        head(),
-        body(kind),
-        0,
+        shape=kind.shape,
+        defines=kind.defines,
+        head=head(),
+        body=body(kind),
+        shared=0,
     )
 
 

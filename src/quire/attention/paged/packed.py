@@ -84,7 +84,9 @@ def launch(metadata: AttentionMetadata, shape: Shape) -> PackedLaunch:
     table, tails = mx.array(metadata.block_table), mx.array(metadata.tails)
     count = metadata.rows
     tiles, own = map(mx.array, tiles_of(metadata))
-    return PackedLaunch(tiles, own, table, tails, visible, count, shape.splits(count))
+    return PackedLaunch(
+        tiles, own, table, tails=tails, visible=visible, count=count, splits=shape.splits(count)
+    )
 
 
 def attend(
@@ -174,11 +176,11 @@ def _kernel(shape: Shape, codes: Codes) -> Kernel:
         "packed",
         [*inputs, "visible", "numbers"],
         ["partial", "stats", "own_partial", "own_stats"],
-        shape,
-        defines(shape, codes),
-        head(),
-        body(),
-        shared_memory(shape, codes),
+        shape=shape,
+        defines=defines(shape, codes),
+        head=head(),
+        body=body(),
+        shared=shared_memory(shape, codes),
     )
 
 
@@ -188,4 +190,13 @@ def _join_kernel(shape: Shape) -> Kernel:
     own = {name: n for name, n in shape.defines(1, split=True).items() if name in names}
     inputs = ["partial", "stats", "own_partial", "own_stats", "signs", "sinks"]
     body = "const int splits = stats_shape[2];\n" + cuda.source("join")
-    return cuda.compiled("join", inputs, ["result"], shape, own, cuda.source("splits"), body, 0)
+    return cuda.compiled(
+        "join",
+        inputs,
+        ["result"],
+        shape=shape,
+        defines=own,
+        head=cuda.source("splits"),
+        body=body,
+        shared=0,
+    )

@@ -44,7 +44,7 @@ class PortableBackend(CheckedBackend):
     """
 
     sample: ClassVar = AttentionCase(
-        KVFormat(), FullKV(2, 64), 64, 4, 1, mx.float32, softcap=False, sinks=False
+        KVFormat(), FullKV(2, 64), 64, heads=4, rows=1, dtype=mx.float32, softcap=False, sinks=False
     )
 
     def __init__(self, target: Target, plain_dtypes: Iterable[mx.Dtype]) -> None:
@@ -140,11 +140,11 @@ class _Prepared(PreparedAttention):
             return self._packed(q, store.packed, scoring)
         spec = self._metadata.spec
         stride = spec.head_dim if spec.value_in_key else spec.value_dim
-        shape = self._shape(q, scoring, spec.value_dim, stride, q.dtype)
+        shape = self._shape(q, scoring, spec.value_dim, value_stride=stride, dtype=q.dtype)
         keys, *values = store.arrays()
         blocks = [keys, values[0] if values else keys]
         found = attend(self._target, q, blocks, self._rows(shape), scoring, shape)
-        return merge(self._target, found, [], scoring.sinks, shape)[0]
+        return merge(self._target, found, [], sinks=scoring.sinks, shape=shape)[0]
 
     def _packed(self, q: mx.array, store: PackedStore, scoring: Scoring) -> mx.array:
         arrays, signs = store.coded(), self._signs.of(store)
@@ -156,14 +156,18 @@ class _Prepared(PreparedAttention):
         else:
             own = scoring._replace(scale=scoring.scale * signs.key_scale)
         done = not store.has_tail and (signs.values is not None or not arrays.layout.value_rotation)
-        shape = self._shape(turned, scoring, size, size, q.dtype if done else mx.float32)
+        shape = self._shape(
+            turned, scoring, size, value_stride=size, dtype=q.dtype if done else mx.float32
+        )
         rows, tail = self._coded_rows(shape) if store.has_tail else (self._rows(shape), None)
         blocks = [*arrays.keys, *arrays.values]
         found = attend(self._target, turned, blocks, rows, own, shape, codes, signs.keys)
         as_written: list[mx.array] = []
         if tail is not None:
             as_written = attend(self._target, q, store.tail_arrays(), tail, scoring, shape)
-        outs = merge(self._target, found, as_written, scoring.sinks, shape, signs.values)
+        outs = merge(
+            self._target, found, as_written, sinks=scoring.sinks, shape=shape, signs=signs.values
+        )
         if signs.values is None:
             outs[0] = store.inverse_transform(outs[0])
         return sum(outs[1:], outs[0]).astype(q.dtype)
@@ -201,7 +205,7 @@ class _Prepared(PreparedAttention):
 
 def _launch(metadata: AttentionMetadata, shape: Shape) -> Launch:
     """Return the launch of all rows, in tiles of one sequence; none counts as a prompt."""
-    (part,) = cut(metadata, metadata.rows, shape.rows, shape.rows)
+    (part,) = cut(metadata, metadata.rows, shape.rows, rows_many=shape.rows)
     splits = shape.splits(len(part.tiles))
     return Launch.of(part.tiles, metadata.block_table, part.visible, splits)
 
@@ -215,8 +219,8 @@ def _tailed_launches(metadata: AttentionMetadata, shape: Shape) -> tuple[Launch,
     own = metadata.keys // size * size  # where the row's own block begins
     first, last = metadata.first_visible, metadata.last_visible
     visible = np.stack([first, last], axis=1)
-    coded = _tiles(rows, first, own, metadata.table_starts[:-1] - metadata.first_blocks)
-    tail = _tiles(rows, np.maximum(first, own), last + 1, rows - own // size)
+    coded = _tiles(rows, first, own, places=metadata.table_starts[:-1] - metadata.first_blocks)
+    tail = _tiles(rows, np.maximum(first, own), last + 1, places=rows - own // size)
     splits = shape.splits(metadata.rows)
     return (
         Launch.of(coded, metadata.block_table, visible, splits),

@@ -50,9 +50,9 @@ class Codes:
             key_bits,
             _vector_size(arrays.keys, key_bits) // arrays.keys[1].shape[-1],
             value_bits,
-            _vector_size(arrays.values, value_bits) // arrays.values[1].shape[-1],
-            layout.by_channel,
-            layout.codebook,
+            value_group=_vector_size(arrays.values, value_bits) // arrays.values[1].shape[-1],
+            by_channel=layout.by_channel,
+            codebook=layout.codebook,
         )
 
     def inputs(self) -> list[str]:
@@ -196,7 +196,9 @@ class Launch:
     def of(tiles: Ints, table: Ints, visible: Ints, splits: int) -> Launch:
         """Copy a launch's arrays to the device."""
         count, rows = len(tiles), len(visible)
-        return Launch(_moved(tiles), _moved(table), _moved(visible), count, rows, splits)
+        return Launch(
+            _moved(tiles), _moved(table), _moved(visible), count=count, rows=rows, splits=splits
+        )
 
 
 def _moved(ints: Ints) -> mx.array:
@@ -229,7 +231,7 @@ def attend(
     types = tuple(each.dtype for each in (q, *blocks))
     numbers = score_numbers(scoring.scale, scoring.softcap)
     extra = [] if signs is None else [signs]
-    return _attend_kernel(target, shape, codes, types, turned=bool(extra))(
+    return _attend_kernel(target, shape, codes, types=types, turned=bool(extra))(
         inputs=[q, *blocks, launch.tiles, launch.table, launch.visible, numbers, *extra],
         grid=(launch.count * shape.threads, shape.kv_heads * shape.parts, launch.splits),
         threadgroup=(shape.threads, 1, 1),
@@ -285,9 +287,9 @@ def _attend_kernel(
         "attend",
         ["q", *blocks, "tiles", "table", "visible", "numbers", *(["signs"] if turned else [])],
         ["partial", "stats"],
-        types,
-        mx.float32,
-        shape.defines(codes, turned=turned),
+        given=types,
+        dtype=mx.float32,
+        defines=shape.defines(codes, turned=turned),
     )
 
 
@@ -301,7 +303,7 @@ def _merge_kernel(
         "merge",
         [*inputs, *extra],
         ["result", "tail_result"] if tail else ["result"],
-        types,
-        shape.dtype,
-        shape.merge_defines(tail=tail, turned=turned),
+        given=types,
+        dtype=shape.dtype,
+        defines=shape.merge_defines(tail=tail, turned=turned),
     )

@@ -38,7 +38,7 @@ class TokenPrompts:
     def attend(self, q: mx.array, store: PackedStore, scoring: Scoring, shape: Shape) -> mx.array:
         """Attend for rows `[T, heads, key_dim]`; return `[T, heads, value_dim]`."""
         if self._launch is None:
-            (part,) = cut(self._decoded, 0, 1, shape.rows(few=False))
+            (part,) = cut(self._decoded, 0, 1, rows_many=shape.rows(few=False))
             tiles, visible = mx.array(part.tiles), mx.array(part.visible)
             table = mx.array(self._decoded.block_table)
             self._launch = Launch(tiles, table, visible, len(part.tiles), few=False, splits=1)
@@ -84,7 +84,7 @@ class CodedPrompts:
     def _cut(self, shape: Shape) -> list[tuple[slice, Launch]]:
         few, many = shape.rows(few=True), shape.rows(few=False)
         launches = []
-        for part in cut(self._by_block, FEW_ROWS if self._few else 0, few, many):
+        for part in cut(self._by_block, FEW_ROWS if self._few else 0, few, rows_many=many):
             count = len(part.tiles)
             splits = shape.splits(count) if part.few else 1
             tiles, visible = mx.array(part.tiles), mx.array(part.visible)

@@ -76,7 +76,7 @@ const int group_z = threadgroup_position_in_grid.z;
 const int splits = threadgroups_per_grid.z;
 """,
     {mx.float32: "float", mx.float16: "float16_t", mx.bfloat16: "bfloat16_t"},
-    metal_kernel,
+    compile=metal_kernel,
 )
 
 CUDA = Target(
@@ -87,5 +87,5 @@ const int group_x = blockIdx.x, group_y = blockIdx.y, group_z = blockIdx.z;
 const int splits = gridDim.z;
 """,
     {mx.float32: "float", mx.float16: "__half", mx.bfloat16: "__nv_bfloat16"},
-    cuda_kernel,
+    compile=cuda_kernel,
 )

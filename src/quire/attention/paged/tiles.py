@@ -55,7 +55,9 @@ def cut(
     changes = (np.flatnonzero(few[1:] != few[:-1]) + 1).tolist()
     bounds = [0, *changes, metadata.sequences]
     for begin, end in pairwise(bounds):
-        yield _part(metadata, begin, end, bool(few[begin]), rows_few if few[begin] else rows_many)
+        yield _part(
+            metadata, begin, end, few=bool(few[begin]), rows=rows_few if few[begin] else rows_many
+        )
 
 
 def _part(metadata: AttentionMetadata, begin: int, end: int, few: bool, rows: int) -> Part:
@@ -77,7 +79,7 @@ def _part(metadata: AttentionMetadata, begin: int, end: int, few: bool, rows: in
     tiles[:, 3] = np.maximum.reduceat(visible[:, 1], row - first) + 1
     tiles[:, 4] = metadata.table_starts[owner] - metadata.first_blocks[owner]
     tiles[:, 5] = owner
-    return Part(span, few, tiles, visible)
+    return Part(span, few, tiles, visible=visible)
 
 
 @cache

@@ -34,7 +34,14 @@ class TokensBackend(CheckedBackend):
 
     name = "attention over codes of tokens on tensor cores"
     sample: ClassVar = AttentionCase(
-        KVFormat("uniform", 4, 4), FullKV(2, 64), 64, 8, 1, mx.bfloat16, softcap=False, sinks=False
+        KVFormat("uniform", 4, 4),
+        FullKV(2, 64),
+        64,
+        heads=8,
+        rows=1,
+        dtype=mx.bfloat16,
+        softcap=False,
+        sinks=False,
     )
 
     def __init__(self) -> None:
@@ -84,7 +91,7 @@ class _FewRows:
     """Sequences of few rows each, computed row by row."""
 
     def __init__(self, metadata: AttentionMetadata, signs: SignsOfStores) -> None:
-        (part,) = cut(metadata, FEW_ROWS, 1, 1)
+        (part,) = cut(metadata, FEW_ROWS, 1, rows_many=1)
         self._tiles, self._table = mx.array(part.tiles), mx.array(metadata.block_table)
         self._signs = signs
 
@@ -95,17 +102,19 @@ class _FewRows:
             store.transform(q.astype(mx.float32)) if arrays.layout.key_rotation else q,
             [*arrays.keys, *arrays.values],
             self._tiles,
-            self._table,
-            shape.splits(len(q)),
-            scoring,
-            shape,
-            Codes.of(arrays),
+            table=self._table,
+            splits=shape.splits(len(q)),
+            scoring=scoring,
+            shape=shape,
+            codes=Codes.of(arrays),
         )
         dim, extras = shape.value_dim, (shape.capped, shape.sinks)
         sizes = dim, dim, dim, shape.kv_heads, shape.group, shape.block_size
         joined = portable_kernels.Shape(q.dtype, *sizes, *extras, several=False)
         signs = self._signs.of(store).values
-        return portable_kernels.merge(CUDA, found, [], scoring.sinks, joined, signs)[0]
+        return portable_kernels.merge(
+            CUDA, found, [], sinks=scoring.sinks, shape=joined, signs=signs
+        )[0]
 
 
 def kernels_serve(case: AttentionCase) -> bool:
@@ -183,9 +192,9 @@ def _kernel(shape: Shape, codes: Codes, queries: mx.Dtype) -> Kernel:
         f"tokens_{'f32' if queries == mx.float32 else 'own'}",
         ["q", *codes.inputs(), "tiles", "table", "numbers"],
         ["partial", "stats"],
-        shape,
-        defines(shape, codes),
-        head(queries),
-        body(),
-        shared_memory(shape, codes),
+        shape=shape,
+        defines=defines(shape, codes),
+        head=head(queries),
+        body=body(),
+        shared=shared_memory(shape, codes),
     )

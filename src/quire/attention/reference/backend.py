@@ -38,9 +38,9 @@ class _Prepared(PreparedAttention):
         self, q: mx.array, store: LayerStore, written: WrittenBlocks | None, scoring: Scoring
     ) -> mx.array:
         if store.packed is None and scoring.chosen is not None:
-            return plain.chosen(q, store, self._places, scoring, scoring.chosen)
+            return plain.chosen(q, store, self._places, scoring=scoring, keys=scoring.chosen)
         if store.packed is not None:
-            outs = self._packed(q, store.packed, written, scoring)
+            outs = self._packed(q, store.packed, written, scoring=scoring)
         else:
             outs = self._plain(q, store, scoring)
         if len(outs) == 1:
@@ -55,7 +55,7 @@ class _Prepared(PreparedAttention):
         outs: list[tuple[slice, mx.array]] = []
         for batch in self._batches:
             after = [out for _, out in outs[-1:]]
-            out = plain.decode(_rows(q, batch.rows), store, batch, scoring, after)
+            out = plain.decode(_rows(q, batch.rows), store, batch, scoring=scoring, after=after)
             outs.append((batch.rows, out))
         for chunk in self._chunks:
             out = plain.prefill(_rows(q, chunk.rows), store, chunk, scoring)
@@ -70,12 +70,14 @@ class _Prepared(PreparedAttention):
         outs: list[tuple[slice, mx.array]] = []
         for batch in self._batches:
             own, after = scoring.part(batch.rows), [out for _, out in outs[-1:]]
-            out = packed.decode(_rows(scaled, batch.rows), store, batch, own, after)
+            out = packed.decode(_rows(scaled, batch.rows), store, batch, scoring=own, after=after)
             outs.append((batch.rows, out.astype(q.dtype)))
         for number, chunk in enumerate(self._chunks):
             blocks = None if written is None else written.part(slice(number, number + 1))
             own = scoring.part(chunk.rows)
-            out = packed.prefill(_rows(scaled, chunk.rows), store, chunk, blocks, own)
+            out = packed.prefill(
+                _rows(scaled, chunk.rows), store, chunk, written=blocks, scoring=own
+            )
             outs.append((chunk.rows, out.astype(q.dtype)))
         return outs
 

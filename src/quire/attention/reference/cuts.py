@@ -229,7 +229,7 @@ class Chunk:
         """Return a mask `[t, keys]` of the first keys for some rows: 0 if visible, else minus
         infinity; float32.
         """
-        return _bias(self.first[rows], self.last[rows], 0, keys)
+        return _bias(self.first[rows], self.last[rows], 0, end=keys)
 
     def tiles(self) -> Iterator[Tile]:
         """Yield the rows in tiles. No tile crosses the end of a block."""
@@ -242,7 +242,7 @@ class Chunk:
             most = max(1, _SCORES // ((high - low) * size))
             rows = slice(start, min(rows.stop, start + most, len(self.own)))
             first, last = self.first[rows], self.last[rows]
-            yield Tile(rows, slice(low, high), block, first, last, size)
+            yield Tile(rows, slice(low, high), block, first=first, last=last, block_size=size)
             start = rows.stop
 
 

@@ -63,7 +63,9 @@ def prefill(
         # Its blocks wait for the tile before, so that one tile's scores and decoded keys are in
         # memory at a time.
         rows = mx.depends([chunk.heads[0, :, tile.blocks]], outs[-1:])[0]
-        scores, weighted_sum = _read_tile(some, store, rows, chunk, tile, written)
+        scores, weighted_sum = _read_tile(
+            some, store, rows, chunk=chunk, tile=tile, written=written
+        )
         scores = capped(scores.astype(mx.float32), scoring.softcap)
         bias = tile.bias
         if scoring.chosen is not None:
@@ -91,7 +93,7 @@ def _read_tile(
     before = tile.own - tile.blocks.start
     own = slice(tile.own - chunk.first_own, tile.blocks.stop - chunk.first_own)
     keys, values = _side_by_side(written.keys[own]), _side_by_side(written.values[own])
-    return _read_with_own(q, store, rows[:, :before] if before else None, keys, values)
+    return _read_with_own(q, store, rows[:, :before] if before else None, keys=keys, values=values)
 
 
 def _read_with_own(

@@ -32,7 +32,7 @@ def decode(
         read = [each[blocks].reshape(shape).astype(q.dtype) for each in store.arrays()]
         return _single_rows(q, *_keys_and_values(store, read), batch, scoring)
 
-    return _by_heads(q, store, batch.heads, scoring, attend, after)
+    return _by_heads(q, store, batch.heads, scoring=scoring, attend=attend, after=after)
 
 
 def _by_heads(
@@ -78,7 +78,7 @@ def chosen(
         at = places.find(rows, mx.maximum(some, 0))
         read = [each[at][:, None].astype(q.dtype) for each in store.arrays()]  # [t, 1, K, dim]
         k, v = _keys_and_values(store, read)
-        outs.append(_single_rows(q[rows], k, v, RowKeys(some >= 0), scoring))
+        outs.append(_single_rows(q[rows], k, v, batch=RowKeys(some >= 0), scoring=scoring))
     return outs[0] if len(outs) == 1 else mx.concatenate(outs)
 
 
@@ -87,7 +87,7 @@ def _single_rows(
 ) -> mx.array:
     """Attend for q `[B, heads, head_dim]` over k and v `[B, kv_heads, S, dim]`."""
     if _spells_out(scoring):
-        return _decode_spelled_out(_scaled(q, scoring.scale), k, v, batch, scoring)
+        return _decode_spelled_out(_scaled(q, scoring.scale), k, v, batch=batch, scoring=scoring)
     out = mx.fast.scaled_dot_product_attention(
         q[:, :, None],  # [B, heads, 1, head_dim]
         k,
@@ -107,9 +107,9 @@ def prefill(q: mx.array, store: LayerStore, chunk: Chunk, scoring: Scoring) -> m
     """
 
     def attend(q: mx.array, blocks: mx.array, scoring: Scoring) -> mx.array:
-        return _prefill_heads(q, store, blocks, chunk, scoring)
+        return _prefill_heads(q, store, blocks, chunk=chunk, scoring=scoring)
 
-    return _by_heads(q, store, chunk.heads, scoring, attend)
+    return _by_heads(q, store, chunk.heads, scoring=scoring, attend=attend)
 
 
 def _prefill_heads(

@@ -44,7 +44,11 @@ class LayerShape:
     def index(self) -> LayerShape | None:
         """The shape of an indexer's plain keys: one head, no value. None without an indexer."""
         dim = self.index_dim
-        return LayerShape(1, dim, dim, self.block_size, self.dtype, True) if dim else None
+        return (
+            LayerShape(1, dim, dim, block_size=self.block_size, dtype=self.dtype, value_in_key=True)
+            if dim
+            else None
+        )
 
 
 def vector_sizes(shape: LayerShape) -> tuple[int, ...]:

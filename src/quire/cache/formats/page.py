@@ -146,7 +146,7 @@ class PageStore(PackedStore):
     def resize_tails(
         self, capacity: int, moves: tuple[tuple[int, int], ...], spare: int | None = None
     ) -> None:
-        resize(self._tails, self.shape.kv_heads, capacity, moves, spare)
+        resize(self._tails, self.shape.kv_heads, capacity, moves=moves, spare=spare)
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -159,13 +159,15 @@ class PageStore(PackedStore):
         k, v = k.astype(self.shape.dtype), v.astype(self.shape.dtype)
         if slots.tails is None:
             self._code([self._whole(k), self._whole(v)], slots.whole_rows)
-        return None if slots.chunks is None else self._write_chunks(k, v, slots.chunks, coded)
+        return (
+            None if slots.chunks is None else self._write_chunks(k, v, slots.chunks, before=coded)
+        )
 
     def _write_singles(self, k: mx.array, v: mx.array, singles: TailRows) -> list[mx.array]:
         """Append each row to its tail. Return the codes of the tails that are full now."""
         vectors = (k, v)[: len(self._tails)]
         current_device().operations.write_vectors(
-            self._tails, vectors, singles.head_rows, singles.head_offsets
+            self._tails, vectors, singles.head_rows, offsets=singles.head_offsets
         )
         if singles.filled is None:
             return []
@@ -242,7 +244,7 @@ class PageStore(PackedStore):
     def read(self, rows: mx.array) -> CodedReader:
         keys = [array[rows] for array in self._keys]
         values = gathered(self._values, rows) if self._values else keys
-        return CodedReader(self._key_codec, self._read_values, keys, values)
+        return CodedReader(self._key_codec, self._read_values, keys, values=values)
 
     def coded(self) -> CodedArrays:
         return self._coded

@@ -45,12 +45,12 @@ def resize(
     """
     piece = _PIECE_BYTES if spare is None else min(_PIECE_BYTES, spare // 2)
     for number in range(len(arrays)):
-        _move(arrays[number], rows, moves, piece)
+        _move(arrays[number], rows, moves, piece=piece)
         have, wanted = arrays[number].shape[0], capacity * rows
         if spare is None or min(have, wanted) * _row_bytes(arrays[number]) <= spare:
             arrays[number] = _copied(arrays[number], wanted)
         else:
-            _replace_by_file(arrays, number, wanted, piece)
+            _replace_by_file(arrays, number, wanted, piece=piece)
         # Waits until the old array is freed, too. On a GPU, MLX holds it in another thread until
         # the copy is done, which an evaluation does not wait for.
         mx.synchronize()

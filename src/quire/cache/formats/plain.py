@@ -40,6 +40,6 @@ class PlainStore(LayerStore):
     def write(self, k: mx.array, v: mx.array, slots: SlotMapping) -> WrittenBlocks | None:
         vectors = (k, v)[: len(self._arrays)]
         current_device().operations.write_vectors(
-            self._arrays, vectors, slots.head_rows, slots.head_offsets
+            self._arrays, vectors, slots.head_rows, offsets=slots.head_offsets
         )
         return None

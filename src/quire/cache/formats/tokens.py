@@ -109,7 +109,7 @@ class TokenStore(PackedStore):
     def read(self, rows: mx.array) -> CodedReader:
         keys = gathered(self._keys, rows)
         values = gathered(self._values, rows) if self._values else keys
-        return CodedReader(self._key_codec, self._read_values, keys, values)
+        return CodedReader(self._key_codec, self._read_values, keys, values=values)
 
     def coded(self) -> CodedArrays:
         values = self._values or self._keys

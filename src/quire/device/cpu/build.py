@@ -128,7 +128,7 @@ def build(target: Path = TARGET, shared: Path | None = None) -> Path:
     # The others include MLX's headers, which take longer to read than they do.
     others = sorted(set(SOURCES.glob("*.cpp")) - {each.sources[0] for each in units})
     units.insert(0, Unit(others, [_OMITTED]))
-    return compile_extension(target, units, FLAGS, sources_digest(), shared)
+    return compile_extension(target, units, FLAGS, digest=sources_digest(), shared=shared)
 
 
 def instruction_sets(machine: str = platform.machine()) -> list[Unit]:

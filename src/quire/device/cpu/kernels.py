@@ -64,7 +64,7 @@ def load_kernels(threads: int = 0, instructions: str = "auto") -> CPUKernels:
         )
     if ops.threads() != cores.count:
         ops.set_threads(cores.count)
-    return CPUKernels(ops, ops.instructions(), ops.threads(), cores.why)
+    return CPUKernels(ops, ops.instructions(), ops.threads(), why=cores.why)
 
 
 _WITHOUT = "steps take about twice as long"

@@ -122,7 +122,7 @@ class KernelOperations(UnfusedOperations):
         factor: mx.array | None = None,
     ) -> mx.array:
         if not all(each is None or each.dtype == mx.float32 for each in (x, y, weight, factor)):
-            return super().add_rms_norm(x, y, weight, eps, factor)
+            return super().add_rms_norm(x, y, weight, eps=eps, factor=factor)
         added: mx.array = self._ops.rms_norm(y, weight, eps, x, factor)
         return added
 
@@ -140,7 +140,7 @@ class KernelOperations(UnfusedOperations):
         made = [self._matrices.part(each) for each in parts]
         known = rotate is None or isinstance(rotate, _Rotation)
         if x.dtype != mx.float32 or not known or None in made:
-            return super().heads(x, parts, eps, rotate)
+            return super().heads(x, parts, eps, rotate=rotate)
         angles = rotate if isinstance(rotate, _Rotation) else _NO_ROTATION
         found: list[mx.array] = self._ops.heads(
             x, made, eps, angles.cosines, angles.sines, angles.neighbours
@@ -148,7 +148,7 @@ class KernelOperations(UnfusedOperations):
         return found
 
     def rotation(self, cosines: mx.array, sines: mx.array, neighbours: bool) -> Rotate:
-        return _Rotation(self._ops, cosines, sines, neighbours)
+        return _Rotation(self._ops, cosines, sines, neighbours=neighbours)
 
     def write_vectors(
         self,
@@ -157,7 +157,7 @@ class KernelOperations(UnfusedOperations):
         rows: mx.array,
         offsets: mx.array,
     ) -> None:
-        self._ops.write_vectors(list(pools), list(vectors), rows, offsets)
+        self._ops.write_vectors(list(pools), list(vectors), rows, offsets=offsets)
 
     def write_rows(self, pool: mx.array, values: mx.array, rows: mx.array) -> None:
         self._ops.write_rows(pool, values, rows)
@@ -168,8 +168,8 @@ class KernelOperations(UnfusedOperations):
         channels, kernel = taps.shape
         known = channels % _MULTIPLE == 0 and kernel <= _MOST_TAPS
         if not known or any(each.dtype != mx.float32 for each in (window, taps)):
-            return super().causal_conv(window, taps, bias, silu)
-        out: mx.array = self._ops.causal_conv(window, taps, bias, silu)
+            return super().causal_conv(window, taps, bias, silu=silu)
+        out: mx.array = self._ops.causal_conv(window, taps, bias, silu=silu)
         return out
 
     def gated_delta(
@@ -221,7 +221,7 @@ class KernelOperations(UnfusedOperations):
     ) -> bool:
         wide = [each.astype(mx.float32) for each in vectors]
         made = [self._coding(each) for each in codings]
-        self._ops.write_codes(list(pools), wide, made, rows, offsets)
+        self._ops.write_codes(list(pools), wide, made, rows=rows, offsets=offsets)
         return True
 
     def _coding(self, coding: VectorCoding) -> Any:
@@ -262,7 +262,7 @@ class _Rotation:
         return rotated.astype(x.dtype)
 
 
-_NO_ROTATION = _Rotation(None, None, None, True)
+_NO_ROTATION = _Rotation(ops=None, cosines=None, sines=None, neighbours=True)
 
 
 def _kernel_name(gating: Gating) -> str | None:

@@ -74,7 +74,7 @@ class BlockEncoder:
         keys, values = codings
         key_dim, value_dim = (each.shape[-1] for each in tails)
         kind = BlockKind(
-            tails[0].dtype, key_dim, Kind.of(_TOKENS, keys), Kind.of(value_dim, values)
+            tails[0].dtype, key_dim, Kind.of(_TOKENS, keys), values=Kind.of(value_dim, values)
         )
         if kind not in self._sound:
             self._sound[kind] = self._tried(kind, codings)
@@ -148,8 +148,8 @@ def _kernel(kind: BlockKind) -> Kernel:
             "blocks",
         ],
         ["keys", "values", *(f"{of}_{part}" for of in "kv" for part in parts)],
-        kernel_text("quire.device.cuda", "blocks.cuh"),
-        header(kind),
+        body=kernel_text("quire.device.cuda", "blocks.cuh"),
+        header=header(kind),
     )
 
 
@@ -167,7 +167,7 @@ def blocks_differ(kind: BlockKind, codings: Sequence[VectorCoding], encoder: Enc
     tails = [_normal((3 * heads, _TOKENS, dim), kind.dtype, dim) for dim in dims]
     vectors = [_normal((rows, heads, dim), kind.dtype, dim + 1) for dim in dims]
     # One that goes on into a third block, one that ends with a block; a row of others before each.
-    chunks = [_Span(1, 2 * _TOKENS, 2, 5), _Span(2 * _TOKENS + 2, 24, 0, 40)]
+    chunks = [_Span(1, 2 * _TOKENS, 2, offset=5), _Span(2 * _TOKENS + 2, 24, 0, offset=40)]
     columns = np.array(
         [(each.row, each.count, each.tail, each.offset) for each in chunks], np.int32
     )

@@ -32,7 +32,7 @@ def build(target: Path = TARGET, shared: Path | None = None) -> Path:
         CannotBuild: as for the CPU kernels.
     """
     units = [Unit([SOURCES / "launch.cpp"])]
-    return compile_extension(target, units, _FLAGS, sources_digest(), shared)
+    return compile_extension(target, units, _FLAGS, digest=sources_digest(), shared=shared)
 
 
 if __name__ == "__main__":

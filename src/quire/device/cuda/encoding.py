@@ -53,11 +53,11 @@ class Kind:
             dim,
             coding.size,
             coding.group_size,
-            coding.bits,
-            coding.refits,
-            coding.reach,
-            0.0 if coding.rotation is None else coding.rotation.scale,
-            coding.edges is not None,
+            bits=coding.bits,
+            refits=coding.refits,
+            reach=coding.reach,
+            scale=0.0 if coding.rotation is None else coding.rotation.scale,
+            codebook=coding.edges is not None,
         )
 
     @property
@@ -133,7 +133,7 @@ class _Plan:
             parts.append([coding.size * coding.bits // 32, *groups])
             dtypes += [mx.uint32, *([mx.float16] * len(groups))]
         kinds = tuple(Kind.of(x.shape[-1], of) for x, of in zip(vectors, codings, strict=True))
-        return _Plan(_kernel(kinds), tables, parts, dtypes)
+        return _Plan(_kernel(kinds), tables, parts, dtypes=dtypes)
 
     def coded(self, vectors: Sequence[mx.array]) -> list[mx.array]:
         """Code all vectors by one launch; return their parts."""
@@ -180,8 +180,8 @@ def _kernel(kinds: tuple[Kind, ...]) -> Kernel:
         f"quire_encode_{kinds}",
         [*inputs, "count"],
         outputs,
-        "\n".join(calls),
-        header,
+        body="\n".join(calls),
+        header=header,
     )
 
 
@@ -200,7 +200,7 @@ def encoding_differs(coding: VectorCoding) -> str | None:
     if rotation is not None:
         rotated = mx.hadamard_transform(x * rotation.map, rotation.scale)
     if coding.edges is not None:
-        return _other_codes(x, rotated, coding, coding.edges)
+        return _other_codes(x, rotated, coding, edges=coding.edges)
     words, scales, biases = _Plan.of([x], [coding]).coded([x])
     group, bits = coding.group_size, coding.bits
     scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)

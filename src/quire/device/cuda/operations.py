@@ -122,7 +122,9 @@ def _affine(weight: PackedWeight) -> Packed | None:
     if weight.biases is None:
         return None
     packing = weight.packing
-    return Packed(weight.codes, weight.scales, weight.biases, packing.group_size, packing.bits)
+    return Packed(
+        weight.codes, weight.scales, weight.biases, group_size=packing.group_size, bits=packing.bits
+    )
 
 
 def _alone(matrix: Matrix | ExpertMatrices) -> Packed | None:

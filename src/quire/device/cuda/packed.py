@@ -74,15 +74,15 @@ def linear(x: mx.array, weight: Packed) -> mx.array:
 def skinny_gemm(rows: int, weight: Packed) -> SkinnyGemm:
     """Return how a product of `rows` rows with a matrix is cut."""
     outputs, words = weight.codes.shape
-    return _cut(words * 8, outputs, weight.group_size, 1 << max(3, (rows - 1).bit_length()))
+    return _cut(words * 8, outputs, weight.group_size, rows=1 << max(3, (rows - 1).bit_length()))
 
 
 def expert_gemms(gate: Packed, down: Packed) -> tuple[SkinnyGemm, SkinnyGemm]:
     """Return the kernels for gate and up projections, and for the down projection."""
     outputs, hidden = gate.codes.shape[1], down.codes.shape[1]
     return (
-        _cut(hidden, outputs, gate.group_size, _SKINNY_TILE, gated=True, experts=True),
-        _cut(outputs, hidden, down.group_size, _SKINNY_TILE, experts=True),
+        _cut(hidden, outputs, gate.group_size, rows=_SKINNY_TILE, gated=True, experts=True),
+        _cut(outputs, hidden, down.group_size, rows=_SKINNY_TILE, experts=True),
     )
 
 
@@ -97,7 +97,9 @@ def _cut(
     experts: bool = False,
 ) -> SkinnyGemm:
     """Return how a product is cut. Cached, because it is looked up at each product."""
-    return SkinnyGemm(inputs, outputs, group_size, rows, card(), gated, experts)
+    return SkinnyGemm(
+        inputs, outputs, group_size, rows=rows, card=card(), gated=gated, experts=experts
+    )
 
 
 @cache
@@ -119,7 +121,7 @@ def many_rows(x: mx.array, weight: Packed, up: Packed | None = None, gelu: int =
     rows, (outputs, words) = x.shape[0], weight.codes.shape
     second = [] if up is None else [up.codes, up.scales, up.biases]
     most = max(ROWS, 1 << (rows - 1).bit_length())
-    gemm = wide_gemm(words * 8, outputs, weight.group_size, most, gated=up is not None)
+    gemm = wide_gemm(words * 8, outputs, weight.group_size, rows=most, gated=up is not None)
     return _wide_kernel(gemm, 1, gelu)(
         inputs=[x, weight.codes, weight.scales, weight.biases, *second],
         grid=(-(-outputs // gemm.width) * gemm.threads, gemm.blocks_for(rows), 1),
@@ -182,8 +184,8 @@ def experts(
 def _wide_expert_gemms(gate: Packed, down: Packed, tiles: int) -> tuple[Wide, Wide]:
     outputs, hidden = gate.codes.shape[1], down.codes.shape[1]
     return (
-        wide_gemm(hidden, outputs, gate.group_size, ROWS * tiles, gated=True, experts=True),
-        wide_gemm(outputs, hidden, down.group_size, ROWS * tiles, experts=True),
+        wide_gemm(hidden, outputs, gate.group_size, rows=ROWS * tiles, gated=True, experts=True),
+        wide_gemm(outputs, hidden, down.group_size, rows=ROWS * tiles, experts=True),
     )
 
 
@@ -239,17 +241,21 @@ def header(defines: dict[str, int], functions: str = "") -> str:
 @cache
 def _linear_kernel(gemm: SkinnyGemm) -> Kernel:
     names = ["x", "w", "scales", "biases"]
-    return _compiled("skinny_gemm", names, ["y"], gemm.defines | {"GELU": 0}, gemm.shared)
+    return _compiled(
+        "skinny_gemm", names, ["y"], defines=gemm.defines | {"GELU": 0}, shared=gemm.shared
+    )
 
 
 @cache
 def _unpack_kernel(group_size: int) -> Kernel:
-    return _compiled("unpack", ["w", "scales", "biases"], ["y"], {"GROUP": group_size, "GELU": 0})
+    return _compiled(
+        "unpack", ["w", "scales", "biases"], ["y"], defines={"GROUP": group_size, "GELU": 0}
+    )
 
 
 @cache
 def _gate_kernel(gelu: int) -> Kernel:
-    return _compiled("gate", ["gate", "up"], ["y"], {"GELU": gelu})
+    return _compiled("gate", ["gate", "up"], ["y"], defines={"GELU": gelu})
 
 
 @cache
@@ -258,7 +264,7 @@ def _expert_kernel(gemm: SkinnyGemm | Wide, top: int, gelu: int) -> Kernel:
         return _wide_kernel(gemm, top, gelu)
     defines = gemm.defines | {"GATED": int(gemm.gated), "TOP": top, "GELU": gelu}
     inputs = [*_matrices(gemm.gated), "order", "tiles"]
-    return _compiled("skinny_gemm", inputs, ["y"], defines, gemm.shared)
+    return _compiled("skinny_gemm", inputs, ["y"], defines=defines, shared=gemm.shared)
 
 
 @cache
@@ -267,7 +273,7 @@ def _wide_kernel(gemm: Wide, top: int, gelu: int) -> Kernel:
     defines = gemm.defines | {"TOP": top, "GELU": gelu}
     functions = gemm.functions if isinstance(gemm, WarpgroupGemm) else ""
     name = gemm.source.removesuffix(".cuh")
-    return _compiled(name, inputs, ["y"], defines, gemm.shared, functions)
+    return _compiled(name, inputs, ["y"], defines=defines, shared=gemm.shared, functions=functions)
 
 
 def _matrices(gated: bool) -> list[str]:
@@ -278,7 +284,7 @@ def _matrices(gated: bool) -> list[str]:
 @cache
 def _group_kernel(experts: int, tile: int) -> Kernel:
     defines = {"EXPERT_COUNT": experts, "TILE": tile, "GELU": 0}
-    return _compiled("group", ["chosen"], ["order", "tiles"], defines)
+    return _compiled("group", ["chosen"], ["order", "tiles"], defines=defines)
 
 
 def _compiled(
@@ -292,5 +298,10 @@ def _compiled(
     own = "_".join(str(n) for n in defines.values())
     body = kernel_text(_PACKAGE, f"{name}.cuh")
     return cuda_kernel(
-        f"quire_{name}_{own}", inputs, outputs, body, header(defines, functions), shared
+        f"quire_{name}_{own}",
+        inputs,
+        outputs,
+        body=body,
+        header=header(defines, functions),
+        shared_memory=shared,
     )

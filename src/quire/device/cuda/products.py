@@ -78,7 +78,7 @@ class Products:
             return None
         if not (gate.readable_by_kernels and up.readable_by_kernels and self.sound):
             return None
-        return packed.many_rows(x, gate, up, ACTIVATIONS[activation])
+        return packed.many_rows(x, gate, up, gelu=ACTIVATIONS[activation])
 
     def unpacked(self, weight: Packed, dtype: mx.Dtype) -> mx.array | None:
         """Return a matrix `[out, in]` unpacked; None if no kernel supports it."""
@@ -139,7 +139,7 @@ def _difference() -> str | None:
     asks for more shared memory.
     """
     for group_size in (64, 128):
-        weight = _random(144, 256, group_size, 0)
+        weight = _random(144, 256, group_size, seed=0)
         difference = _compared(packed.unpacked(weight), _plain(weight))
         if difference:
             return f"numbers of codes, groups of {group_size}: {difference}"
@@ -148,12 +148,12 @@ def _difference() -> str | None:
             difference = _compared(packed.linear(x, weight), x @ _plain(weight).T)
             if difference:
                 return f"{rows} rows, groups of {group_size}: {difference}"
-        gated = packed.many_rows(x, weight, other := _random(144, 256, group_size, 1))
+        gated = packed.many_rows(x, weight, other := _random(144, 256, group_size, seed=1))
         inner = [x @ _plain(each).T for each in (weight, other)]
         difference = _compared(gated, _spelled_out(inner[0], inner[1], 0))
         if difference:
             return f"gated, groups of {group_size}: {difference}"
-        wide = _random(144, _WIDE, group_size, 2)
+        wide = _random(144, _WIDE, group_size, seed=2)
         for rows in (2, 13, 50):
             x = mx.random.normal((rows, _WIDE), key=mx.random.key(rows)).astype(mx.bfloat16)
             difference = _compared(packed.linear(x, wide), x @ _plain(wide).T)
@@ -174,8 +174,11 @@ def _difference() -> str | None:
 
 def _difference_of_experts(hidden: int, rows: int) -> str | None:
     count = 8
-    gate, up = _random(64, hidden, 64, 1, count), _random(64, hidden, 64, 2, count)
-    down = _random(hidden, 64, 64, 3, count)
+    gate, up = (
+        _random(64, hidden, 64, seed=1, experts=count),
+        _random(64, hidden, 64, seed=2, experts=count),
+    )
+    down = _random(hidden, 64, 64, seed=3, experts=count)
     x = mx.random.normal((rows, hidden), key=mx.random.key(rows)).astype(mx.bfloat16)
     chosen = mx.argsort(mx.random.normal((rows, count), key=mx.random.key(rows)))[:, :3]
     chosen = chosen.astype(mx.int32)
@@ -199,7 +202,7 @@ def _random(outputs: int, inputs: int, group_size: int, seed: int, experts: int 
     shape = (experts, outputs, inputs) if experts else (outputs, inputs)
     matrix = (mx.random.normal(shape, key=mx.random.key(seed)) * inputs**-0.5).astype(mx.bfloat16)
     codes, scales, biases = mx.quantize(matrix, group_size=group_size, bits=4)
-    return Packed(codes, scales, biases, group_size, 4)
+    return Packed(codes, scales, biases, group_size=group_size, bits=4)
 
 
 def _plain(weight: Packed) -> mx.array:

@@ -140,34 +140,40 @@ class SkinnyGemm:
             while chunk:
                 for stages in range(wanted.stages * wanted.chunk // chunk, 1, -1):
                     for parts in range(wanted.parts, 0, -1):
-                        yield tiles, Cut(parts, wanted.warps, chunk, stages)
+                        yield tiles, Cut(parts, wanted.warps, chunk, stages=stages)
                 chunk = 0 if self.batch_invariant else chunk // 2
             tiles //= 2
 
     def _wanted(self, tiles: int) -> Cut:
         if self.experts:
             alone = self.rows == 1 and not self.batch_invariant
-            return Cut(2, 4, 2, 2) if self.gated else Cut(1, 4, 2, 3) if alone else Cut(2, 4, 1, 3)
+            return (
+                Cut(2, 4, 2, stages=2)
+                if self.gated
+                else Cut(1, 4, 2, stages=3)
+                if alone
+                else Cut(2, 4, 1, stages=3)
+            )
         if self.gated:
             return self._gated(tiles)
         blocks, most = self.outputs // 32, self.card.multiprocessors
         parts = 1 if 2 * blocks <= most else 2
         one_each = blocks <= most and not self.batch_invariant
         if tiles > 1 or self.batch_invariant:
-            return Cut(parts, 16 if one_each and tiles == 2 else 8, 1, 2)
+            return Cut(parts, 16 if one_each and tiles == 2 else 8, 1, stages=2)
         if one_each:
-            return Cut(parts, 16, 2, 2)
+            return Cut(parts, 16, 2, stages=2)
         if 2 * blocks <= 3 * most - 24:  # else few would have a second thread block
-            return Cut(1, 8, 4, 2) if self.rows <= 2 else Cut(1, 8, 2, 3)
-        return Cut(2, 8, 2, 3)
+            return Cut(1, 8, 4, stages=2) if self.rows <= 2 else Cut(1, 8, 2, stages=3)
+        return Cut(2, 8, 2, stages=3)
 
     def _gated(self, tiles: int) -> Cut:
         if self.batch_invariant:
-            return Cut(1, 8, 1, 2)
+            return Cut(1, 8, 1, stages=2)
         blocks, most = self.outputs // 16, self.card.multiprocessors
         if tiles > 1:
-            return Cut(2 if tiles == 4 and blocks > 4 * most else 1, 8, 1, 2)
-        return Cut(1, 8, 2, 3) if blocks <= 2 * most else Cut(1, 4, 4, 2)
+            return Cut(2 if tiles == 4 and blocks > 4 * most else 1, 8, 1, stages=2)
+        return Cut(1, 8, 2, stages=3) if blocks <= 2 * most else Cut(1, 4, 4, stages=2)
 
 
 @cache

@@ -126,7 +126,7 @@ class Rows:
         places = mx.arange(prod(shape)).reshape(shape)
         outputs = [value, *(node.inputs[0] for node in chain)]
         for node, output in zip(reversed(chain), reversed(outputs[:-1]), strict=True):
-            places = self._viewed(node, output, places, sizes)
+            places = self._viewed(node, output, places, sizes=sizes)
         flat = np.array(places).reshape(-1)
         if depends_on_sizes(self._program.values[value].shape):
             if flat.size != rows * self.width:
@@ -141,7 +141,9 @@ class Rows:
     ) -> mx.array:
         shape = bound(self._program.values[node.outputs[0]].shape, sizes)
         dtypes = [source.dtype] * len(node.outputs)
-        made = compute(node.kind, [source], bound(node.arguments, sizes), shape, dtypes)
+        made = compute(
+            node.kind, [source], bound(node.arguments, sizes), shape=shape, dtypes=dtypes
+        )
         return made[node.outputs.index(output)]
 
 

@@ -84,7 +84,7 @@ def expression(program: Program, node: Node, given: Sequence[str]) -> str:
         return activated(node.attributes["name"], given[0], dtype)
     if node.kind == "gated":
         operands = dict(zip(node.roles, given, strict=True))
-        return gated(node.attributes["gating"], operands["x"], operands["y"], dtype)
+        return gated(node.attributes["gating"], operands["x"], operands["y"], dtype=dtype)
     if node.kind == "AsType":
         return _converted(given[0], own, dtype)
     return rounded(_primitive(node, given, own), dtype)

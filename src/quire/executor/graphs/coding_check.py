@@ -72,7 +72,9 @@ def tail_coding_differs(spec: KVSpec, format: KVFormat, runner: KernelRunner) ->
     arguments = tuple(map(runner.address, (*inputs, table)))
     grid = shape.kv_heads, 1, 1
     try:
-        runner.run(Kernel(source, grid, kernels.TAIL_THREADS, 0, arguments, ()))
+        runner.run(
+            Kernel(source, grid, kernels.TAIL_THREADS, shared=0, arguments=arguments, after=())
+        )
     except (DriverError, RuntimeError) as problem:
         return str(problem)
     expected.write(vectors[0], vectors[1], _slots(shape))
@@ -106,7 +108,9 @@ def token_coding_differs(case: AttentionCase, runner: KernelRunner) -> str | Non
     arguments = tuple(0 if each is None else runner.address(each) for each in inputs)
     grid = kernel.grid(count)
     try:
-        runner.run(Kernel(kernel.text, grid, heads.THREADS, 0, arguments, ()))
+        runner.run(
+            Kernel(kernel.text, grid, heads.THREADS, shared=0, arguments=arguments, after=())
+        )
     except (DriverError, RuntimeError) as problem:
         return str(problem)
     expected.write(keys, values, slots)
@@ -136,7 +140,9 @@ def _slots(shape: LayerShape) -> SlotMapping:
     count = shape.block_size
     blocks, offsets = np.full(count, 2, np.int32), np.arange(count, dtype=np.int32)
     starts = np.array([0, count], np.int32)
-    return SlotMapping(blocks, offsets, starts, None, shape.kv_heads, count)
+    return SlotMapping(
+        blocks, offsets, starts, tails=None, kv_heads=shape.kv_heads, block_size=count
+    )
 
 
 def _difference(store: LayerStore, expected: LayerStore, shape: LayerShape) -> str | None:

@@ -51,7 +51,7 @@ def embed_kernel(program: Program, node: Node) -> RowKernel:
     parameters += [f"{C_TYPES[dtype]}* out0"]
     text = source_text(parameters, body, cut.lanes * cut.groups, cut.constants)
     arguments = (Argument(node.inputs[0]), *map(Argument, arrays), Argument(out))
-    return RowKernel(text, arguments, rows.symbol, cut.lanes * cut.groups, (cut,))
+    return RowKernel(text, arguments, rows.symbol, threads=cut.lanes * cut.groups, cuts=(cut,))
 
 
 def _numbers(table: mx.array, dtype: mx.Dtype, cut: Cut) -> list[str]:

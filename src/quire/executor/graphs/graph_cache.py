@@ -190,7 +190,11 @@ class GraphCache:
         if rows not in self._inputs:
             tile_rows = [] if rows == MAX_ROWS else self._tile_rows()
             self._inputs[rows] = InputLayout(
-                len(self._layout.groups), rows, _MAX_ENTRIES, self._extension.pointer, tile_rows
+                len(self._layout.groups),
+                rows,
+                _MAX_ENTRIES,
+                address=self._extension.pointer,
+                tile_rows=tile_rows,
             )
         return self._inputs[rows]
 
@@ -209,7 +213,7 @@ class GraphCache:
             for layer in self.heads
         }
         pointer = self._extension.pointer
-        states = layer_states(self._pools, self._layout, format, pointer)
+        states = layer_states(self._pools, self._layout, format, address=pointer)
         addresses = tuple(tuple(map(pointer, each.arrays())) for each in stores.values())
         addresses += tuple(tuple(x.address for x in each.values()) for each in states.values())
         if not all(map(all, addresses)):
@@ -221,7 +225,7 @@ class GraphCache:
         if graph is None:
             recorded = self._recorded.get((format, max_rows))
             if recorded is None:
-                recorded = self._record_step(max_rows, stores, states, addresses)
+                recorded = self._record_step(max_rows, stores, states, addresses=addresses)
                 self._recorded[format, max_rows] = recorded
             graph = known.graphs[max_rows] = recorded.graphs(addresses)
         return graph
@@ -250,7 +254,7 @@ class GraphCache:
             max_rows,
             self._extension.pointer,
             self.inputs(max_rows),
-            card(),
+            card=card(),
             batch_invariant=self._batch_invariant,
             copies=self._copies,
             inboxes=self._inboxes,

@@ -28,8 +28,16 @@ class HeadRecording(ValueRecording):
         y = self._written(node.outputs[0], [x.buffer])
         arguments = [recorder.inputs.rows, x.address, *recorder.matrix(weight), y.address]
         grid = -(-outputs // gemm.width), gemm.blocks, heads
-        source = kernels.by_head(gemm, heads, x.row, x.head)
-        recorder.add(source, grid, gemm.threads, arguments, [x.buffer], [y], gemm.shared)
+        source = kernels.by_head(gemm, heads, x.row, x_head=x.head)
+        recorder.add(
+            source,
+            grid,
+            gemm.threads,
+            arguments=arguments,
+            reads=[x.buffer],
+            writes=[y],
+            shared=gemm.shared,
+        )
 
     def _rotate(self, node: Node) -> None:
         """Record the rotation of heads by position (RoPE)."""
@@ -54,4 +62,4 @@ class HeadRecording(ValueRecording):
         y = self._written(node.outputs[0], reads)
         arguments = [recorder.inputs.rows, *(each.address for each in operands), y.address]
         grid = -(-heads * dim // 2 // _THREADS), recorder.max_rows, 1
-        recorder.add(text, grid, _THREADS, arguments, reads, [y])
+        recorder.add(text, grid, _THREADS, arguments=arguments, reads=reads, writes=[y])

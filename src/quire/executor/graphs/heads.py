@@ -154,4 +154,4 @@ class Heads:
             defines = {**defines, **self.coding.defines}
             head = kernels.HALF + coding_text() + head
         body = kernel_text("quire.executor.graphs", "heads.cuh")
-        return kernels.source_text(parameters, body, THREADS, defines, head)
+        return kernels.source_text(parameters, body, THREADS, defines=defines, head=head)

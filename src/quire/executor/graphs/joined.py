@@ -36,8 +36,10 @@ def joined_kernel(program: Program, node: Node) -> RowKernel:
         together = inner * own.width // whole.width
         to = Access(begin, whole.width, ((together, 1), (own.width // together, inner)))
         cut = Cut.of(own.width, None, together)
-        leaf = Leaf(number, value.dtype, access, root in program.constants)
-        body = Body(cut, [leaf], [], []).lines([Stored(0, Term(f"a{number}", 0), value.dtype, to)])
+        leaf = Leaf(number, value.dtype, access, fixed=root in program.constants)
+        body = Body(cut, [leaf], [], sums=[]).lines(
+            [Stored(0, Term(f"a{number}", 0), value.dtype, to)]
+        )
         lines += [f"if (blockIdx.y == {number}) {{"]
         lines += [f"constexpr int {name} = {size};" for name, size in cut.constants.items()]
         lines += ["if (threadIdx.x >= LANES * GROUPS) return;", *body, "}"]
@@ -47,4 +49,6 @@ def joined_kernel(program: Program, node: Node) -> RowKernel:
     kind, threads = C_TYPES[value.dtype], max(cut.lanes * cut.groups for cut in cuts)
     parameters = [f"const {kind}* in{number}" for number in range(len(cuts))] + [f"{kind}* out0"]
     text = source_text(parameters, lines, threads, {})
-    return RowKernel(text, (*arguments, Argument(out)), whole.symbol, threads, tuple(cuts))
+    return RowKernel(
+        text, (*arguments, Argument(out)), whole.symbol, threads=threads, cuts=tuple(cuts)
+    )

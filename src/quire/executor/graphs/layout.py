@@ -165,9 +165,9 @@ def step_numbers(
             continue
         spec = group.spec.attention
         assert spec is not None, "graphed layers attend or recur"
-        metadata = build_metadata(number, spec, rows, block_size)
+        metadata = build_metadata(number, spec, rows, block_size=block_size)
         tile_rows = memory.tile_rows[number] if memory.tile_rows else None
-        write_group(group_of(step, number), metadata, entries, tile_rows)
+        write_group(group_of(step, number), metadata, entries, tile_rows=tile_rows)
         tables.append(metadata.block_table)
         entries += len(metadata.block_table)
     return None if entries > memory.entries else np.concatenate([step.view(np.int32), *tables])
@@ -227,7 +227,7 @@ def write_group(
     if tile_rows is None:
         return
     found = 0
-    for part in cut(metadata, FEW_ROWS, 1, tile_rows):
+    for part in cut(metadata, FEW_ROWS, 1, rows_many=tile_rows):
         if part.few:
             continue
         tiles[part.rows] = 0

@@ -52,7 +52,7 @@ class Part:
         """Return a part that covers a whole value."""
         head = program.values[value].shape[-1]
         assert isinstance(head, int), "heads have a fixed size"
-        return Part(value, 0, row_width(program, value), head)
+        return Part(value, 0, row_width(program, value), head=head)
 
     @staticmethod
     def of(program: Program, uses: Uses, value: int) -> Part:
@@ -71,7 +71,7 @@ class Part:
                 head = whole[-1]
             source = uses.source(maker.inputs[0])
         assert isinstance(head, int), "heads have a fixed size"
-        return Part(source, offset, row_width(program, source), head)
+        return Part(source, offset, row_width(program, source), head=head)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +210,9 @@ def readable(weight: PackedWeight, rows: int, columns: int) -> PackedWeight:
     packing = weight.packing
     if weight.biases is None or weight.tiled or packing.bits != 4:
         raise UnsupportedNode(f"codes of {packing.bits} bits in mode {packing.mode}")
-    known = Packed(weight.codes, weight.scales, weight.biases, packing.group_size, packing.bits)
+    known = Packed(
+        weight.codes, weight.scales, weight.biases, group_size=packing.group_size, bits=packing.bits
+    )
     if (
         weight.codes.shape[-2] % rows
         or weight.codes.shape[-1] * 8 % columns

@@ -93,7 +93,7 @@ class ValueRecording:
                 maker = self._uses.makers.get(source)
                 what = "a value" if maker is None else shown(self._program, maker)
                 raise UnsupportedNode(f"{what} is read by a product")
-            self._places[source] = Place(self._recorder.weight(constant.array), None)
+            self._places[source] = Place(self._recorder.weight(constant.array), buffer=None)
         return self._places[source]
 
     def _read(self, values: Sequence[int]) -> list[Buffer]:
@@ -117,13 +117,13 @@ class ValueRecording:
         """Return the location of rows that may be parts of longer ones."""
         dtype = self._program.values[value].dtype
         if value in self._program.constants:
-            return Operand(self._place(value).address, dtype, 0, 0, None)
+            return Operand(self._place(value).address, dtype, 0, head=0, buffer=None)
         part = Part.whole(self._program, value)
         if self._uses.source(value) not in self._places:
             part = Part.of(self._program, self._uses, value)
         place = self._place(part.source)
         address = place.address + part.offset * dtype.size
-        return Operand(address, dtype, part.row, part.head, place.buffer)
+        return Operand(address, dtype, part.row, head=part.head, buffer=place.buffer)
 
     def _bytes(self, value: Value) -> int:
         rows = dict.fromkeys(self._program.symbols, self._recorder.max_rows)
@@ -169,7 +169,13 @@ class ValueRecording:
                 arguments.append(self._recorder.weight(each.source) + each.offset)
         grid = kernel.grid(self._recorder.max_rows)
         self._recorder.add(
-            kernel.text, grid, kernel.threads, arguments, reads, writes, kernel.shared
+            kernel.text,
+            grid,
+            kernel.threads,
+            arguments=arguments,
+            reads=reads,
+            writes=writes,
+            shared=kernel.shared,
         )
 
     def _fitting(self, gemm: Gemm) -> Gemm:

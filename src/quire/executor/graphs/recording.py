@@ -178,7 +178,7 @@ class Recording(MixtureRecording, StateRecording, HeadRecording, ExchangeRecordi
             arguments += [recorder.table([address for arrays in stores for address in arrays])]
             source = kernels.code_tails(coding.kv_heads, coding.dim, coding.codes)
             grid = coding.kv_heads, len(stores), 1
-            recorder.add_last(source, grid, kernels.TAIL_THREADS, arguments)
+            recorder.add_last(source, grid, kernels.TAIL_THREADS, arguments=arguments)
 
     # -- products --------------------------------------------------------------------------------
 
@@ -209,7 +209,15 @@ class Recording(MixtureRecording, StateRecording, HeadRecording, ExchangeRecordi
             arguments += [recorder.optional(bias)] * offsets
         grid = sum(kernels.parts(gemm, outputs)), gemm.blocks, 1
         source = kernels.linear(gemm, outputs, offsets=offsets)
-        recorder.add(source, grid, gemm.threads, arguments, reads, writes, gemm.shared)
+        recorder.add(
+            source,
+            grid,
+            gemm.threads,
+            arguments=arguments,
+            reads=reads,
+            writes=writes,
+            shared=gemm.shared,
+        )
 
     def _gated(self, node: Node) -> None:
         gate, up, join = _ordered(node, "gated")
@@ -228,12 +236,20 @@ class Recording(MixtureRecording, StateRecording, HeadRecording, ExchangeRecordi
         arguments += [*recorder.matrix(weights[0]), *recorder.matrix(weights[1]), y.address]
         grid = -(-gemm.outputs // gemm.width), gemm.blocks, 1
         source = kernels.gated(gemm, activation)
-        recorder.add(source, grid, gemm.threads, arguments, reads, [y], gemm.shared)
+        recorder.add(
+            source,
+            grid,
+            gemm.threads,
+            arguments=arguments,
+            reads=reads,
+            writes=[y],
+            shared=gemm.shared,
+        )
 
     def _plain_product(self, node: Node) -> None:
         """Record a product with a matrix that tensor core kernels do not take."""
         x, y = (self._program.values[each] for each in (node.inputs[0], node.outputs[0]))
-        product = PlainProduct(x.dtype, y.dtype, node.weight("weight"), node.weight("bias"))
+        product = PlainProduct(x.dtype, y.dtype, node.weight("weight"), bias=node.weight("bias"))
         recorder = self._recorder
         if product.outputs > _FEW_OUTPUTS:
             product_matrix(node)
@@ -246,7 +262,7 @@ class Recording(MixtureRecording, StateRecording, HeadRecording, ExchangeRecordi
         arguments = [recorder.inputs.rows, self._place(node.inputs[0]).address]
         arguments += [*map(recorder.weight, product.arrays), to.address]
         grid = product.grid(recorder.max_rows)
-        recorder.add(text, grid, product.threads, arguments, reads, [to])
+        recorder.add(text, grid, product.threads, arguments=arguments, reads=reads, writes=[to])
 
     # -- attention -------------------------------------------------------------------------------
 
@@ -265,9 +281,9 @@ class Recording(MixtureRecording, StateRecording, HeadRecording, ExchangeRecordi
             self._program.symbols,
             self._program.fields,
             self._program.constants,
-            self._program.values,
-            node.arguments,
-            (),
+            values=self._program.values,
+            nodes=node.arguments,
+            outputs=(),
         )
         roles = ("q", "k") if spec.value_in_key else ("q", "k", "v")
         heads = {role: HeadOperand.of(inner, attend, role) for role in roles}
@@ -286,21 +302,21 @@ class Recording(MixtureRecording, StateRecording, HeadRecording, ExchangeRecordi
             self._width(attend.input("q"), 1),
             spec.kv_heads,
             head_dim,
-            own["scale"],
-            own.get("softcap"),
-            self._head_rows(q),
-            None if k is None else self._head_rows(k),
-            None if v is None else self._head_rows(v),
-            q.norm is not None,
-            v is not None and v.norm is not None,
-            max(eps, default=0.0),
-            None if q.norm is None else q.norm.weight("weight"),
-            None if k is None or k.norm is None else k.norm.weight("weight"),
-            rotation,
-            result,
-            sinks,
-            spec.value_dim,
-            spec.value_in_key,
+            scale=own["scale"],
+            softcap=own.get("softcap"),
+            q=self._head_rows(q),
+            k=None if k is None else self._head_rows(k),
+            v=None if v is None else self._head_rows(v),
+            normed=q.norm is not None,
+            values_normed=v is not None and v.norm is not None,
+            eps=max(eps, default=0.0),
+            q_norm=None if q.norm is None else q.norm.weight("weight"),
+            k_norm=None if k is None or k.norm is None else k.norm.weight("weight"),
+            rotation=rotation,
+            result=result,
+            sinks=sinks,
+            value_dim=spec.value_dim,
+            value_in_key=spec.value_in_key,
         )
         pool = self._pools[self._layout.owner[layer]]
         pool.record(recorder, described)
@@ -313,7 +329,7 @@ class Recording(MixtureRecording, StateRecording, HeadRecording, ExchangeRecordi
         place = self._place(part.source)
         if place.buffer is None:
             raise UnsupportedNode("attention over heads that no kernel computes")
-        return HeadRows(place.buffer, part.offset, part.row, part.head)
+        return HeadRows(place.buffer, part.offset, part.row, head_stride=part.head)
 
     def _rotation(self, q: HeadOperand, k: HeadOperand | None) -> Rotation | None:
         if q.rotate is None:
@@ -325,7 +341,7 @@ class Recording(MixtureRecording, StateRecording, HeadRecording, ExchangeRecordi
         if places[0] is None or places[1] is None:
             raise UnsupportedNode("a rotation by constant angles")
         pairs = self._width(cosines, 1)
-        return Rotation(places[0], places[1], pairs, q.rotate.attributes["neighbours"])
+        return Rotation(places[0], places[1], pairs, neighbours=q.rotate.attributes["neighbours"])
 
 
 def _check_heads(q: HeadOperand, k: HeadOperand | None, v: HeadOperand | None) -> None:

@@ -47,7 +47,15 @@ class StateRecording(ValueRecording):
         }
         lines = [f"#define ROUNDED {ROUNDED[dtype]}"]
         operands = {"x": x, "taps": taps, "bias": bias}
-        self._advance(node, "convolve", state, operands, constants, lines, -(-channels // _THREADS))
+        self._advance(
+            node,
+            "convolve",
+            state,
+            operands=operands,
+            constants=constants,
+            lines=lines,
+            blocks=-(-channels // _THREADS),
+        )
 
     def _delta_rule(self, node: Node) -> None:
         state, own = self._state(node, "delta"), node.attributes
@@ -79,7 +87,15 @@ class StateRecording(ValueRecording):
             "UNIT_EPS": UNIT_EPS,
         }
         lines = [f"#define {name} {literal(x, mx.float32)}" for name, x in numbers.items()]
-        self._advance(node, "delta_rule", state, operands, constants, lines, heads * parts)
+        self._advance(
+            node,
+            "delta_rule",
+            state,
+            operands=operands,
+            constants=constants,
+            lines=lines,
+            blocks=heads * parts,
+        )
 
     def _state_space(self, node: Node) -> None:
         state = self._state(node, "state")
@@ -100,7 +116,15 @@ class StateRecording(ValueRecording):
             **{f"{name.upper()}_ROW": operands[name].row for name in names[:-1]},
         }
         blocks = -(-heads * dim * lanes // _THREADS)
-        self._advance(node, "state_space", state, operands, constants, [], blocks)
+        self._advance(
+            node,
+            "state_space",
+            state,
+            operands=operands,
+            constants=constants,
+            lines=[],
+            blocks=blocks,
+        )
 
     def _advance(
         self,
@@ -132,7 +156,7 @@ class StateRecording(ValueRecording):
         arguments = [recorder.inputs.rows, at.counts, at.sources, at.targets, state.address]
         arguments += [*(each.address for each in operands.values()), to.address]
         grid = blocks, recorder.max_rows, 1
-        recorder.add(text, grid, _THREADS, arguments, reads, [to])
+        recorder.add(text, grid, _THREADS, arguments=arguments, reads=reads, writes=[to])
 
     # -- operands --------------------------------------------------------------------------------
 
@@ -145,8 +169,8 @@ class StateRecording(ValueRecording):
         if value is None:
             weight = node.weight(role)
             if weight is None:
-                return Operand(0, mx.float32, 0, 0, None)
-            return Operand(self._recorder.weight(weight), weight.dtype, 0, 0, None)
+                return Operand(0, mx.float32, 0, head=0, buffer=None)
+            return Operand(self._recorder.weight(weight), weight.dtype, 0, head=0, buffer=None)
         return self._rows_of(value)
 
     def _rank(self, node: Node, role: str) -> int:

@@ -53,10 +53,10 @@ class Cut:
         vectors = part // vector
         if vectors <= 32:
             lanes = 1 << (vectors - 1).bit_length()
-            return Cut(width, part, vector, 1, lanes, _THREADS // lanes)
+            return Cut(width, part, vector, per=1, lanes=lanes, groups=_THREADS // lanes)
         per = -(-vectors // _MOST_THREADS)
         lanes = -(-vectors // (per * 32)) * 32
-        return Cut(width, part, vector, per, lanes, 1)
+        return Cut(width, part, vector, per=per, lanes=lanes, groups=1)
 
     @property
     def parts(self) -> int:

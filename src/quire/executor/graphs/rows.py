@@ -100,13 +100,15 @@ class _Generator:
             stored.append(Stored(number, term, dtype, Access(0, width, ((width, 1),))))
         self._arguments += map(Argument, self._region.outputs)
         leaves = tuple(self._leaves.values())
-        lines = Body(self._cut, leaves, self._statements, self._sums).lines(stored)
+        lines = Body(self._cut, leaves, self._statements, sums=self._sums).lines(stored)
         parameters = [f"const {C_TYPES[leaf.dtype]}* in{leaf.number}" for leaf in leaves]
         parameters += [f"{C_TYPES[each.dtype]}* out{each.number}" for each in stored]
         cut = self._cut
         threads = cut.lanes * cut.groups
         text = source_text(parameters, lines, threads, cut.constants)
-        return RowKernel(text, tuple(self._arguments), self._rows.symbol, threads, (cut,))
+        return RowKernel(
+            text, tuple(self._arguments), self._rows.symbol, threads=threads, cuts=(cut,)
+        )
 
     # -- values ----------------------------------------------------------------------------------
 
@@ -125,7 +127,9 @@ class _Generator:
         if constant is not None and constant.array.size == 1 and not constant.name:
             return Term(literal_of(constant.array), 0)
         access = self._rows.access(id)
-        return self._leaf(root, self._program.values[root].dtype, access, constant is not None)
+        return self._leaf(
+            root, self._program.values[root].dtype, access, fixed=constant is not None
+        )
 
     def _leaf(self, source: int | mx.array, dtype: mx.Dtype, access: Access, fixed: bool) -> Term:
         if dtype not in C_TYPES:
@@ -134,7 +138,7 @@ class _Generator:
         if key not in self._leaves:
             aligned = access.offset if isinstance(source, int) else 0
             self._arguments.append(Argument(source, aligned * dtype.size))
-            self._leaves[key] = Leaf(len(self._leaves), dtype, access, fixed)
+            self._leaves[key] = Leaf(len(self._leaves), dtype, access, fixed=fixed)
         return Term(f"a{self._leaves[key].number}", 0)
 
     def _made(self, node: Node) -> Term:
@@ -158,7 +162,7 @@ class _Generator:
         name = f"v{len(self._statements)}"
         phase = max([phase, *(each.phase for each in given)])
         uses = tuple(each.name for each in given)
-        self._statements.append(Statement(phase, kind, name, text, uses))
+        self._statements.append(Statement(phase, kind, name, text=text, uses=uses))
         return Term(name, phase)
 
     def _statistic(self, text: str, of: Term, phase: int, result: str) -> str:
@@ -173,7 +177,7 @@ class _Generator:
         name = f"s{phase}_{len(self._sums[phase])}"
         self._sums[phase].append((name, result))
         place = f"sums{phase}[{len(self._sums[phase]) - 1}]"
-        self._statements.append(Statement(phase, "", place, text, (of.name,)))
+        self._statements.append(Statement(phase, "", place, text=text, uses=(of.name,)))
         return name
 
     def _normed(self, node: Node) -> Term:
@@ -182,18 +186,18 @@ class _Generator:
         x, phase = self._term(self._input(node, "x")), 0
         centred, phase = x.name, x.phase
         if node.kind == "layer_norm":
-            mean = self._statistic(x.name, x, phase, "{0} / PART")
+            mean = self._statistic(x.name, x, phase, result="{0} / PART")
             centred, phase = f"({x.name} - {mean})", phase + 1
         eps = literal(node.attributes["eps"], mx.float32)
         square = f"{centred} * {centred}"
-        factor = self._statistic(square, x, phase, f"rsqrtf({{0}} / PART + {eps})")
+        factor = self._statistic(square, x, phase, result=f"rsqrtf({{0}} / PART + {eps})")
         text, given = rounded(f"{centred} * {factor}", dtype), [x]
         for role, sign in (("weight", "*"), ("bias", "+")):
             weight = self._weight(node, role)
             if weight is not None:
                 text = rounded(f"{text} {sign} {weight.name}", dtype)
                 given.append(weight)
-        return self._variable("float", text, given, phase + 1)
+        return self._variable("float", text, given, phase=phase + 1)
 
     def _weighted_sum(self, node: Node) -> Term:
         """Return the sum of `[T, k, width]` over k, weighted by `[T, k]`, in the order of k."""
@@ -208,8 +212,8 @@ class _Generator:
             part = Access(k * width, count * width, ((width, 1),))
             share = Access(k, count, ((width, 0),))
             given += [
-                self._leaf(x, dtype, part, False),
-                self._leaf(weights, self._program.values[weights].dtype, share, False),
+                self._leaf(x, dtype, part, fixed=False),
+                self._leaf(weights, self._program.values[weights].dtype, share, fixed=False),
             ]
             term = f"{given[-1].name} * {given[-2].name}"
             text = f"{text} + {term}" if text else term
@@ -228,4 +232,6 @@ class _Generator:
         if array is None:
             return None
         steps = ((self._cut.part, 1), (self._cut.parts, 0))
-        return self._leaf(array, array.dtype, Access(0, 0, steps[: 1 + (steps[1][0] > 1)]), True)
+        return self._leaf(
+            array, array.dtype, Access(0, 0, steps[: 1 + (steps[1][0] > 1)]), fixed=True
+        )

@@ -47,7 +47,7 @@ def reduced_kernel(program: Program, node: Node) -> RowKernel:
     if lanes > 1:
         body += ["#pragma unroll", "for (int by = 16; by > 0; by /= 2)"]
         body += [f"  sum = {join.format('sum', shuffled)};"]
-    return _kernel(program, node, constants, body, lanes)
+    return _kernel(program, node, constants, body=body, lanes=lanes)
 
 
 def small_product_kernel(program: Program, node: Node) -> RowKernel:
@@ -69,7 +69,7 @@ def small_product_kernel(program: Program, node: Node) -> RowKernel:
         "#pragma unroll",
         "for (int i = 0; i < K; i++) sum += number(in0[left + i]) * number(in1[right + i * N]);",
     ]
-    return _kernel(program, node, {"OUTPUTS": m * n, "M": m, "K": k, "N": n}, body, lanes=1)
+    return _kernel(program, node, {"OUTPUTS": m * n, "M": m, "K": k, "N": n}, body=body, lanes=1)
 
 
 def _kernel(
@@ -96,7 +96,7 @@ def _kernel(
     ]
     text = source_text([*parameters, f"{kinds[-1]}* out0"], lines, _THREADS, constants)
     arguments = tuple(map(Argument, (*node.inputs, *node.outputs)))
-    return RowKernel(text, arguments, rows.symbol, _THREADS, (cut,))
+    return RowKernel(text, arguments, rows.symbol, threads=_THREADS, cuts=(cut,))
 
 
 def _fixed(sizes: tuple[Size, ...]) -> int:

@@ -45,10 +45,10 @@ def attend(shape: paged.Shape, codes: portable.Codes) -> Attend:
     defines = {**tokens.defines(shape, codes), "READY": "wait_for_others()"}
     head = kernels.HALF + tokens.head(shape.dtype)
     text = kernels.source_text(
-        parameters, tokens.body(), paged.LANES, defines, head, resident=shape.resident
+        parameters, tokens.body(), paged.LANES, defines=defines, head=head, resident=shape.resident
     )
     blocks = shape.kv_heads * (shape.group // shape.part)
-    return Attend(text, blocks, paged.LANES, tokens.shared_memory(shape, codes))
+    return Attend(text, blocks, paged.LANES, shared=tokens.shared_memory(shape, codes))
 
 
 def combine(shape: paged.Shape, splits: int, *, turned: bool) -> str:
@@ -72,4 +72,4 @@ def combine(shape: paged.Shape, splits: int, *, turned: bool) -> str:
     head = kernel_text(_ATTENTION, "cuda.h") + kernel_text(_ATTENTION, "portable_turn.h")
     head += paged.source("splits")
     body = "\n".join([*lines, paged.source("combine")])
-    return kernels.source_text(parameters, body, paged.LANES, defines, head)
+    return kernels.source_text(parameters, body, paged.LANES, defines=defines, head=head)

@@ -144,8 +144,8 @@ class SegmentBuilder(SegmentValues):
             self._native,
             tuple(self._given),
             tuple(wanted),
-            tuple(self._layers),
-            tuple(self._groups),
+            layers=tuple(self._layers),
+            groups=tuple(self._groups),
         )
 
     # -- views -----------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class SegmentBuilder(SegmentValues):
         table = node.weight("table")
         if not isinstance(table, PackedWeight) or table.packing.mode != "affine":
             raise UnsupportedNode("tables of floats")
-        matrix = self._matrices.of(Matrix(table, None))
+        matrix = self._matrices.of(Matrix(table, bias=None))
         if matrix is None:
             raise UnsupportedNode("tables with these scales")
         tokens = self._whole(node.inputs[0])

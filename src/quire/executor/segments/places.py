@@ -65,7 +65,7 @@ class Place:
     @staticmethod
     def of(value: int, shape: tuple[int, ...]) -> Place:
         """Return the place of a whole row of a segment's value."""
-        return Place(value, prod(shape), shape, contiguous(shape))
+        return Place(value, prod(shape), shape, strides=contiguous(shape))
 
     @property
     def whole(self) -> bool:

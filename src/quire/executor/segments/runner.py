@@ -57,7 +57,7 @@ def open_segments(model: LanguageModel) -> StepSegments | None:
 
     def divide(attention: Attends) -> Stages:
         own = refused | ({"attend"} if attention is Attends.OUTSIDE else set())
-        return staged(program, layout, kernels.ops, own)
+        return staged(program, layout, kernels.ops, refused=own)
 
     return StepSegments(divide, layout, kernels.ops, narrows=narrows, axes=axes)
 
@@ -116,7 +116,11 @@ class StepSegments:
             return None
         kind = Attends.of(inputs), _size(len(inputs.tokens))
         if kind not in self.agrees:
-            return self._verified(inputs, pools, kind, run_eagerly) if _repeats(inputs) else None
+            return (
+                self._verified(inputs, pools, kind, run_eagerly=run_eagerly)
+                if _repeats(inputs)
+                else None
+            )
         return self._run(inputs) if self.agrees[kind] else None
 
     def _serves(self, inputs: StepInputs) -> bool:
@@ -135,10 +139,10 @@ class StepSegments:
         groups: dict[int, _GroupRows] = {}
         for stage in stages.order:
             if isinstance(stage, Segment):
-                found = self._computed(stage, inputs.attention, known, groups)
+                found = self._computed(stage, inputs.attention, known, groups=groups)
                 known.update(zip(stage.outputs, found, strict=True))
             else:
-                run_node(program, stage, known, operations, sizes, [inputs])
+                run_node(program, stage, known, operations=operations, sizes=sizes, steps=[inputs])
         self.steps += 1
         return known[program.outputs[0]]
 

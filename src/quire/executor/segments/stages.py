@@ -40,7 +40,7 @@ def staged(
         ops: the extension of CPU kernels.
         refused: kinds of nodes that are left to MLX.
     """
-    outside = _outside(program, layout, ops, refused)
+    outside = _outside(program, layout, ops, refused=refused)
     order: list[Segment | Node] = []
     known = {*program.constants, *program.fields.values()}
     pending, inside = list(program.nodes), 0

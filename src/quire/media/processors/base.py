@@ -117,7 +117,7 @@ class MediaProcessor(ABC):
         parts = self.files.get(key)
         if parts is None:
             prepare = self.prepare_with_sound if sound else self.prepare
-            parts = self.files.put(key, prepare(data, param, detail, limits))
+            parts = self.files.put(key, prepare(data, param, detail, limits=limits))
         return parts
 
     @abstractmethod
@@ -257,7 +257,9 @@ class VideoProcessor(MediaProcessor):
     def prepare(self, data: bytes, param: str, detail: Detail, limits: FileLimits) -> Parts:
         with video.opened(data, param=param, limits=limits) as opened:
             wanted = self.sample_frames(opened.info, limits.frames)
-            return self.preprocess(opened.info, opened.frames(wanted), len(wanted), param, detail)
+            return self.preprocess(
+                opened.info, opened.frames(wanted), len(wanted), param=param, detail=detail
+            )
 
     @abstractmethod
     def sample_frames(self, info: video.VideoInfo, maximum: int) -> Sequence[int]:

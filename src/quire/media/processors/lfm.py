@@ -143,7 +143,7 @@ class LfmImageProcessor(ImageProcessor):
         low = LOW_DETAIL if detail == "low" else math.inf
         most = detail if isinstance(detail, int) else low
         whole = cells.fitted(picture.height, picture.width, most)
-        down, across = (1, 1) if split is None else self._grid(picture, split, whole, most)
+        down, across = (1, 1) if split is None else self._grid(picture, split, whole, most=most)
         if split is None or down * across == 1:
             check_room(param, detail, whole[0] * whole[1])
             return (MediaPart(cells.item(picture, whole), _BEGIN, _END),)

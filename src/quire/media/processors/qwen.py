@@ -166,7 +166,7 @@ class QwenImageProcessor(WholeImageProcessor):
         check_stretch(picture, param)
         minimum, usual = self._pixels
         maximum = max(minimum, min(usual, self._frames * max_pixels(detail, cell)))
-        height, width = self._fitted(picture.height, picture.width, minimum, maximum)
+        height, width = self._fitted(picture.height, picture.width, minimum, maximum=maximum)
         rows, columns = height // self._patch, width // self._patch
         cut = patches(
             resized(picture, height, width, filter=self._filter)[None], self._patch, self._merge

@@ -125,7 +125,7 @@ class Subsampling(Module):
 
     def __init__(self, inputs: int, outputs: int, eps: float) -> None:
         super().__init__()
-        self.conv = Convolution(inputs, outputs, 3, 2, padding=0)
+        self.conv = Convolution(inputs, outputs, 3, stride=2, padding=0)
         self.norm = CumulativeNorm(outputs, eps)
 
     def __call__(self, x: mx.array) -> mx.array:

@@ -119,7 +119,7 @@ class Subsampling(Module):
 
     def __init__(self, inputs: int, outputs: int, eps: float) -> None:
         super().__init__()
-        self.conv = Convolution(inputs, outputs, 3, 2, padding=1)
+        self.conv = Convolution(inputs, outputs, 3, stride=2, padding=1)
         self.norm = LayerNorm((outputs,), eps, bias=False)
 
     def __call__(self, x: mx.array) -> mx.array:

@@ -124,9 +124,9 @@ class Block(Module):
     def __init__(self, kind: BlockKind) -> None:
         super().__init__()
         hidden = kind.hidden_size
-        self.self_attn_layer_norm = LayerNorm((hidden,), 1e-5, True)
+        self.self_attn_layer_norm = LayerNorm((hidden,), 1e-5, bias=True)
         self.self_attn = SelfAttention(kind)
-        self.final_layer_norm = LayerNorm((hidden,), 1e-5, True)
+        self.final_layer_norm = LayerNorm((hidden,), 1e-5, bias=True)
         self.fc1 = nn.Linear(hidden, kind.width)
         self.fc2 = nn.Linear(kind.width, hidden)
         self._activation = ACTIVATIONS[kind.activation]
@@ -148,12 +148,12 @@ class AudioTower(Module):
         super().__init__()
         self.kind = kind
         hidden, channels = kind.hidden_size, kind.channels
-        self.conv2d1 = Convolution(1, channels, 3, 2, padding=1, bias=True)
-        self.conv2d2 = Convolution(channels, channels, 3, 2, padding=1, bias=True)
-        self.conv2d3 = Convolution(channels, channels, 3, 2, padding=1, bias=True)
+        self.conv2d1 = Convolution(1, channels, 3, stride=2, padding=1, bias=True)
+        self.conv2d2 = Convolution(channels, channels, 3, stride=2, padding=1, bias=True)
+        self.conv2d3 = Convolution(channels, channels, 3, stride=2, padding=1, bias=True)
         self.conv_out = nn.Linear(channels * _eighth(kind.bins), hidden, bias=False)
         self.layers = [Block(kind) for _ in range(kind.depth)]
-        self.ln_post = LayerNorm((hidden,), 1e-5, True)
+        self.ln_post = LayerNorm((hidden,), 1e-5, bias=True)
         self.proj1 = nn.Linear(hidden, hidden)
         self.proj2 = nn.Linear(hidden, kind.output_size)
         self._activation = ACTIVATIONS[kind.activation]

@@ -55,7 +55,9 @@ class QwenVideoAudioEncoder(QwenVideoEncoder):
         moments, _, _, step = seen
         squares = len(levels[0])
         of_sound = np.array(
-            sound_rows(moments, squares // moments, step, self.visual.kind.times, len(sounds))
+            sound_rows(
+                moments, squares // moments, step, rate=self.visual.kind.times, sounds=len(sounds)
+            )
         )
         # Row by row, where it is in what was seen and then heard.
         source = np.empty(len(of_sound), np.int32)

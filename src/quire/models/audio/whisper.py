@@ -76,7 +76,7 @@ class AudioTower(Module):
         self.conv2 = TimeConvolution(hidden, hidden, stride=2)
         self.embed_positions = nn.Embedding(kind.rows, hidden)
         self.layers = [Block(kind) for _ in range(kind.depth)]
-        self.layer_norm = LayerNorm((hidden,), 1e-5, True)
+        self.layer_norm = LayerNorm((hidden,), 1e-5, bias=True)
         self._activation = ACTIVATIONS["gelu"]
 
     def encode(self, spectrogram: mx.array) -> Encoding:

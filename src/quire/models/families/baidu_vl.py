@@ -46,7 +46,9 @@ def paddleocr_vl(s: Settings) -> LanguageModel:
     usual = attention(text, qkv_bias=bias, out_bias=bias)
     layers = uniform_layers(text, usual, mlp(text, bias=bias))
     description = described(text, layers, tied=True, norm=rms(text, 1e-5))
-    return vision_language_model(s, description, _vision, Names(), PictureTower, _PARTS)
+    return vision_language_model(
+        s, description, _vision, names=Names(), tower=PictureTower, parts=_PARTS
+    )
 
 
 def _vision(v: Settings, width: int) -> QwenVision:
@@ -79,7 +81,9 @@ def ernie4_5_vl_moe(s: Settings) -> LanguageModel:
         prepare=partial(_by_kind, _pair(text, "moe_num_experts", 64)[0]),
     )
     tower = partial(ErnieTower, norm)
-    return vision_language_model(s, description, _ernie_vision, names, tower, _ERNIE_PARTS)
+    return vision_language_model(
+        s, description, _ernie_vision, names=names, tower=tower, parts=_ERNIE_PARTS
+    )
 
 
 def _by_modality(s: Settings, text: Settings) -> tuple[Layer, ...]:
@@ -94,7 +98,9 @@ def _by_modality(s: Settings, text: Settings) -> tuple[Layer, ...]:
     experts, widths = _pair(text, "moe_num_experts", 64), _pair(text, "moe_intermediate_size", 0)
     k = text.integer("moe_k", default=6)
     for_text, for_media = (
-        Mixture(count, width, activation(text), SoftmaxRouter(k, normalise=True, corrected=True))
+        Mixture(
+            count, width, activation(text), router=SoftmaxRouter(k, normalise=True, corrected=True)
+        )
         for count, width in zip(experts, widths, strict=True)
     )
     shared = widths[0] * text.integer("moe_num_shared_experts", default=2, minimum=0)

@@ -67,7 +67,7 @@ def cohere2_moe(s: Settings) -> LanguageModel:
         mixer = sliding if kind == SLIDING else full
         layers.append(Layer((mixer,), block if dense(index) else experts))
     norm = rms(s) if s.has("rms_norm_eps") else _norm(s)
-    return _decoder(s, tuple(layers), Names(renamed={"shared_experts": "shared_expert"}), norm)
+    return _decoder(s, tuple(layers), Names(renamed={"shared_experts": "shared_expert"}), norm=norm)
 
 
 def _experts(s: Settings) -> Mixture:

@@ -258,7 +258,7 @@ def described(
     s.refuse_unasked()
     whole = replace(usual, **changes)
     if whole.tied_head and whole.head_bias:
-        require("tie_word_embeddings", True, (False,))  # this family's head has a bias
+        require("tie_word_embeddings", value=True, known=(False,))  # this family's head has a bias
     return whole
 
 

@@ -52,7 +52,7 @@ def deepseek_v2(s: Settings) -> LanguageModel:
     )
     first = s.integer("first_k_dense_replace", default=0, minimum=0)
     kind = latent_attention(s)
-    return latent_decoder(s, kind, uniform_layers(s, kind, experts), first)
+    return latent_decoder(s, kind, uniform_layers(s, kind, experts), first=first)
 
 
 def deepseek_v3(s: Settings) -> LanguageModel:
@@ -64,7 +64,9 @@ def deepseek_v3_described(s: Settings, unused: tuple[str, ...] = ()) -> tuple[De
     s.only("moe_layer_freq", 1)
     s = s.filled(n_group=8, topk_group=4, routed_scaling_factor=2.5, n_shared_experts=1)
     kind, first = latent_attention(s), s.integer("first_k_dense_replace", default=3, minimum=0)
-    return latent_described(s, kind, uniform_layers(s, kind, sigmoid_mixture(s)), first, unused)
+    return latent_described(
+        s, kind, uniform_layers(s, kind, sigmoid_mixture(s)), first=first, unused=unused
+    )
 
 
 def glm_moe_dsa(s: Settings) -> LanguageModel:
@@ -106,7 +108,7 @@ def _sparse(s: Settings, choosing: tuple[bool, ...]) -> LanguageModel:
         last = index if chooses else last
         kind = replace(usual, indexer=indexer) if chooses else replace(usual, chosen_by=last)
         layers.append(Layer((kind,), experts))
-    return latent_decoder(s, usual, tuple(layers), first)
+    return latent_decoder(s, usual, tuple(layers), first=first)
 
 
 def _choosing_layers(s: Settings) -> tuple[bool, ...]:
@@ -138,7 +140,7 @@ def glm4_moe_lite(s: Settings) -> LanguageModel:
     s = s.filled(routed_scaling_factor=1.8, n_shared_experts=1, rms_norm_eps=1e-5)
     s.only("mlp_layer_types", ["dense"] + ["sparse"] * (s.integer("num_hidden_layers") - 1))
     kind, first = latent_attention(s), s.integer("first_k_dense_replace", default=1, minimum=0)
-    return latent_decoder(s, kind, uniform_layers(s, kind, sigmoid_mixture(s)), first)
+    return latent_decoder(s, kind, uniform_layers(s, kind, sigmoid_mixture(s)), first=first)
 
 
 def latent_attention(s: Settings) -> LatentAttention:
@@ -200,7 +202,7 @@ def latent_decoder(
     unused: tuple[str, ...] = (),
 ) -> LanguageModel:
     """Build the model of a `latent_described` decoder."""
-    return DecoderModel(*latent_described(s, kind, layers, first, unused))
+    return DecoderModel(*latent_described(s, kind, layers, first=first, unused=unused))
 
 
 FAMILIES = (

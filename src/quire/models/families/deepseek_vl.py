@@ -57,7 +57,7 @@ def _one_encoder(s: Settings, prepare: Callable[[Weights], Weights]) -> Language
 
 
 def deepseek_vl_hybrid(s: Settings) -> LanguageModel:
-    return _two_encoders(s, None)
+    return _two_encoders(s, prepare=None)
 
 
 def _two_encoders(s: Settings, prepare: Callable[[Weights], Weights] | None) -> LanguageModel:
@@ -67,7 +67,7 @@ def _two_encoders(s: Settings, prepare: Callable[[Weights], Weights] | None) -> 
         return text
     low = vision_transformer(s.within("vision_config"), (-1,), last_norm=True)
     high = _sam(s.within("high_res_vision_config").changed(model_type="sam_vision_model"))
-    return HybridModel(text, low, high, prepare)
+    return HybridModel(text, low, high, prepare=prepare)
 
 
 def multi_modality(s: Settings) -> LanguageModel:
@@ -90,7 +90,7 @@ def _sam(v: Settings) -> Sam:
         depth=v.integer("num_hidden_layers", default=12),
         hidden_size=hidden,
         heads=v.integer("num_attention_heads", default=12),
-        mlp=MLP(v.integer("mlp_dim", default=inner), activation(v, "gelu"), False, bias=True),
+        mlp=MLP(v.integer("mlp_dim", default=inner), activation(v, "gelu"), gated=False, bias=True),
         norm=Norm(v.number("layer_norm_eps", default=1e-6, minimum=0.0), centred=True, bias=True),
         side=v.integer("image_size", default=1024) // patch,
         patch=patch,

@@ -61,7 +61,7 @@ def falcon_vl(s: Settings) -> LanguageModel:
     )
     around = tuple(s.integer(key, default=244 + n) for n, key in enumerate(_AROUND))
     patch = s.integer("spatial_patch_size", default=16)
-    return FusedModel(described(s, layers, block_norm=unweighted), names, patch, around)
+    return FusedModel(described(s, layers, block_norm=unweighted), names, patch, around=around)
 
 
 def _renamed(s: Settings) -> Settings:
@@ -89,7 +89,11 @@ class FusedModel(DecoderModel):
     @property
     def encoders(self) -> Mapping[str, MediaEncoder]:
         table, dtype = self.model.embed_tokens, self.model.norm.weight.dtype
-        return {"image": PatchEncoder(table, self.img_projector, self._patch, self._around, dtype)}
+        return {
+            "image": PatchEncoder(
+                table, self.img_projector, self._patch, around=self._around, dtype=dtype
+            )
+        }
 
     @property
     def position_axes(self) -> int:

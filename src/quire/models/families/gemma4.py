@@ -79,7 +79,7 @@ class Attention(Module):
         """`[T, hidden]` -> `[T, hidden]`."""
         if not self._parts:
             self._parts = self._described()
-        q, *written = current_device().operations.heads(x, self._parts, self._eps, rotate)
+        q, *written = current_device().operations.heads(x, self._parts, self._eps, rotate=rotate)
         k, v = written if written else (None, None)
         out = step.attend(self._layer, q, k, v, scale=1.0)  # [T, heads, head_dim]
         y: mx.array = self.o_proj(out.reshape(len(x), -1))
@@ -129,7 +129,9 @@ class Router(Module):
             self._norm = self.scale, self.scale * self._root
         operations = current_device().operations
         logits = self.proj(operations.rms_norm(x, self._norm[1], self._eps)).astype(mx.float32)
-        return operations.route(logits, None, self.per_expert_scale, self._router)
+        return operations.route(
+            logits, correction=None, per_expert=self.per_expert_scale, router=self._router
+        )
 
 
 class DecoderLayer(Module):
@@ -157,7 +159,7 @@ class DecoderLayer(Module):
             self.router = Router(args)
             gating = Gating(args.hidden_activation)
             width, _ = args.expert_width
-            self.experts = Experts(args.num_experts, hidden, width, gating)
+            self.experts = Experts(args.num_experts, hidden, width, gating=gating)
             self.post_feedforward_layernorm_1 = RMSNorm(hidden, eps=eps)
             self.pre_feedforward_layernorm_2 = RMSNorm(hidden, eps=eps)
             self.post_feedforward_layernorm_2 = RMSNorm(hidden, eps=eps)
@@ -359,7 +361,7 @@ class Gemma4(LanguageModel):
 
     def logits(self, hidden: mx.array) -> mx.array:
         cap = self.args.final_logit_softcapping
-        logits = project_logits(hidden, self.model.embed_tokens, self.lm_head, cap)
+        logits = project_logits(hidden, self.model.embed_tokens, self.lm_head, softcap=cap)
         return gathered(logits, self.args.split.part)[:, : self.vocab_size]
 
     def share(self, split: Split) -> tuple[Self, Cuts]:

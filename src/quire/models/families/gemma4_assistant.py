@@ -84,7 +84,7 @@ class Assistant(Module):
                 args.hidden_size,
                 s.integer("num_centroids", default=2048),
                 args.vocab_size,
-                s.integer("centroid_intermediate_top_k", default=32),
+                best=s.integer("centroid_intermediate_top_k", default=32),
             )
         dims = {SLIDING: args.head_dim, FULL: args.global_head_dim}
         self._ropes = [(kind, Rope(dims[kind], rope)) for kind, rope in sorted(args.rope.items())]
@@ -104,7 +104,7 @@ class Assistant(Module):
         for kind, layer in zip(self._args.layer_types, self.model.layers, strict=True):
             x = layer(x, None, step, rotations[kind])
         x = self.model.norm(x)
-        logits = project_logits(x, self.model.embed_tokens, None)
+        logits = project_logits(x, self.model.embed_tokens, head=None)
         if self.masked_embedding is not None:
             logits = self.masked_embedding.masked(logits, x)
         return logits, self.post_projection(x)
@@ -137,7 +137,7 @@ def build_assistant(config: Mapping[str, Any], model: Gemma4, folder: Path) -> A
     writing = own.layer_types[: own.first_shared]
     last = {kind: len(writing) - 1 - writing[::-1].index(kind) for kind in set(writing)}
     before = len(model.layout)
-    assistant = Assistant(s, args, before, width)
+    assistant = Assistant(s, args, before, width=width)
     model.lend_keys(tuple(SharedKV(last[kind]) for kind in args.layer_types))
     return assistant
 

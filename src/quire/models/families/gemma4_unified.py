@@ -80,11 +80,11 @@ class PatchEmbedder(Module):
         super().__init__()
         self.args = args
         values, width = args.patch_values * args.pooling_kernel_size**2, args.mm_embed_dim
-        self.patch_ln1 = LayerNorm((values,), _LAYER_NORM_EPS, True)
+        self.patch_ln1 = LayerNorm((values,), _LAYER_NORM_EPS, bias=True)
         self.patch_dense = nn.Linear(values, width)
-        self.patch_ln2 = LayerNorm((width,), _LAYER_NORM_EPS, True)
+        self.patch_ln2 = LayerNorm((width,), _LAYER_NORM_EPS, bias=True)
         self.pos_embedding = mx.zeros((args.mm_posemb_size, 2, width))
-        self.pos_norm = LayerNorm((width,), _LAYER_NORM_EPS, True)
+        self.pos_norm = LayerNorm((width,), _LAYER_NORM_EPS, bias=True)
         self.multimodal_embedder = Projector(width, args.text_hidden_size, args.rms_norm_eps)
 
     def __call__(self, patches: mx.array, rows: int, columns: int) -> mx.array:

@@ -23,20 +23,22 @@ from quire.models.vision.qwen import QwenVision, Table
 
 def glm4v(s: Settings) -> LanguageModel:
     text = with_axes(text_of(s), (8, 12, 12), interleaved=False).filled(rms_norm_eps=1e-5)
-    return vision_language_model(s, glm4_described(text, partial=1.0), _vision, glm4_names(text))
+    return vision_language_model(
+        s, glm4_described(text, partial=1.0), _vision, names=glm4_names(text)
+    )
 
 
 def glm_ocr(s: Settings) -> LanguageModel:
     text = with_axes(text_of(s), (16, 24, 24), interleaved=False)
     text = text.filled(attention_bias=False, num_nextn_predict_layers=1, rms_norm_eps=1e-5)
     return vision_language_model(
-        s, glm4_described(text, partial=1.0), _vision_ocr, glm4_names(text)
+        s, glm4_described(text, partial=1.0), _vision_ocr, names=glm4_names(text)
     )
 
 
 def glm4v_moe(s: Settings) -> LanguageModel:
     text = with_axes(text_of(s), (8, 12, 12), interleaved=False).filled(attention_bias=True)
-    return vision_language_model(s, glm4_moe_described(text), _vision, glm4_moe_names(text))
+    return vision_language_model(s, glm4_moe_described(text), _vision, names=glm4_moe_names(text))
 
 
 def glm46v(s: Settings) -> LanguageModel:

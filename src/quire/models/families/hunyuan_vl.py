@@ -112,7 +112,7 @@ class HunyuanVL(VisionLanguageModel):
     ) -> npt.NDArray[np.float32] | None:
         if self.visual is None or not media:
             return None
-        return placed_by_picture(len(tokens), media, self.visual.kind.merge, self._axes)
+        return placed_by_picture(len(tokens), media, self.visual.kind.merge, axes=self._axes)
 
 
 _PARTS = {

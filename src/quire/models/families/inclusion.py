@@ -127,7 +127,7 @@ def _hybrid_types(s: Settings) -> tuple[str, ...]:
     count, group = s.integer("num_hidden_layers"), s.integer("layer_group_size", default=6)
     if not s.has("layer_types"):
         # Implementations differ in layers after the last whole group.
-        require("num_hidden_layers % layer_group_size", count % group, (0,), s.file)
+        require("num_hidden_layers % layer_group_size", count % group, (0,), file=s.file)
     return s.layer_types(full_every(s, group, LINEAR), (FULL, LINEAR))
 
 

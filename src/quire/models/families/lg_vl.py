@@ -22,7 +22,7 @@ def exaone4_5(s: Settings) -> LanguageModel:
     text.only("model_type", "exaone4", "exaone4_5_text")
     names = Names(unused=("mtp.",))
     return vision_language_model(
-        s, exaone4_described(text), _vision, names, model=TextPositionsModel
+        s, exaone4_described(text), _vision, names=names, model=TextPositionsModel
     )
 
 

@@ -44,7 +44,13 @@ def lighton_ocr(s: Settings) -> LanguageModel:
     merging = PixtralMerging(Norm(text.description.norm.eps), "gelu", bias=False)
     vision = partial(pixtral, merging, s.integer("spatial_merge_size", default=2))
     return vision_language_model(
-        s, text.description, vision, text.names, PictureTower, PIXTRAL_PARTS, LightOnModel
+        s,
+        text.description,
+        vision,
+        names=text.names,
+        tower=PictureTower,
+        parts=PIXTRAL_PARTS,
+        model=LightOnModel,
     )
 
 

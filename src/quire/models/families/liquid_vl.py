@@ -39,7 +39,13 @@ def lfm2_vl(s: Settings) -> LanguageModel:
     square = s.integer("downsample_factor", default=2)
     vision = partial(_vision, _projector(s, normed=normed), square)
     return vision_language_model(
-        s, text.description, vision, text.names, PictureTower, _PARTS, TextPositionsModel
+        s,
+        text.description,
+        vision,
+        names=text.names,
+        tower=PictureTower,
+        parts=_PARTS,
+        model=TextPositionsModel,
     )
 
 
@@ -90,10 +96,12 @@ def lfm3_vl(s: Settings) -> LanguageModel:
         s.changed(vision_config=v.values),
         text.description,
         partial(_vision_3, projector),
-        text.names,
-        partial(LfmTower, frozenset(n for n, each in enumerate(types) if each == CONV), kernel),
-        _PARTS_3,
-        TextPositionsModel,
+        names=text.names,
+        tower=partial(
+            LfmTower, frozenset(n for n, each in enumerate(types) if each == CONV), kernel
+        ),
+        parts=_PARTS_3,
+        model=TextPositionsModel,
     )
 
 

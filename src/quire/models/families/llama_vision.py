@@ -33,7 +33,7 @@ def mllama(s: Settings) -> LanguageModel:
         text = text.changed(tie_word_embeddings=False)
     text = text.filled(num_key_value_heads=8, rms_norm_eps=1e-5)
     usual = attention(text)
-    crossing_layer = CrossAttention(usual.heads, usual.kv_heads, usual.head_dim, rms(text))
+    crossing_layer = CrossAttention(usual.heads, usual.kv_heads, usual.head_dim, norm=rms(text))
     dense = mlp(text)
     crossing = text.integers("cross_attention_layers")
     layers = tuple(
@@ -60,7 +60,10 @@ def _vision(v: Settings, width: int) -> LlamaVision:
         hidden_size=v.integer("hidden_size", default=1280),
         heads=v.integer("attention_heads", "num_attention_heads", default=16),
         mlp=MLP(
-            v.integer("intermediate_size", default=5120), activation(v, "gelu"), False, bias=True
+            v.integer("intermediate_size", default=5120),
+            activation(v, "gelu"),
+            gated=False,
+            bias=True,
         ),
         norm=Norm(v.number("norm_eps", default=1e-5, minimum=0.0), centred=True, bias=True),
         output_size=width,
@@ -104,7 +107,9 @@ class LlamaVisionModel(DecoderModel):
             ends = accumulate(keys(each.item.shape) for each in run)
             seen = tuple((each.start, end) for each, end in zip(run, ends, strict=True))
             end = media[last].start if last < len(media) else None
-            found.append(CrossMedia(run[0].start, end, tuple(each.item for each in run), seen))
+            found.append(
+                CrossMedia(run[0].start, end, tuple(each.item for each in run), visible=seen)
+            )
         return tuple(found)
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:

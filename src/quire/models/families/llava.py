@@ -22,15 +22,15 @@ from quire.models.vision.projectors import LayersProjector
 def llava(s: Settings) -> LanguageModel:
     if s.nested("vision_config", needed=False).value("model_type") == "pixtral":
         return pixtral_12b(s)
-    return _llava(s, {"image": InOrder()}, CLIP, -2)
+    return _llava(s, {"image": InOrder()}, CLIP, layer=-2)
 
 
 def llava_next(s: Settings) -> LanguageModel:
-    return _llava(s, {"image": AnyResolution()}, CLIP, -2)
+    return _llava(s, {"image": AnyResolution()}, CLIP, layer=-2)
 
 
 def llava_onevision(s: Settings) -> LanguageModel:
-    return _llava(s, {"image": AnyResolution(), "video": HalvedFrames()}, SIGLIP, -1)
+    return _llava(s, {"image": AnyResolution(), "video": HalvedFrames()}, SIGLIP, layer=-1)
 
 
 def _llava(s: Settings, packings: dict[str, Packing], tower: str, layer: int) -> LanguageModel:
@@ -53,7 +53,7 @@ def _llava(s: Settings, packings: dict[str, Packing], tower: str, layer: int) ->
         )
     name = projector_activation(s)
     bias = s.flag("multimodal_projector_bias", default=True)
-    return tiled_vision_model(text, kind, LayersProjector(name, bias=bias), packings)
+    return tiled_vision_model(text, kind, LayersProjector(name, bias=bias), packings=packings)
 
 
 _TEXT = ("llama", "mistral", "qwen2")

@@ -43,7 +43,7 @@ def mamba2(s: Settings) -> LanguageModel:
 
 
 def mamba(s: Settings) -> LanguageModel:
-    return _first(s, None)
+    return _first(s, inner=None)
 
 
 def falcon_mamba(s: Settings) -> LanguageModel:

@@ -112,7 +112,7 @@ def mistral4(s: Settings) -> LanguageModel:
         shared_width=s.integer("moe_intermediate_size") * s.integer("n_shared_experts", minimum=0),
     )
     first = s.integer("first_k_dense_replace", minimum=0)
-    return latent_decoder(s, kind, uniform_layers(s, kind, experts), first, unused=_UNUSED)
+    return latent_decoder(s, kind, uniform_layers(s, kind, experts), first=first, unused=_UNUSED)
 
 
 _MISTRAL4: dict[str, Any] = {

@@ -32,7 +32,7 @@ def mistral3(s: Settings) -> LanguageModel:
     merging = PixtralMerging(Norm(text.description.norm.eps), name, bias)
     vision = partial(pixtral, merging, s.integer("spatial_merge_size", default=2))
     return vision_language_model(
-        s, text.description, vision, text.names, parts=PIXTRAL_PARTS, model=PixtralModel
+        s, text.description, vision, names=text.names, parts=PIXTRAL_PARTS, model=PixtralModel
     )
 
 
@@ -46,7 +46,7 @@ def pixtral_12b(s: Settings) -> LanguageModel:
     s.only("multimodal_projector_bias", True)
     vision = partial(pixtral, MLPMerging(), 1)
     return vision_language_model(
-        s, text.description, vision, text.names, parts=_PARTS_12B, model=PixtralModel
+        s, text.description, vision, names=text.names, parts=_PARTS_12B, model=PixtralModel
     )
 
 

@@ -126,8 +126,8 @@ def moondream3(s: Settings) -> LanguageModel:
         description,
         names,
         visual,
-        vision.integer("overlap_margin", minimum=0),
-        s.integer("bos_token_id", default=0, minimum=0),
+        margin=vision.integer("overlap_margin", minimum=0),
+        first=s.integer("bos_token_id", default=0, minimum=0),
     )
 
 
@@ -188,7 +188,9 @@ class Moondream(DecoderModel):
 
     @property
     def encoders(self) -> Mapping[str, MediaEncoder]:
-        packing = OverlappingTiles(self.visual, self._margin, self.model.embed_tokens, self._first)
+        packing = OverlappingTiles(
+            self.visual, self._margin, self.model.embed_tokens, first=self._first
+        )
         return {"image": TileEncoder(self.visual, packing, "An image")}
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:

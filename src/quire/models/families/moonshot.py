@@ -142,11 +142,11 @@ def kimi_k25(s: Settings) -> LanguageModel:
         s,
         description,
         partial(_vision, projection=norm),
-        names,
-        PictureTower,
-        _PARTS,
-        TextPositionsModel,
-        _published,
+        names=names,
+        tower=PictureTower,
+        parts=_PARTS,
+        model=TextPositionsModel,
+        prepare=_published,
     )
 
 

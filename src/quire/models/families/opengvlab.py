@@ -27,7 +27,7 @@ def internvl_chat(s: Settings) -> LanguageModel:
 
 
 def internvl(s: Settings) -> LanguageModel:
-    return _internvl(s, None)
+    return _internvl(s, prepare=None)
 
 
 def _internvl(s: Settings, prepare: Callable[[Weights], Weights] | None) -> LanguageModel:
@@ -48,7 +48,7 @@ def _internvl(s: Settings, prepare: Callable[[Weights], Weights] | None) -> Lang
     norm = Norm(1e-5, centred=True, bias=True)
     projector = LayersProjector(name, square=int(1 / ratio), norm=norm)
     return tiled_vision_model(
-        text, kind, projector, {"image": InOrder(), "video": InOrder()}, prepare
+        text, kind, projector, packings={"image": InOrder(), "video": InOrder()}, prepare=prepare
     )
 
 

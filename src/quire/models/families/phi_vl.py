@@ -33,7 +33,13 @@ def phi4_siglip(s: Settings) -> LanguageModel:
     last = s.within("vision_config").integer("num_hidden_layers") - 1
     parts = _PARTS | {f"encoder.layers.{last}": UNREAD}
     return vision_language_model(
-        s, text.description, _vision, text.names, PictureTower, parts, TextPositionsModel
+        s,
+        text.description,
+        _vision,
+        names=text.names,
+        tower=PictureTower,
+        parts=parts,
+        model=TextPositionsModel,
     )
 
 

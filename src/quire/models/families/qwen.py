@@ -34,7 +34,7 @@ def qwen2(s: Settings) -> LanguageModel:
 
 def qwen2_layers(s: Settings) -> tuple[Layer, ...]:
     usual = attention(s, qkv_bias=True, out_bias=False)
-    return _windowed(s, usual, mlp(s, bias=False), _behind(s))
+    return _windowed(s, usual, mlp(s, bias=False), sliding=_behind(s))
 
 
 def qwen2_moe(s: Settings) -> LanguageModel:
@@ -43,7 +43,7 @@ def qwen2_moe(s: Settings) -> LanguageModel:
         s, shared_width=s.integer("shared_expert_intermediate_size", minimum=0), shared_gate=True
     )
     last = s.integer("max_window_layers", default=28, minimum=0)
-    layers = _windowed(s, usual, experts, lambda index: index % 2 == 0 and index < last)
+    layers = _windowed(s, usual, experts, sliding=lambda index: index % 2 == 0 and index < last)
     return decoder(s, _with_dense(s, layers))
 
 
@@ -52,7 +52,9 @@ def qwen3(s: Settings) -> LanguageModel:
 
 
 def qwen3_layers(s: Settings) -> tuple[Layer, ...]:
-    return _windowed(s, attention(s, qk_norm=QKNorm(rms(s))), mlp(s, bias=False), _behind(s))
+    return _windowed(
+        s, attention(s, qk_norm=QKNorm(rms(s))), mlp(s, bias=False), sliding=_behind(s)
+    )
 
 
 def qwen3_moe(s: Settings) -> LanguageModel:

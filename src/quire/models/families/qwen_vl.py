@@ -61,7 +61,7 @@ def qwen3_vl(s: Settings) -> LanguageModel:
 def qwen3_vl_moe(s: Settings) -> LanguageModel:
     text = _three_axes(s, (24, 20, 20), interleaved=True, theta=5e5).filled(norm_topk_prob=True)
     names = Names(prepare=partial(_experts_by_rows, text.integer("hidden_size")))
-    return vision_language_model(s, described(text, qwen3_moe_layers(text)), _vision_3, names)
+    return vision_language_model(s, described(text, qwen3_moe_layers(text)), _vision_3, names=names)
 
 
 def qwen3_5(s: Settings) -> LanguageModel:
@@ -70,7 +70,7 @@ def qwen3_5(s: Settings) -> LanguageModel:
         s,
         described(text, qwen3_5_layers(text), ahead=qwen3_5_ahead(text)),
         _vision_3,
-        QWEN3_5_NAMES,
+        names=QWEN3_5_NAMES,
     )
 
 
@@ -85,7 +85,7 @@ def qwen3_omni_moe(s: Settings) -> LanguageModel:
     audio = _audio(thinker.within("audio_config"), width)
     names = partial(_visual_names, kind, parts=_PARTS)
     return AudioVisionLanguageModel(
-        description, Names(), VisionTower(kind), names, AudioTower(audio)
+        description, Names(), VisionTower(kind), visual_names=names, audio_tower=AudioTower(audio)
     )
 
 

@@ -198,7 +198,14 @@ def tiled_vision_model(
     """
     assert isinstance(text, DecoderModel)
     names = partial(visual_names, kind)
-    return TiledModel(text, kind, projector, packings or {"image": InOrder()}, names, prepare)
+    return TiledModel(
+        text,
+        kind,
+        projector,
+        packings=packings or {"image": InOrder()},
+        visual_names=names,
+        prepare=prepare,
+    )
 
 
 def without_vision(text: LanguageModel) -> LanguageModel:

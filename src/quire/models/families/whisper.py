@@ -45,7 +45,7 @@ def whisper(s: Settings) -> LanguageModel:
     act, head_dim = activation(s), hidden // heads
     norm = Norm(1e-5, centred=True, bias=True)
     seen = Attention(
-        heads, heads, head_dim, head_dim**-0.5, rope=None, qkv_bias=True, out_bias=True
+        heads, heads, head_dim, scale=head_dim**-0.5, rope=None, qkv_bias=True, out_bias=True
     )
     heard = CrossAttention(heads, heads, head_dim, norm=None, bias=True)
     fed = MLP(s.integer("decoder_ffn_dim"), act, gated=False, bias=True)
@@ -93,7 +93,7 @@ class WhisperModel(DecoderModel):
         rows = self.audio_tower.kind.rows
         ends = [each.start for each in media[1:]] + [None] * bool(media)
         return tuple(
-            CrossMedia(each.start, end, (each.item,), ((each.start, rows),))
+            CrossMedia(each.start, end, (each.item,), visible=((each.start, rows),))
             for each, end in zip(media, ends, strict=True)
         )
 

@@ -29,7 +29,13 @@ def youtu_vl(s: Settings) -> LanguageModel:
     text = s.within("text_config").filled(rope_theta=5e5)
     description, names = _text(text)
     return vision_language_model(
-        s, description, _vision, names, PictureTower, _PARTS, TextPositionsModel
+        s,
+        description,
+        _vision,
+        names=names,
+        tower=PictureTower,
+        parts=_PARTS,
+        model=TextPositionsModel,
     )
 
 

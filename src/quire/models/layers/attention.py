@@ -175,7 +175,13 @@ class Attention:
             return ChunkedKV(heads, dim, self.chunk, value_dim=value_dim)
         if self.window is None:
             return FullKV(heads, dim, self.bidirectional_media, value_dim=value_dim)
-        return WindowKV(heads, dim, self.window, self.bidirectional_media, value_dim=value_dim)
+        return WindowKV(
+            heads,
+            dim,
+            self.window,
+            bidirectional_media=self.bidirectional_media,
+            value_dim=value_dim,
+        )
 
     @property
     def plain_heads(self) -> bool:
@@ -269,7 +275,7 @@ class SelfAttention(Module):
         if not self._parts:
             self._parts = self._described()
         eps = 0.0 if norm is None else norm.norm.eps
-        q, k, v = current_device().operations.heads(x, self._parts, eps, rotate)
+        q, k, v = current_device().operations.heads(x, self._parts, eps, rotate=rotate)
         return q, k, v
 
     def _described(self) -> tuple[HeadPart, ...]:

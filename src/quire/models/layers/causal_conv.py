@@ -20,4 +20,4 @@ class CausalConv(Module):
         self, x: mx.array, step: ForwardContext, layer: int, *, silu: bool = False
     ) -> mx.array:
         """Convolve `[T, channels]`, then apply SiLU if `silu`; see `ForwardContext.convolve`."""
-        return step.convolve(layer, x, self.weight.squeeze(-1), self.get("bias"), silu=silu)
+        return step.convolve(layer, x, self.weight.squeeze(-1), bias=self.get("bias"), silu=silu)

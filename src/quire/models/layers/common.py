@@ -63,7 +63,7 @@ class GatedMLP(Module):
         """`[T, hidden]` -> `[T, hidden]`."""
         if self._matrices is None:
             gate, up = matrix_of(self.gate_proj), matrix_of(self.up_proj)
-            self._matrices = GatedMatrices(gate, up, matrix_of(self.down_proj), self._gating)
+            self._matrices = GatedMatrices(gate, up, matrix_of(self.down_proj), gating=self._gating)
         return current_device().operations.gated_mlp(x, self._matrices)
 
 

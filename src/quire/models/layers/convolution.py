@@ -42,7 +42,7 @@ class Convolution(Module):
     def __call__(self, x: mx.array) -> mx.array:
         """`[maps, rows, columns, inputs]` -> `[maps, rows / stride, columns / stride, outputs]`."""
         kernel, step = self._kernel, self._stride
-        whole = padded(x, kernel, step, self._padding)
+        whole = padded(x, kernel, step, padding=self._padding)
         rows, columns = (n - kernel + 1 for n in whole.shape[1:3])
         seen = [
             whole[:, down : down + rows : step, across : across + columns : step]

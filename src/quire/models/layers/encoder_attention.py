@@ -30,7 +30,7 @@ class Parts:
 
     def attend(self, q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
         q, k, v = (x.reshape(self.count, -1, *x.shape[1:]) for x in (q, k, v))
-        return attend(q, k, v, scale).flatten(0, 1)
+        return attend(q, k, v, scale=scale).flatten(0, 1)
 
 
 @dataclass(frozen=True)
@@ -55,5 +55,7 @@ class Windows:
         return cls(tuple(mx.array(rows) for rows in members), mx.array(places))
 
     def attend(self, q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
-        parts = [attend(q[rows], k[rows], v[rows], scale).flatten(0, 1) for rows in self.members]
+        parts = [
+            attend(q[rows], k[rows], v[rows], scale=scale).flatten(0, 1) for rows in self.members
+        ]
         return mx.concatenate(parts)[self.places]

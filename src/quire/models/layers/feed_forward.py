@@ -30,8 +30,8 @@ class MLP:
 
     def module(self, hidden_size: int) -> Module:
         if not self.gated:
-            return PlainMLP(hidden_size, self.width, self.activation, self.bias)
-        return GatedMLP(hidden_size, self.width, self.activation, self.bias, self.limit)
+            return PlainMLP(hidden_size, self.width, self.activation, bias=self.bias)
+        return GatedMLP(hidden_size, self.width, self.activation, bias=self.bias, limit=self.limit)
 
     def share(self, split: Split) -> tuple[Self, Cuts]:
         width, run = split.width(self.width)

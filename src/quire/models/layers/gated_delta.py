@@ -109,9 +109,13 @@ class GatedDeltaNet(Module):
         shape, layer = self._shape, self._layer
         mixed = self.conv1d(self.in_proj_qkv(x), step, layer, silu=True)
         gates = DeltaGates(
-            self.in_proj_a(x), self.in_proj_b(x), self.A_log, self.dt_bias, shape.most_correction
+            self.in_proj_a(x),
+            self.in_proj_b(x),
+            self.A_log,
+            step_biases=self.dt_bias,
+            most_correction=shape.most_correction,
         )
-        y = self.norm(step.delta_rule(layer, mixed, gates, shape.key_heads)).flatten(1)
+        y = self.norm(step.delta_rule(layer, mixed, gates, key_heads=shape.key_heads)).flatten(1)
         y = GATES["silu"](self.in_proj_z(x).astype(mx.float32), y)
         out: mx.array = self.out_proj(y.astype(x.dtype))
         return out

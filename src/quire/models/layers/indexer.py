@@ -64,7 +64,7 @@ class KeyIndexer(Module):
         q = self._rotated(self.wq_b(latent).reshape(-1, kind.heads, kind.dim), rotate)
         k = self._rotated(self.k_norm(self.wk(x))[:, None], rotate)[:, 0]
         weights = self.weights_proj(x).astype(mx.float32) * self._scale
-        step.choose(self._layer, q, k, weights, kind.limit)
+        step.choose(self._layer, q, k, weights=weights, limit=kind.limit)
 
     def _rotated(self, x: mx.array, rotate: Rotate) -> mx.array:
         """Rotate the first part of each head: `[T, heads, dim]`."""

@@ -115,10 +115,10 @@ class KimiDeltaAttention(Module):
             self._gate("f", x).reshape(rows, kind.heads, kind.head_dim),
             self.b_proj(x).astype(mx.float32),
             self.A_log,
-            self.dt_bias,
+            step_biases=self.dt_bias,
             most_forgotten=kind.most_forgotten,
         )
-        y = step.delta_rule(layer, mixed, gates, kind.heads)
+        y = step.delta_rule(layer, mixed, gates, key_heads=kind.heads)
         y = self.o_norm(y).flatten(1) * mx.sigmoid(self._gate("g", x))
         out: mx.array = self.o_proj(y.astype(x.dtype))
         return out

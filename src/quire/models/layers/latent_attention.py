@@ -124,7 +124,7 @@ class HeadLinear(ExpertLinear):
     def to_quantized(self, group_size: int, bits: int, mode: str) -> PackedHeadLinear:
         """Return the packed twin; `nn.quantize` looks for this method."""
         heads, outputs, inputs = self.weight.shape
-        return PackedHeadLinear(heads, inputs, outputs, group_size, bits, mode)
+        return PackedHeadLinear(heads, inputs, outputs, group_size=group_size, bits=bits, mode=mode)
 
 
 class PackedHeadLinear(PackedExpertLinear):
@@ -155,7 +155,7 @@ class LatentSelfAttention(Module):
             self.q_a_layernorm = RMSNorm(rank, eps=_NORM_EPS)
             self.q_b_proj = nn.Linear(rank, width, bias=False)
             if kind.indexer is not None:
-                self.indexer = KeyIndexer(kind.indexer, hidden_size, rank, layer)
+                self.indexer = KeyIndexer(kind.indexer, hidden_size, rank, layer=layer)
         self.kv_a_proj_with_mqa = nn.Linear(hidden_size, latent + kind.rotated_dim, bias=kind.bias)
         self.kv_a_layernorm = RMSNorm(latent, eps=_NORM_EPS)
         self.embed_q = HeadLinear(kind.heads, kind.plain_dim, latent)

@@ -25,11 +25,11 @@ class Embedding(nn.Embedding):
 
     def __call__(self, x: mx.array) -> mx.array:
         """`[T]` -> `[T, dim]`."""
-        return current_device().operations.embed(x, self["weight"], None)
+        return current_device().operations.embed(x, self["weight"], dtype=None)
 
     def as_linear(self, x: mx.array) -> mx.array:
         """`[..., dim]` -> `[..., rows]`."""
-        return current_device().operations.linear(x, self["weight"], None)
+        return current_device().operations.linear(x, self["weight"], bias=None)
 
 
 class PackedLinear(nn.QuantizedLinear):
@@ -62,7 +62,7 @@ class PackedEmbedding(nn.QuantizedEmbedding):
 
     def as_linear(self, x: mx.array) -> mx.array:
         """`[..., dim]` -> `[..., rows]`."""
-        return current_device().operations.packed_linear(x, _packed(self), None)
+        return current_device().operations.packed_linear(x, _packed(self), bias=None)
 
 
 def matrix_of(layer: Any) -> Matrix:
@@ -74,7 +74,7 @@ def matrix_of(layer: Any) -> Matrix:
 def _packed(module: Any) -> PackedWeight:
     packing = Packing(module.group_size, module.bits, module.mode)
     scales, biases = module["scales"], module.get("biases")
-    return PackedWeight(module["weight"], scales, biases, packing, module.tiled)
+    return PackedWeight(module["weight"], scales, biases, packing=packing, tiled=module.tiled)
 
 
 def use_device_products(model: nn.Module) -> None:

@@ -42,7 +42,9 @@ class ExpertLinear(Module):
     def to_quantized(self, group_size: int, bits: int, mode: str) -> PackedExpertLinear:
         """Return the packed twin; `nn.quantize` looks for this method."""
         experts, outputs, inputs = self.weight.shape
-        packed = PackedExpertLinear(experts, inputs, outputs, group_size, bits, mode)
+        packed = PackedExpertLinear(
+            experts, inputs, outputs, group_size=group_size, bits=bits, mode=mode
+        )
         if "bias" in self:
             packed.bias = self.bias
         return packed
@@ -72,7 +74,7 @@ class PackedExpertLinear(Module):
     def matrices(self) -> ExpertMatrices:
         """The weights in the form that the device's operations take."""
         packing = Packing(**self._packing)
-        weight = PackedWeight(self.weight, self.scales, self.get("biases"), packing)
+        weight = PackedWeight(self.weight, self.scales, self.get("biases"), packing=packing)
         return ExpertMatrices(weight, self.get("bias"))
 
 
@@ -83,14 +85,14 @@ class Experts(Module):
         self, count: int, hidden: int, intermediate: int, gating: Gating, bias: bool = False
     ) -> None:
         super().__init__()
-        self.gate_proj = ExpertLinear(count, hidden, intermediate, bias)
-        self.up_proj = ExpertLinear(count, hidden, intermediate, bias)
-        self.down_proj = ExpertLinear(count, intermediate, hidden, bias)
+        self.gate_proj = ExpertLinear(count, hidden, intermediate, bias=bias)
+        self.up_proj = ExpertLinear(count, hidden, intermediate, bias=bias)
+        self.down_proj = ExpertLinear(count, intermediate, hidden, bias=bias)
         self._gating = gating
 
     def __call__(self, x: mx.array, chosen: mx.array, weights: mx.array) -> mx.array:
         gate, up, down = (each.matrices for each in (self.gate_proj, self.up_proj, self.down_proj))
-        experts = GatedExperts(gate, up, down, self._gating)
+        experts = GatedExperts(gate, up, down, gating=self._gating)
         return current_device().operations.experts(x, chosen, weights, experts)
 
 
@@ -172,8 +174,8 @@ class Mixture:
     def stacked(self, size: int) -> Module:
         """Return the experts, with inputs and outputs of `size` values."""
         if not self.gated:
-            return UngatedExperts(self.experts, size, self.width, self.activation)
-        return Experts(self.experts, size, self.width, self._gating(), self.bias)
+            return UngatedExperts(self.experts, size, self.width, activation=self.activation)
+        return Experts(self.experts, size, self.width, gating=self._gating(), bias=self.bias)
 
     def _gating(self) -> Gating:
         if self.clamp is not None:
@@ -198,7 +200,11 @@ class SparseMoE(Module):
         self.experts = kind.stacked(latent)
         if kind.shared_width:
             shared = MLP(
-                kind.shared_width, kind.activation, kind.gated, kind.latent_bias, kind.shared_limit
+                kind.shared_width,
+                kind.activation,
+                kind.gated,
+                bias=kind.latent_bias,
+                limit=kind.shared_limit,
             )
             self.shared_expert = shared.module(hidden_size)
         if kind.shared_gate:
@@ -210,7 +216,7 @@ class SparseMoE(Module):
         correction = self.get("e_score_correction_bias")
         inner = self.fc1_latent_proj(x) if self._kind.latent_dim else x
         operations, router = current_device().operations, self._kind.router
-        chosen, weights = operations.route(logits, correction, None, router)
+        chosen, weights = operations.route(logits, correction, per_expert=None, router=router)
         if self._kind.weighted_input:
             y = self._of_weighted(inner, chosen, weights)
         else:

@@ -16,7 +16,7 @@ Norm = Callable[[mx.array], mx.array]
 
 def unweighted_norm(eps: float) -> Norm:
     """Return a function that computes `x / rms(x)` over the last axis."""
-    return lambda x: current_device().operations.rms_norm(x, None, eps)
+    return lambda x: current_device().operations.rms_norm(x, weight=None, eps=eps)
 
 
 class UnweightedNorm(Module):
@@ -49,8 +49,8 @@ class LayerNorm(Module):
         """`[..., *shape]` -> the same."""
         bias, operations = self.get("bias"), current_device().operations
         if self.weight.ndim == 1:
-            return operations.layer_norm(x, self.weight, bias, self._eps)
-        y = operations.layer_norm(x, None, None, self._eps) * self.weight
+            return operations.layer_norm(x, self.weight, bias, eps=self._eps)
+        y = operations.layer_norm(x, weight=None, bias=None, eps=self._eps) * self.weight
         return y if bias is None else y + bias
 
 
@@ -68,7 +68,9 @@ class RMSNorm(Module):
 
     def added(self, x: mx.array, y: mx.array, factor: mx.array | None = None) -> mx.array:
         """Return `x + norm(y)`, times `factor` `[1]` if given; both are `[..., dim]`."""
-        return current_device().operations.add_rms_norm(x, y, self.weight, self._eps, factor)
+        return current_device().operations.add_rms_norm(
+            x, y, self.weight, eps=self._eps, factor=factor
+        )
 
 
 class RankNorm(Module):

@@ -40,7 +40,7 @@ class SoftmaxRouter:
         if correction is not None:
             ranked = ranked + correction
         if grouped:
-            ranked = within_groups(ranked, self.groups, self.best_groups, self.counted)
+            ranked = within_groups(ranked, self.groups, self.best_groups, counted=self.counted)
         chosen, _ = top_experts(ranked, self.k)
         own = current_device().operations.of_rows(logits, chosen)
         if self.normalise:
@@ -81,7 +81,7 @@ class SigmoidRouter:
         if correction is None and not grouped:
             ranked = logits  # which differ where their sigmoids are all 1
         if grouped:
-            ranked = within_groups(ranked, self.groups, self.best_groups, 2)
+            ranked = within_groups(ranked, self.groups, self.best_groups, counted=2)
         chosen, _ = top_experts(ranked, self.k)
         weights = current_device().operations.of_rows(scores, chosen)
         if self.normalise:

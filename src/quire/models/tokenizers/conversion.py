@@ -85,7 +85,7 @@ def with_tokenizer(folder: Path) -> Path:
     made = _READERS[name](folder / name, config)
     files = {"tokenizer.json": made.file, _CONFIG: {**made.names, **config}}
     links = {each.name: each for each in folder.iterdir() if each.name not in files}
-    return made_folder("tokenizers", folder.name, folder, files, links)
+    return made_folder("tokenizers", folder.name, folder, files=files, links=links)
 
 
 # -- the folder's other files ----------------------------------------------------------------------
@@ -202,7 +202,7 @@ def _moonshot(path: Path, config: Mapping[str, Any]) -> _Made:
     if min(listed, default=len(ranks)) < len(ranks):
         raise ModelError(f"{path}: token {min(listed)} is listed beside it, too")
     _fill(listed, len(ranks), len(ranks) + _MOONSHOT_RESERVED)
-    parts, ids = _of_ranks(ranks, 0, (), PRE_TOKENIZERS["kimi-k2"])
+    parts, ids = _of_ranks(ranks, 0, (), pre=PRE_TOKENIZERS["kimi-k2"])
     ids |= {entry["content"]: id for id, entry in listed.items()}
     return _Made(whole(parts, _added(listed), _around(config, {}, ids, begins=False)), {})
 
@@ -234,7 +234,7 @@ def _tekken(path: Path, config: Mapping[str, Any]) -> _Made:
     if sorted(ranks.values()) != list(range(size - reserved)):
         raise ModelError(f"{path}: the ranks are not 0 to {size - reserved - 1}")
     pre = PreTokenizer((pattern,), whole=True)
-    parts, ids = _of_ranks(ranks, reserved, listed, pre)
+    parts, ids = _of_ranks(ranks, reserved, listed, pre=pre)
     usual = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
     names = {name: text for name, text in usual.items() if text in listed}
     added = [added_token(id, text, special=True) for id, text in enumerate(listed)]

@@ -87,13 +87,19 @@ def _block(args: Settings) -> Block:
         require("value_dim", args.integer("value_dim"), [key_dim])
         require("stride", stride, [1])
         heads, kernel = args.integer("num_heads"), args.integer("dw_kernel_size")
-        return AttentionBlock(channels, heads, key_dim, kernel, args.integer("kv_stride"))
+        return AttentionBlock(
+            channels, heads, key_dim, kernel=kernel, stride=args.integer("kv_stride")
+        )
     ratio = args.positive("exp_ratio")
     if kind == "er":
-        return EdgeBlock(channels, args.integer("exp_kernel_size"), stride, ratio)
+        return EdgeBlock(channels, args.integer("exp_kernel_size"), stride, expansion=ratio)
     start = args.integer("dw_kernel_size_start", minimum=0)
     return InvertedBlock(
-        channels, start, args.integer("dw_kernel_size_mid", minimum=0), stride, ratio
+        channels,
+        start,
+        args.integer("dw_kernel_size_mid", minimum=0),
+        stride=stride,
+        expansion=ratio,
     )
 
 
@@ -112,22 +118,25 @@ def _published() -> tuple[tuple[Block, ...], ...]:
     """Return the stages of `mobilenetv5_300m_enc`."""
 
     def alternating(heads: int, width: int, stride: int, channels: int, count: int) -> list[Block]:
-        attending = AttentionBlock(channels, heads, width, 3, stride)
-        return [attending, InvertedBlock(channels, 0, 0, 1, 2.0)] * count
+        attending = AttentionBlock(channels, heads, width, kernel=3, stride=stride)
+        return [attending, InvertedBlock(channels, 0, 0, stride=1, expansion=2.0)] * count
 
     return (
-        (EdgeBlock(128, 3, 2, 4.0), *[EdgeBlock(128, 3, 1, 4.0)] * 2),
+        (EdgeBlock(128, 3, 2, expansion=4.0), *[EdgeBlock(128, 3, 1, expansion=4.0)] * 2),
         (
-            InvertedBlock(256, 3, 5, 2, 6.0),
-            *(InvertedBlock(256, k, 0, 1, 4.0) for k in (5, 3, 5, 3)),
+            InvertedBlock(256, 3, 5, stride=2, expansion=6.0),
+            *(InvertedBlock(256, k, 0, stride=1, expansion=4.0) for k in (5, 3, 5, 3)),
         ),
         (
-            InvertedBlock(640, 5, 5, 2, 6.0),
-            *[InvertedBlock(640, 5, 0, 1, 4.0)] * 7,
-            InvertedBlock(640, 0, 0, 1, 1.0),
-            *alternating(12, 64, 2, 640, 14),
+            InvertedBlock(640, 5, 5, stride=2, expansion=6.0),
+            *[InvertedBlock(640, 5, 0, stride=1, expansion=4.0)] * 7,
+            InvertedBlock(640, 0, 0, stride=1, expansion=1.0),
+            *alternating(12, 64, 2, channels=640, count=14),
         ),
-        (InvertedBlock(1280, 5, 5, 2, 6.0), *alternating(16, 96, 1, 1280, 19)),
+        (
+            InvertedBlock(1280, 5, 5, stride=2, expansion=6.0),
+            *alternating(16, 96, 1, channels=1280, count=19),
+        ),
     )
 
 

@@ -38,7 +38,7 @@ class GlmMerger(Module):
         self.norm = kind.norm.module(kind.hidden_size)
         self.downsample = nn.Linear(self._inputs, outputs)
         self.proj = nn.Linear(outputs, outputs, bias=False)
-        self.post_projection_norm = LayerNorm((outputs,), 1e-5, True)
+        self.post_projection_norm = LayerNorm((outputs,), 1e-5, bias=True)
         self.gate_proj = nn.Linear(outputs, merging.width, bias=False)
         self.up_proj = nn.Linear(outputs, merging.width, bias=False)
         self.down_proj = nn.Linear(merging.width, outputs, bias=False)

@@ -28,8 +28,8 @@ class Reduction(Module):
     def __init__(self, channels: int, side: int) -> None:
         super().__init__()
         self._side = side
-        self.conv1 = Convolution(channels, 2 * channels, 3, 2, padding=1)
-        self.conv2 = Convolution(2 * channels, 4 * channels, 3, 2, padding=1)
+        self.conv1 = Convolution(channels, 2 * channels, 3, stride=2, padding=1)
+        self.conv2 = Convolution(2 * channels, 4 * channels, 3, stride=2, padding=1)
 
     def __call__(self, x: mx.array) -> mx.array:
         """`[1, any, any, channels]` -> `[1, side, side, 4 * channels]`."""

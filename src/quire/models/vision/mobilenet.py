@@ -172,7 +172,7 @@ class EdgeResidual(Module):
     def __init__(self, kind: EdgeBlock, inputs: int) -> None:
         super().__init__()
         inner = rounded(inputs * kind.expansion)
-        self.conv_exp = Convolution(inputs, inner, kind.kernel, kind.stride)
+        self.conv_exp = Convolution(inputs, inner, kind.kernel, stride=kind.stride)
         self.bn1 = RMSNorm(inner, _EPS)
         self.conv_pwl = nn.Linear(inner, kind.channels, bias=False)
         self.bn2 = RMSNorm(kind.channels, _EPS)
@@ -282,7 +282,7 @@ class Fusion(Module):
         super().__init__()
         self._side = kind.side
         inputs = sum(stage[-1].channels for stage in kind.stages[-2:])
-        inner = InvertedBlock(kind.output_size, 0, 0, 1, 2.0, scaled=False)
+        inner = InvertedBlock(kind.output_size, 0, 0, stride=1, expansion=2.0, scaled=False)
         self.ffn = InvertedResidual(inner, inputs, adds=False)
         self.norm = RMSNorm(kind.output_size, _EPS)
 
@@ -316,7 +316,7 @@ class MobileNetTower(Module):
     def __init__(self, kind: MobileNet) -> None:
         super().__init__()
         self.kind = kind
-        first = Convolution(3, kind.stem, 3, 2, bias=True)
+        first = Convolution(3, kind.stem, 3, stride=2, bias=True)
         self.conv_stem = Normed(first, kind.stem, active=True)
         channels = kind.stem
         self.blocks: list[list[Module]] = []

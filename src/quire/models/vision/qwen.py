@@ -320,7 +320,7 @@ class VisionTower(Module):
         x = self.patch_embed(patches, dtype)
         places = kind.places(rows, columns)
         if kind.table is not None:
-            looked_up = self._looked_up(kind.table, places, rows, columns)
+            looked_up = self._looked_up(kind.table, places, rows, columns=columns)
             x = x + mx.tile(looked_up.astype(dtype), (moments, 1))
         rotate = self._rope(mx.array(np.tile(places, moments))) if kind.rotated else _still
         everywhere, nearby = self._neighbours(places, grid)

@@ -115,7 +115,7 @@ class TiledModel(DecoderModel):
         super().__init__(text.description, text.names)
         newline = any(packing.newline for packing in packings.values())
         width = text.description.hidden_size
-        self.visual: TiledVision | None = TiledVision(kind, projector, width, newline)
+        self.visual: TiledVision | None = TiledVision(kind, projector, width, newline=newline)
         self._packings = packings
         self._visual_names = visual_names
         self._prepare = prepare

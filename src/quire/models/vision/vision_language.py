@@ -85,7 +85,9 @@ def _squares(item: MediaItem, kind: QwenVision) -> npt.NDArray[np.float64]:
         squares[0] = times if kind.between else np.floor(times)
     if len(item.shape) == HEARD:
         sounds = item.tokens - squares.shape[1]
-        heard = np.array(sound_rows(moments, grid[1] * grid[2], step, kind.times, sounds))
+        heard = np.array(
+            sound_rows(moments, grid[1] * grid[2], step, rate=kind.times, sounds=sounds)
+        )
         found = np.empty((3, item.tokens))
         found[:, heard], found[:, ~heard] = np.arange(sounds), squares
         return found

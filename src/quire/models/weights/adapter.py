@@ -133,7 +133,7 @@ class Adapter:
             ModelError: a tensor of the adapter has no place, or the wrong shape.
         """
         factors, whole = self._sorted(self._tensors())
-        merging = _Merging(dict(weights), model, dtype, self.file)
+        merging = _Merging(dict(weights), model, dtype, file=self.file)
         experts = ExpertFactors(weights, self.file)
         for module, parts in factors.items():
             for name, (first, second) in self._changes(experts, module, parts).items():
@@ -175,7 +175,7 @@ class Adapter:
                     raise ModelError(f"{self.file}: the model has no matrix {module!r}")
                 changes[place] = own
         with WeightIdentity([self.file]) as identity:
-            placed = Placing(weights, model, dtype, self.file).placed(changes)
+            placed = Placing(weights, model, dtype, file=self.file).placed(changes)
             return LowRank(placed, identity.digest(self.identity.encode()))
 
     def _tensors(self) -> Weights:
@@ -227,7 +227,7 @@ class Adapter:
             raise ModelError(f"{self.file}: {module!r} does not have two factors of rank {rank}")
         first, second = pair[0], scale * pair[1].astype(mx.float32)
         if ExpertFactors.are_in(module, first):
-            return experts.spread(module, first, second, rank)
+            return experts.spread(module, first, second, rank=rank)
         return {f"{module}.weight": (first, second)}
 
 

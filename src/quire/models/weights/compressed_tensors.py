@@ -127,7 +127,7 @@ class _Matrix:
                 f"fit {list(scales.shape)} scales"
             )
         biases = -zeros * scales
-        codes = AffineCodes(words, bits, scales, biases, self._group_of)
+        codes = AffineCodes(words, bits, scales, biases=biases, group_of=self._group_of)
         return codes.tensors(self._path, dtype or kept)
 
     def _words(self) -> tuple[mx.array, int]:
@@ -168,7 +168,7 @@ class _Matrix:
         name, whole = f"{self._path}.weight_packed", self._whole_scale
         if whole is None:
             lack = " without a weight_global_scale"
-            words = small_float_words(name, codes, scales, 32, lack)
+            words = small_float_words(name, codes, scales, group=32, lack=lack)
             return {f"{self._path}.weight": words, f"{self._path}.scales": scales}
         matrix = nvfp4(name, codes, scales)
         if whole.size != 1:

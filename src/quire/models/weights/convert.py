@@ -107,7 +107,7 @@ def _planned(folder: Path, default: Packing, choices: Sequence[Choice]) -> Packi
     read = files.read(config, None)
     if any(name.endswith(".scales") for name in read):
         raise ModelError(f"{folder}: is packed already (it holds scales); name its original")
-    plan = plan_packing(build(config), read, default, choices)
+    plan = plan_packing(build(config), read, default, choices=choices)
     if not plan.packings:
         raise ModelError(f"{folder}: no matrix is left to pack")
     return plan
@@ -139,7 +139,9 @@ def _write_weights(folder: Path, plan: PackingPlan, start_stage: StartStage) -> 
     if len(shards) > 1:
         index = {"metadata": {"total_size": after}, "weight_map": dict(sorted(places.items()))}
         (folder / _INDEX).write_text(json.dumps(index, indent=2) + "\n")
-    return Converted(len(plan.packings), plan.left, before, after, 8 * codes / numbers)
+    return Converted(
+        len(plan.packings), plan.left, before, bytes_after=after, bits=8 * codes / numbers
+    )
 
 
 def _shards(weights: Weights, packings: Mapping[str, Packing]) -> Iterator[list[str]]:

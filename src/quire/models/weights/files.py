@@ -64,7 +64,7 @@ class Safetensors:
                 raise ModelError(f"{path}: {error}") from error
             assert isinstance(tensors, dict)
             weights |= tensors
-        return from_foreign(weights, config, dtype, types)
+        return from_foreign(weights, config, dtype, types=types)
 
 
 def find_weights(folder: Path) -> WeightFiles:

@@ -65,14 +65,16 @@ def from_foreign(
         codes = ready.get(packed)
         if codes is None or codes.dtype != mx.uint8:
             raise ModelError(f"tensor {name!r} belongs to no packed weight that is known")
-        if types.get(name) != _E4M3 and _is_microscaled(packed, codes, scale, types.get(packed)):
+        if types.get(name) != _E4M3 and _is_microscaled(
+            packed, codes, scale, kind=types.get(packed)
+        ):
             check_exponents(name, scale)
             ready[packed] = codes.view(mx.uint32)
             ready[packed.removesuffix("weight") + "scales"] = scale
             continue
         unpacked += 1
         numbers = _numbers(name, scale, types.get(name))
-        matrix = _unpacked(codes, numbers, blocks, dtype or mx.bfloat16)
+        matrix = _unpacked(codes, numbers, blocks, dtype=dtype or mx.bfloat16)
         if matrix is None:
             raise ModelError(
                 f"tensor {name!r}: {list(scale.shape)} scales fit no FP8 weight of "
@@ -152,7 +154,7 @@ def _unpacked(
         scale = mx.repeat(scale, codes.shape[1] // 2, axis=1)
     parts = []
     for each, own in zip(codes, scale, strict=True):
-        part = _unpacked(each, own, blocks, dtype)
+        part = _unpacked(each, own, blocks, dtype=dtype)
         if part is None:
             return None
         parts.append(part)

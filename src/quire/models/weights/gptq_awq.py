@@ -76,7 +76,7 @@ def from_integers(
             raise ModelError(f"tensor '{path}.qweight' has no qzeros or no scales")
         if {words.dtype, zeros.dtype} - {mx.int32, mx.uint32}:
             raise ModelError(f"tensor '{path}.qweight' or its qzeros are no words of 32 bits")
-        bits = _width(path, zeros, scales, method)
+        bits = _width(path, zeros, scales, method=method)
         if method.interleaved and words.shape[0] * bits % 32:
             raise ModelError(
                 f"tensor '{path}.qweight': {list(words.shape)} words are no packing of whole rows"
@@ -84,7 +84,7 @@ def from_integers(
         numbers = scale_numbers(f"{path}.scales", scales)
         bias = -_zeros(zeros, method, bits).astype(mx.float32) * numbers  # [G, out]
         codes = AffineCodes(
-            _codes(words, method, bits), bits, numbers.T, bias.T, group_of=parts["g_idx"]
+            _codes(words, method, bits), bits, numbers.T, biases=bias.T, group_of=parts["g_idx"]
         )
         tensors = codes.tensors(path, dtype or scales.dtype)
         ready |= tensors

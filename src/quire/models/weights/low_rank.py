@@ -113,10 +113,10 @@ class Placing:
         ready = self._sanitized(put)
         found: dict[str, Factors] = {}
         for path, unit in straight.items():
-            found[path] = self._factors(path, unit, unit.inner, ready[f"{path}.weight"])
+            found[path] = self._factors(path, unit, unit.inner, outer=ready[f"{path}.weight"])
         for path, unit in turned.items():
             inner = unit.second[0].swapaxes(-1, -2)
-            found[path] = self._factors(path, unit, inner, ready[f"{path}.weight"])
+            found[path] = self._factors(path, unit, inner, outer=ready[f"{path}.weight"])
         mx.eval([list(factors) for factors in found.values()])
         return found
 

@@ -145,7 +145,7 @@ def _packable(model: LanguageModel, weights: Weights) -> list[tuple[list[str], s
     usual, layers = model.sanitize(dict(weights)), named_layers(model)
     found = []
     for names in similar.values():
-        if (kind := _kind(model, weights, names, usual, layers)) is not None:
+        if (kind := _kind(model, weights, names, usual=usual, layers=layers)) is not None:
             found.append((names, kind))
     return found
 

@@ -76,7 +76,7 @@ def unpacked(weights: dict[str, mx.array], path: str, width: int) -> mx.array:
     dequantised.
     """
     codes, scales = weights[f"{path}.weight"], weights.get(f"{path}.scales")
-    packing = None if scales is None else _packing(path, width, weights, scales)
+    packing = None if scales is None else _packing(path, width, weights, scales=scales)
     del weights[f"{path}.weight"]
     if scales is None or packing is None:
         return codes
@@ -101,7 +101,7 @@ def pack_like(model: nn.Module, weights: dict[str, mx.array]) -> None:
         if scales is not None and "weight" in module:
             if module["weight"].ndim < 2:
                 raise ModelError(f"tensor '{path}.weight' is quantised, but only matrices can be")
-            packing = _packing(path, module["weight"].shape[-1], weights, scales)
+            packing = _packing(path, module["weight"].shape[-1], weights, scales=scales)
             packed.append((path, _twin(module, packing)))
     model.update_modules(tree_unflatten(packed))
 

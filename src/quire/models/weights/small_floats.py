@@ -48,7 +48,7 @@ def nvfp4(name: str, codes: mx.array, scales: mx.array) -> mx.array:
     Raises:
         ModelError: shapes do not match.
     """
-    words = small_float_words(name, codes, scales, _NVFP4_GROUP)
+    words = small_float_words(name, codes, scales, group=_NVFP4_GROUP)
     found = mx.dequantize(words, scales, group_size=_NVFP4_GROUP, bits=4, mode="nvfp4")
     return found.astype(mx.float32)
 

@@ -96,7 +96,7 @@ class _Reader:
         while not self.text.startswith(closer, at):
             key, at = self._key(at, keys)
             wanted = property_schema(schema, key, self.root)
-            found[key], at = self.value(skip_space(self.text, at), wanted, depth, keys.bare)
+            found[key], at = self.value(skip_space(self.text, at), wanted, depth, bare=keys.bare)
             at = self._separator(at, closer, keys)
         return found, at + 1
 
@@ -112,9 +112,9 @@ class _Reader:
         at = self._enter(at, depth)
         items = resolve(schema.get("items"), self.root)
         while not self.text.startswith("]", at):
-            value, at = self.value(at, items, depth, _BARE_IN_ARRAY)
+            value, at = self.value(at, items, depth, bare=_BARE_IN_ARRAY)
             found.append(value)
-            at = self._separator(at, "]", None)
+            at = self._separator(at, "]", following=None)
         return found, at + 1
 
     def value(self, at: int, schema: Schema, depth: int, bare: re.Pattern[str]) -> tuple[Any, int]:

@@ -35,7 +35,7 @@ def activations(gguf: GGUF) -> dict[str, mx.array]:
         key, count = f"xielu.{name}", layers(gguf)
         given = gguf.metadata.get(key)
         listed = given if isinstance(given, list) else [given] * count
-        check(gguf.files[0], key, listed, NUMBERS)
+        check(gguf.files[0], key, listed, kind=NUMBERS)
         if len(listed) != count:
             raise ModelError(f"{gguf.files[0]}: {key} has {len(listed)} numbers, not {count}")
         for index, number in enumerate(listed):

@@ -93,26 +93,26 @@ def _affine(codes: mx.array, bits: int, scales: mx.array, biases: mx.array) -> P
 
 def _q4_0(blocks: mx.array) -> Parts:
     scale = _number(blocks, 0)
-    return _affine(_nibbles(blocks[..., 2:]), 4, scale, -8 * scale)
+    return _affine(_nibbles(blocks[..., 2:]), 4, scale, biases=-8 * scale)
 
 
 def _q4_1(blocks: mx.array) -> Parts:
-    return _affine(_nibbles(blocks[..., 4:]), 4, _number(blocks, 0), _number(blocks, 2))
+    return _affine(_nibbles(blocks[..., 4:]), 4, _number(blocks, 0), biases=_number(blocks, 2))
 
 
 def _q5_0(blocks: mx.array) -> Parts:
     scale, codes = _number(blocks, 0), _nibbles(blocks[..., 6:]) | _fifth_bits(blocks, 2)
-    return _affine(codes, 5, scale, -16 * scale)
+    return _affine(codes, 5, scale, biases=-16 * scale)
 
 
 def _q5_1(blocks: mx.array) -> Parts:
     codes = _nibbles(blocks[..., 8:]) | _fifth_bits(blocks, 4)
-    return _affine(codes, 5, _number(blocks, 0), _number(blocks, 2))
+    return _affine(codes, 5, _number(blocks, 0), biases=_number(blocks, 2))
 
 
 def _q8_0(blocks: mx.array) -> Parts:
     scale = _number(blocks, 0)
-    return _affine(blocks[..., 2:] ^ 128, 8, scale, -128 * scale)  # signed, plus 128
+    return _affine(blocks[..., 2:] ^ 128, 8, scale, biases=-128 * scale)  # signed, plus 128
 
 
 def _k_scales(blocks: mx.array) -> tuple[mx.array, mx.array]:

@@ -83,7 +83,7 @@ class GGUF:
         name = f"{self.architecture}.{key}"
         if name not in self.metadata:
             return default
-        check(self.files[0], name, self.metadata[name], kind_of(key))
+        check(self.files[0], name, self.metadata[name], kind=kind_of(key))
         return self.metadata[name]
 
     def tensor(self, name: str) -> TensorInfo:
@@ -178,7 +178,7 @@ class _Header:
             metadata[key] = self._value(self._scalar("I"))
         lines = [self._line() for _ in range(tensors)]
         alignment = metadata.get("general.alignment", 32)
-        check(self._path, "general.alignment", alignment, POSITIVE)
+        check(self._path, "general.alignment", alignment, kind=POSITIVE)
         first = -(-self._at // alignment) * alignment
         return metadata, dict(self._placed(lines, first))
 
@@ -197,7 +197,7 @@ class _Header:
                 raise ModelError(
                     f"{self._path}: tensor {name!r} of type {known.name} cannot have shape {shape}"
                 )
-            info = TensorInfo(self._path, known, shape, first + offset)
+            info = TensorInfo(self._path, known, shape, start=first + offset)
             if info.start + info.nbytes > self._size:
                 raise ModelError(
                     f"{self._path}: tensor {name!r} ends at byte {info.start + info.nbytes}, "

@@ -109,7 +109,7 @@ def as_folder(path: Path) -> Path:
     }
     # The hub's cache names the file itself by its content.
     name, links = gguf.files[0].stem, {file.name: file for file in gguf.files}
-    return made_folder("gguf", name, gguf.files[0], files, links)
+    return made_folder("gguf", name, gguf.files[0], files=files, links=links)
 
 
 def _ends(gguf: GGUF) -> dict[str, Any]:

@@ -119,7 +119,7 @@ def _key(gguf: GGUF, name: str, default: Any = None) -> Any:
     key = f"tokenizer.ggml.{name}"
     if key not in gguf.metadata:
         return default
-    check(gguf.files[0], key, gguf.metadata[key], OF_TOKENIZER.get(name, WHOLE))
+    check(gguf.files[0], key, gguf.metadata[key], kind=OF_TOKENIZER.get(name, WHOLE))
     return gguf.metadata[key]
 
 
@@ -190,7 +190,7 @@ def _templates(gguf: GGUF) -> str | list[Json] | None:
     prefix = "tokenizer.chat_template"
     for key, value in gguf.metadata.items():
         if key == prefix or key.startswith(f"{prefix}."):
-            check(gguf.files[0], key, value, WORD)
+            check(gguf.files[0], key, value, kind=WORD)
     whole = gguf.metadata.get(prefix)
     named = {
         key.removeprefix(f"{prefix}."): text
@@ -247,12 +247,12 @@ def _need(gguf: GGUF, name: str) -> list[Any]:
 
 def _scored(gguf: GGUF, tokens: list[str]) -> Json:
     vocab = {text: id for id, text in enumerate(tokens)}
-    prefix = bool(_key(gguf, "add_space_prefix", True))
-    return _over_text(gguf, tokens, scored_merges(vocab, _need(gguf, "scores")), prefix)
+    prefix = bool(_key(gguf, "add_space_prefix", default=True))
+    return _over_text(gguf, tokens, scored_merges(vocab, _need(gguf, "scores")), prefix=prefix)
 
 
 def _gemma4(gguf: GGUF, tokens: list[str]) -> Json:
-    return _over_text(gguf, tokens, _pairs(gguf), False)
+    return _over_text(gguf, tokens, _pairs(gguf), prefix=False)
 
 
 def _over_text(gguf: GGUF, tokens: list[str], merges: list[list[str]], prefix: bool) -> Json:
@@ -270,8 +270,8 @@ def _unigrams(gguf: GGUF, tokens: list[str]) -> Json:
     return unigrams(
         zip(tokens, _need(gguf, "scores"), strict=True),
         _key(gguf, "unknown_token_id", 2),
-        prefix=bool(_key(gguf, "add_space_prefix", True)),
-        squeezes=bool(_key(gguf, "remove_extra_whitespaces", True)),
+        prefix=bool(_key(gguf, "add_space_prefix", default=True)),
+        squeezes=bool(_key(gguf, "remove_extra_whitespaces", default=True)),
         charsmap=bytes(each & 255 for each in charsmap),
         byte_fallback=any(kind == _BYTE for _, kind in _kinds(gguf, tokens)),
     )
