@@ -2,7 +2,7 @@
 
     python benchmarks/agent_replay.py --peers-python PEERS/bin/python [--model tiny] [--turns 30]
 
-Every request begins with the billing header that Claude Code puts before its system prompt, and
+Every request starts with the billing header that Claude Code puts before its system prompt, and
 whose hash changes each time. The assistant's turns are scripted, so that every server reads the
 same conversation; each is asked for a few tokens. What counts is how much of the prompt a server
 computes again (prompt tokens less the cached ones it reports), and the time to the first token.

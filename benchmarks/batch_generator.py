@@ -18,7 +18,7 @@ def measure(work: Work) -> dict[int, float]:
             model, max_tokens=work.max_tokens, stop_tokens=[[token] for token in work.stop_ids]
         )
         tokens = done = 0
-        begun = time.perf_counter()
+        started = time.perf_counter()
         waiting = iter(prompts)
         generator.insert([list(next(waiting)) for _ in range(streams)])
         while done < len(prompts):
@@ -30,7 +30,7 @@ def measure(work: Work) -> dict[int, float]:
                     following = next(waiting, None)
                     if following is not None:
                         generator.insert([list(following)])
-        rates[streams] = tokens / (time.perf_counter() - begun)
+        rates[streams] = tokens / (time.perf_counter() - started)
         generator.close()
     return rates
 

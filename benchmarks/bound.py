@@ -34,11 +34,11 @@ def measured(engine: Engine, free: int, bound: int, tokens: int) -> tuple[float,
     while waiting:
         waiting -= {each.request_id for each in engine.step() if each.token_ids}
     got = dict.fromkeys(names, 0)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     for _ in range(tokens):
         for output in engine.step():
             got[output.request_id] += len(output.token_ids)
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - started
     for name in names:
         engine.abort(name)
     while engine.has_work:

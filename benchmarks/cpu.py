@@ -87,9 +87,9 @@ def read_speed() -> float:
     numbers = np.full(64 << 20, 1, np.uint64)
     best = float("inf")
     for _ in range(5):
-        begun = time.process_time()
+        started = time.process_time()
         assert numbers.max() == 1
-        best = min(best, time.process_time() - begun)
+        best = min(best, time.process_time() - started)
     return numbers.nbytes / best
 
 

@@ -97,18 +97,18 @@ def measure(folder: Path) -> Figures:
         for each in streams:
             engine.add(asked(each, MOST_TOKENS))
         counts, last, gaps = dict.fromkeys(streams, 0), dict.fromkeys(streams, 0.0), []
-        begun = first = 0.0
+        started = first = 0.0
         while not first:
-            if not begun and min(counts.values()) >= WARM_TOKENS:
+            if not started and min(counts.values()) >= WARM_TOKENS:
                 engine.add(asked(name, 4, kind, number + 1))
-                begun = time.perf_counter()
+                started = time.perf_counter()
             outputs = engine.step()
             now = time.perf_counter()
             for output in outputs:
                 if output.request_id == name and output.token_ids:
                     first = now
                 elif output.request_id in streams and output.token_ids:
-                    if begun:
+                    if started:
                         gaps.append(now - last[output.request_id])
                     last[output.request_id] = now
                     counts[output.request_id] += len(output.token_ids)
@@ -119,7 +119,7 @@ def measure(folder: Path) -> Figures:
         figures[kind] = {
             "longest gap": 1e3 * max(gaps),
             "median gap": 1e3 * statistics.median(gaps),
-            "first token": 1e3 * (first - begun),
+            "first token": 1e3 * (first - started),
         }
     return figures
 

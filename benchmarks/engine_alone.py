@@ -56,9 +56,9 @@ def measure(work: Work) -> dict[int, float]:
     run_level(engine, work, *work.levels[0])
     rates: dict[int, float] = {}
     for streams, prompts in work.levels:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         tokens = run_level(engine, work, streams, prompts)
-        rates[streams] = tokens / (time.perf_counter() - begun)
+        rates[streams] = tokens / (time.perf_counter() - started)
     return rates
 
 

@@ -37,12 +37,12 @@ def prompt(tokens: int) -> list[int]:
 def times(http: httpx.Client, tokens: int, most: int) -> Iterator[float]:
     """When each token comes, in seconds from the request on."""
     body = TALK | {"prompt": prompt(tokens), "max_tokens": most}
-    begun = time.perf_counter()
+    started = time.perf_counter()
     with http.stream("POST", "/v1/completions", json=body) as answer:
         answer.raise_for_status()
         for line in answer.iter_lines():
             if line.startswith("data: {") and json.loads(line[6:])["choices"]:
-                yield time.perf_counter() - begun
+                yield time.perf_counter() - started
 
 
 def first_token_s(http: httpx.Client, tokens: int) -> float:

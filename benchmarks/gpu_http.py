@@ -62,9 +62,9 @@ def run(
     for answer in answers:
         if answer.error is not None:
             raise SystemExit(f"{name}: {answer.error}")
-    begun = min(answer.started for answer in answers)
-    took = max(answer.ended for answer in answers) - begun
-    first = max(answer.text_times[0] for answer in answers) - begun
+    started = min(answer.started for answer in answers)
+    took = max(answer.ended for answer in answers) - started
+    first = max(answer.text_times[0] for answer in answers) - started
     result = {
         "what": name,
         "streams": len(prompts),

@@ -91,8 +91,8 @@ def answers(target: Target, route: str, requests: int, tokens: int) -> list[Timi
 
 def last_first_ms(found: list[Timings]) -> float:
     """From the first request to the last first token."""
-    begun = min(answer.started for answer in found)
-    return (max(answer.text_times[0] for answer in found) - begun) * 1e3
+    started = min(answer.started for answer in found)
+    return (max(answer.text_times[0] for answer in found) - started) * 1e3
 
 
 def spent_s(process: psutil.Process) -> float:

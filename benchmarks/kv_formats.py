@@ -61,7 +61,7 @@ class Row:
 
 
 def prefilled(loaded: LoadedModel, name: str, context: int, batch: int, rounds: int) -> Engine:
-    """An engine whose sequences have read their prompts and begin to generate."""
+    """An engine whose sequences have read their prompts and start to generate."""
     config = EngineConfig(
         model=str(loaded.path),
         kv_memory=1 << 30,
@@ -76,9 +76,9 @@ def prefilled(loaded: LoadedModel, name: str, context: int, batch: int, rounds: 
         prompt = tuple(3 + (i * 7 + number) % vocabulary for i in range(context))
         sampling = SamplingParams(temperature=0)
         engine.add(Request(str(number), prompt, sampling, max_tokens=rounds + 100))
-    begun: set[str] = set()
-    while len(begun) < batch:
-        begun |= {output.request_id for output in engine.step() if output.token_ids}
+    started: set[str] = set()
+    while len(started) < batch:
+        started |= {output.request_id for output in engine.step() if output.token_ids}
     return engine
 
 
@@ -89,9 +89,9 @@ def timed(engines: list[Engine], rounds: int) -> list[list[tuple[float, float]]]
         rounds: at least `UNTIMED + 1`; the last turn takes what is left.
     """
     steps: list[list[tuple[float, float]]] = [[] for _ in engines]
-    for begun in range(0, rounds, TURN):
+    for started in range(0, rounds, TURN):
         for engine, times in zip(engines, steps, strict=True):
-            for number in range(min(TURN, rounds - begun)):
+            for number in range(min(TURN, rounds - started)):
                 wall, cpu = time.perf_counter(), time.process_time()
                 engine.step()
                 if number >= UNTIMED:

@@ -170,7 +170,7 @@ def run(args: argparse.Namespace, model: Path) -> dict[str, Any]:
     servers = {server.name: server for server in SERVERS}
     rounds: dict[str, list[Round]] = {name: [] for name in chosen}
     for number in range(args.rounds):
-        # Each round begins one contender later, so that nobody always runs first.
+        # Each round starts one contender later, so that nobody always runs first.
         for name in chosen[number % len(chosen) :] + chosen[: number % len(chosen)]:
             if name in servers:
                 one = measure_server(servers[name], model, args)

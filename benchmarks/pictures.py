@@ -38,7 +38,7 @@ def ask(target: Target, model: str, item: SkillItem) -> tuple[bool, float, str]:
     fields = {"model": model, "messages": item.messages, "temperature": 0, "max_tokens": 60}
     # vllm-mlx asks templates for thoughts unless told otherwise.
     fields["chat_template_kwargs"] = {"enable_thinking": False}
-    begun = time.perf_counter()
+    started = time.perf_counter()
     connection = http.client.HTTPConnection(target.host, target.port, timeout=TIMEOUT_S)
     try:
         headers = {"Content-Type": "application/json"}
@@ -46,10 +46,10 @@ def ask(target: Target, model: str, item: SkillItem) -> tuple[bool, float, str]:
         response = connection.getresponse()
         body = response.read()
     except OSError as error:
-        return False, time.perf_counter() - begun, str(error)
+        return False, time.perf_counter() - started, str(error)
     finally:
         connection.close()
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - started
     if response.status != 200:
         return False, seconds, f"HTTP {response.status}: {body[:120]!r}"
     text = json.loads(body)["choices"][0]["message"]["content"] or ""
@@ -68,10 +68,10 @@ def measure(
             ask(target, model, warm)
             for number, at_once in enumerate(WAYS):
                 some = items[number :: len(WAYS)]
-                begun = time.perf_counter()
+                started = time.perf_counter()
                 with ThreadPoolExecutor(at_once) as pool:
                     got = list(pool.map(lambda item: ask(target, model, item), some))
-                seconds = time.perf_counter() - begun
+                seconds = time.perf_counter() - started
                 rows[str(at_once)] = {
                     "right": sum(right for right, _, _ in got),
                     "asked": len(some),

@@ -27,21 +27,21 @@ _WARM_RUNS = 5
 
 def first_token_s(engine: Engine, name: str, prompt: tuple[int, ...]) -> tuple[float, int]:
     """Seconds from the request to its first token, and the tokens that were reused."""
-    begun = time.perf_counter()
+    started = time.perf_counter()
     engine.add(Request(name, prompt, SamplingParams(temperature=0), max_tokens=1))
     while True:
         for output in engine.step():
             if output.token_ids:
-                return time.perf_counter() - begun, output.cached_tokens
+                return time.perf_counter() - started, output.cached_tokens
 
 
 def planning_s(engine: Engine, prompt: tuple[int, ...]) -> float:
     """Seconds that the scheduler takes to admit a prompt that hits: hashing, matching, sharing."""
     scheduler = engine._scheduler
     engine.add(Request("planned", prompt, SamplingParams(temperature=0), max_tokens=1))
-    begun = time.perf_counter()
+    started = time.perf_counter()
     plan = scheduler.schedule()
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - started
     assert plan is not None, "the prompt was not admitted"
     scheduler.abort("planned")
     scheduler.take_outputs()

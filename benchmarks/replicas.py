@@ -62,14 +62,14 @@ def summarise(answers: list[list[Timings]]) -> dict[str, Any]:
     times = [
         1e3 * (turn.ended - turn.started if turn.ttft is None else turn.ttft) for turn in turns
     ]
-    begun = min(turn.started for turn in turns)
+    started = min(turn.started for turn in turns)
     return {
         "prompt_tokens": sent,
         "computed_tokens": sent - cached,
         "hit_rate": round(cached / sent, 3),
         "ttft_ms": round(median(times), 1),
         "ttft_p90_ms": round(quantiles(times, n=10)[-1], 1),
-        "seconds": round(max(turn.ended for turn in turns) - begun, 1),
+        "seconds": round(max(turn.ended for turn in turns) - started, 1),
     }
 
 

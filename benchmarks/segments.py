@@ -60,12 +60,12 @@ def measure(found: Mapping[str, Engine], steps: int) -> dict[str, dict[str, floa
     spent = {name: {clock: list[float]() for clock in CLOCKS} for name in found}
     for _ in range(steps // TURN):
         for name, engine in found.items():
-            begun = {clock: read() for clock, read in CLOCKS.items()}
+            started = {clock: read() for clock, read in CLOCKS.items()}
             for _ in range(TURN):
                 engine.step()
             mx.synchronize()
             for clock, read in CLOCKS.items():
-                spent[name][clock].append((read() - begun[clock]) / TURN * 1e3)
+                spent[name][clock].append((read() - started[clock]) / TURN * 1e3)
     return {
         name: {clock: median(each) for clock, each in own.items()} for name, own in spent.items()
     }

@@ -131,13 +131,13 @@ def running(
     with tempfile.TemporaryDirectory(prefix="quire-bench-") as folder:
         log = Path(folder) / "log"
         with log.open("wb") as out:
-            begun = time.monotonic()
+            started = time.monotonic()
             process = subprocess.Popen(
                 command, stdout=out, stderr=subprocess.STDOUT, env=environment
             )
         try:
             _await_ready(process, port, log, limit_s)
-            yield Target.parse(f"http://127.0.0.1:{port}"), time.monotonic() - begun
+            yield Target.parse(f"http://127.0.0.1:{port}"), time.monotonic() - started
             if process.poll() is not None:
                 raise StartError(f"exited with {process.returncode} under load:\n{_tail(log)}")
         except LoadError as error:

@@ -76,7 +76,7 @@ class Traffic:
     Attributes:
         sessions: most active sessions a replica in the busiest hour.
         turns: requests of a session, on average.
-        shared: tokens of the system prompt that all sessions of an application begin with.
+        shared: tokens of the system prompt that all sessions of an application start with.
         added: new tokens of a turn (a tool's result), median, and the deviation of its logarithm.
         answer: the same of generated tokens.
         pause_s: the same of seconds between an answer and the next turn.
@@ -170,7 +170,7 @@ class Day:
         self._evict()
 
     def _arrive(self, wanted: int) -> None:
-        """Have sessions begin until as many are active as the hour has."""
+        """Have sessions start until as many are active as the hour has."""
         away = np.flatnonzero(self.state == AWAY)
         count = min(len(away), wanted - (len(self.state) - len(away)))
         if count <= 0:
@@ -303,17 +303,17 @@ def route_seconds(replicas: int) -> tuple[float, float]:
     table, names = PrefixTable(), [f"replica-{number}" for number in range(replicas)]
     table.keep(names)
     keys = [number.to_bytes(SHORT, "little") for number in range(10_000)]
-    begun = time.process_time()
+    started = time.process_time()
     for name in names[:5]:
         table.report(name, b"".join(keys))
-    report_s = (time.process_time() - begun) / (len(keys) * len(names[:5]))
+    report_s = (time.process_time() - started) / (len(keys) * len(names[:5]))
     for name in names[1:]:
         table.report(name, b"".join(keys[:46]))
     loads, route = dict.fromkeys(names, 3), Route(b"".join(keys[:150]))
-    begun, count = time.process_time(), max(5, 500 // replicas)
+    started, count = time.process_time(), max(5, 500 // replicas)
     for _ in range(count):
         table.routed(route, table.ranked(route, loads)[0])
-    return (time.process_time() - begun) / count, report_s
+    return (time.process_time() - started) / count, report_s
 
 
 def run(setting: Setting, costs: Costs, traffic: Traffic, hour_s: float, tick_s: float) -> Result:

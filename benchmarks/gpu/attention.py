@@ -152,11 +152,11 @@ def microseconds(pairs: list[Pair], blocks: int | None) -> float:
 
     def seconds(times: int) -> float:
         mx.synchronize()
-        begun = time.perf_counter()
+        started = time.perf_counter()
         for _ in range(times):
             mx.async_eval(extension.replay(graph.handle, [], [], out, 1))
         mx.synchronize()
-        return (time.perf_counter() - begun) / times
+        return (time.perf_counter() - started) / times
 
     seconds(3)
     times = max(3, int(WARM_S / seconds(10)))  # a card that idles takes a while to be at its clock

@@ -44,9 +44,9 @@ def bytes_of_step(folder: Path, rows: int) -> float:
         for name, tensor in header.items():
             if name == "__metadata__" or ("embed" in name and not config["tie_word_embeddings"]):
                 continue
-            begin, end = tensor["data_offsets"]
+            start, end = tensor["data_offsets"]
             of_experts = re.search(r"switch_(mlp|glu)", name)
-            total += (end - begin) * (share if of_experts else 1.0)
+            total += (end - start) * (share if of_experts else 1.0)
     return total
 
 
@@ -56,9 +56,9 @@ def bytes_per_second() -> float:
     mx.eval(source)
     times = []
     for number in range(5):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         mx.eval(source + number)
-        times.append(time.perf_counter() - begun)
+        times.append(time.perf_counter() - started)
     return 2 * source.nbytes / min(times)
 
 

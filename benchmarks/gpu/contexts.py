@@ -68,18 +68,18 @@ class Recorded:
         times = []
         for _ in range(5):
             mx.synchronize()
-            begun = time.perf_counter()
+            started = time.perf_counter()
             for _ in range(launches):
                 mx.async_eval(self._extension.replay(**named))
             mx.synchronize()
-            times.append((time.perf_counter() - begun) / launches * 1e3)
+            times.append((time.perf_counter() - started) / launches * 1e3)
         return statistics.median(times)
 
 
 @contextmanager
 def streams(engine: Engine, format: str, context: int) -> Iterator[float]:
     """All generate; gives the seconds until the last one's first token."""
-    begun, waiting = time.perf_counter(), set()
+    started, waiting = time.perf_counter(), set()
     for number in range(STREAMS):
         name = f"{format}-{context}-{number}"
         waiting.add(name)
@@ -93,7 +93,7 @@ def streams(engine: Engine, format: str, context: int) -> Iterator[float]:
                 raise SystemExit(f"{output.request_id}: {output.error.message}")
             if output.token_ids:
                 waiting.discard(output.request_id)
-    yield time.perf_counter() - begun
+    yield time.perf_counter() - started
     for name in names:
         engine.abort(name)
     while engine.has_work:
@@ -108,9 +108,9 @@ def measured(
     with streams(engine, format, context) as first:
         steps = []
         for _ in range(STEPS):
-            begun = time.perf_counter()
+            started = time.perf_counter()
             engine.step()
-            steps.append((time.perf_counter() - begun) * 1e3)
+            steps.append((time.perf_counter() - started) * 1e3)
         steps = sorted(steps[STEPS // 5 :])
         step = statistics.median(steps)
         alone = None if recorded is None else recorded.milliseconds()

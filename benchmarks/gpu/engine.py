@@ -41,14 +41,14 @@ def without_kernels() -> None:
 def run(engine: Engine, prompts: list[tuple[int, ...]], tokens: int, name: str) -> dict[str, Any]:
     """All at once, to their ends; times in ms."""
     before = engine.stats().steps
-    begun = time.perf_counter()
+    started = time.perf_counter()
     for number, prompt in enumerate(prompts):
         sampling = SamplingParams(temperature=0.0)
         engine.add(Request(f"{name}-{number}", prompt, sampling=sampling, max_tokens=tokens))
     first: dict[str, float] = {}
     steps: list[float] = []
     generated: dict[str, list[int]] = {}
-    last = begun
+    last = started
     while engine.has_work:
         outputs = engine.step()
         now = time.perf_counter()
@@ -61,9 +61,9 @@ def run(engine: Engine, prompts: list[tuple[int, ...]], tokens: int, name: str) 
                 raise SystemExit(f"{name}: {output.error.message}")
             if not output.token_ids:
                 continue  # of a prompt: how much is read
-            first.setdefault(output.request_id, now - begun)
+            first.setdefault(output.request_id, now - started)
             generated.setdefault(output.request_id, []).extend(output.token_ids)
-    took = time.perf_counter() - begun
+    took = time.perf_counter() - started
     step = statistics.median(steps) if steps else None
     result = {
         "what": name,
@@ -84,7 +84,7 @@ def main(folder: str, out: Path, what: list[str]) -> None:
         without_kernels()
     named = [part for part in what if part.startswith(("page", "turbo", "uniform"))]
     format = parse_format(named[0]) if named else KVFormat()
-    begun = time.perf_counter()
+    started = time.perf_counter()
     config = EngineConfig(
         folder,
         kv_memory=kv_gigabytes(what) << 30,
@@ -94,7 +94,7 @@ def main(folder: str, out: Path, what: list[str]) -> None:
         speculate="off",  # random weights repeat themselves
     )
     engine = open_engine(config)
-    rows: list[dict[str, Any]] = [{"what": "open", "seconds": time.perf_counter() - begun}]
+    rows: list[dict[str, Any]] = [{"what": "open", "seconds": time.perf_counter() - started}]
     print(rows[0], flush=True)
     for name, prompts in bursts(1 if "once" in what else 3, widths_asked(what)):
         rows.append(run(engine, prompts, tokens_asked(what), name))

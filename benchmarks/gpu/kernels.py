@@ -41,9 +41,9 @@ def microseconds(operation: Callable[[mx.array], mx.array], x: mx.array, count: 
     mx.eval(row())
     times = []
     for _ in range(5):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         mx.eval(row())
-        times.append((time.perf_counter() - begun) / count * 1e6)
+        times.append((time.perf_counter() - started) / count * 1e6)
     return statistics.median(times)
 
 

@@ -19,7 +19,7 @@ Row = dict[str, Any]
 PICTURE = (1024, 768)
 """Width and height of pictures, in pixels."""
 PICTURE_ROWS = 266
-"""Rows of such a picture in Gemma 4, without the tokens that mark its beginning and end."""
+"""Rows of such a picture in Gemma 4, without the tokens that mark its start and end."""
 AROUND = 16
 """Tokens before a picture, and after it."""
 PICTURES = (1, 8, 32)
@@ -57,7 +57,7 @@ class System(Protocol):
 
     Attributes:
         about: versions and settings that shape its figures.
-        caches_prefixes: whether a prompt's known beginning is not read again.
+        caches_prefixes: whether a prompt's known start is not read again.
         sees: whether it takes pictures.
     """
 
@@ -125,15 +125,15 @@ def at_once(system: System, requests: Iterable[Asked]) -> Row:
     while left:
         left -= len(run.step())
     times = run.times.values()
-    begun, ended = min(each.added for each in times), max(each.last for each in times)
+    started, ended = min(each.added for each in times), max(each.last for each in times)
     first, end = max(each.first for each in times), min(each.last for each in times)
     within = sum(n for each in times for at, n in each.stamps if first < at <= end)
     whole = sum(len(each.tokens) for each in times)
     return {
         "streams": len(times),
-        "seconds": round(ended - begun, 3),
-        "first_token_s": round(first - begun, 3),
-        "whole_tokens_s": round(whole / (ended - begun), 1),
+        "seconds": round(ended - started, 3),
+        "first_token_s": round(first - started, 3),
+        "whole_tokens_s": round(whole / (ended - started), 1),
         "tokens_s": round(within / (end - first), 1) if end > first else None,
         "steps": run.steps,
     }
@@ -227,15 +227,15 @@ def _sessions(system: System, again: int, short: int) -> Row:
             prompts[session] += (*run.times[name].tokens, *drawn(QUESTION // short, seed))
             ask(session, turn + 1)
     times = run.times.values()
-    begun, ended = min(each.added for each in times), max(each.last for each in times)
+    started, ended = min(each.added for each in times), max(each.last for each in times)
     waits = sorted(each.first - each.added for each in times)
     return {
         "sessions": SESSIONS,
         "turns": TURNS,
-        "seconds": round(ended - begun, 3),
+        "seconds": round(ended - started, 3),
         "first_token_mean_s": round(statistics.fmean(waits), 3),
         "first_token_p95_s": round(waits[int(0.95 * len(waits))], 3),
-        "whole_tokens_s": round(sum(len(each.tokens) for each in times) / (ended - begun), 1),
+        "whole_tokens_s": round(sum(len(each.tokens) for each in times) / (ended - started), 1),
         "steps": run.steps,
     }
 

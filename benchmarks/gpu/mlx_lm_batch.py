@@ -20,7 +20,7 @@ from workload import LONG, bursts, drawn, tokens_asked
 
 def run(model: Any, prompts: list[tuple[int, ...]], tokens: int, name: str) -> dict[str, Any]:
     """All at once, to their ends; times in ms."""
-    begun = time.perf_counter()
+    started = time.perf_counter()
     generator = BatchGenerator(
         model,
         max_tokens=tokens,
@@ -30,7 +30,7 @@ def run(model: Any, prompts: list[tuple[int, ...]], tokens: int, name: str) -> d
     generator.insert([list(prompt) for prompt in prompts], [tokens] * len(prompts))
     first: dict[int, float] = {}
     steps: list[float] = []
-    last = begun
+    last = started
     done = 0
     while done < len(prompts):
         _, responses = generator.next()
@@ -39,7 +39,7 @@ def run(model: Any, prompts: list[tuple[int, ...]], tokens: int, name: str) -> d
             steps.append((now - last) * 1e3)
         last = now
         for response in responses:
-            first.setdefault(response.uid, now - begun)
+            first.setdefault(response.uid, now - started)
             done += response.finish_reason is not None
     generator.close()
     step = statistics.median(steps) if steps else None
@@ -47,7 +47,7 @@ def run(model: Any, prompts: list[tuple[int, ...]], tokens: int, name: str) -> d
         "what": name,
         "streams": len(prompts),
         "prompt": len(prompts[0]),
-        "seconds": round(time.perf_counter() - begun, 3),
+        "seconds": round(time.perf_counter() - started, 3),
         "first token, s": round(max(first.values()), 3),
         "step, ms": step and round(step, 2),
         "tokens/s while all generate": step and round(len(prompts) / step * 1e3, 1),
@@ -57,10 +57,10 @@ def run(model: Any, prompts: list[tuple[int, ...]], tokens: int, name: str) -> d
 
 
 def main(folder: str, out: Path, what: list[str]) -> None:
-    begun = time.perf_counter()
+    started = time.perf_counter()
     model, _ = load_model(Path(folder))
     mx.eval(model.parameters())
-    rows: list[dict[str, Any]] = [{"what": "open", "seconds": time.perf_counter() - begun}]
+    rows: list[dict[str, Any]] = [{"what": "open", "seconds": time.perf_counter() - started}]
     for name, prompts in bursts(2):
         rows.append(run(model, prompts, tokens_asked(what), name))
     if "quick" not in what:

@@ -90,9 +90,9 @@ class Quire:
         prompt, media = asked.prompt, ()
         if asked.picture is not None:
             item = self._cutter.item("image", picture(asked.picture), "", "auto")
-            begin, placeholder, end = self._marks
+            start, placeholder, end = self._marks
             media = (PlacedMedia(AROUND + 1, item),)
-            rows = (begin, *item.tokens * (placeholder,), end)
+            rows = (start, *item.tokens * (placeholder,), end)
             prompt = (*prompt[:AROUND], *rows, *prompt[AROUND:])
         greedy = SamplingParams(temperature=0.0)
         self._engine.add(Request(asked.name, prompt, greedy, asked.max_tokens, media=media))

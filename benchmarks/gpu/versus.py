@@ -34,9 +34,9 @@ _KEY = ("system", "shape", "weights", "load")
 def measured(asked: argparse.Namespace) -> list[Row]:
     """Open one system in this process, and return the rows of its loads."""
     options = _options(asked)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     system = SYSTEMS[asked.only[0]](asked.one, asked.kv_gigabytes, max(options.streams))
-    opened = round(time.perf_counter() - begun, 1)
+    opened = round(time.perf_counter() - started, 1)
     rows: list[Row] = []
     for load in asked.loads:
         for row in LOADS[load](system, options):
@@ -157,10 +157,10 @@ def main(asked: argparse.Namespace) -> None:
                 if system != _LLAMA and find_spec(_MODULES[system].split(".")[0]) is None:
                     print(f"{system} is not installed", flush=True)
                     continue
-                begun = time.strftime("%FT%TZ", time.gmtime())
+                started = time.strftime("%FT%TZ", time.gmtime())
                 print(f"{system}, {shape}, {weights}", flush=True)
                 found = ran_llama(folder, asked) if system == _LLAMA else ran(system, folder, asked)
-                new = [{**own, **row, "at": begun} for row in found]
+                new = [{**own, **row, "at": started} for row in found]
                 table["rows"] = merged(table["rows"], new)
                 table["uneven"] = NOTES
                 asked.out.write_text(json.dumps(table, indent=1) + "\n")

@@ -96,12 +96,12 @@ def measured(product: Product) -> dict[str, Any]:
     graph, cuda = Graph(launches), driver._driver()
 
     def launch(times: int) -> float:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         for _ in range(times):
             cuda.cuGraphLaunch(ctypes.c_void_p(graph.handle), None)
         failed = cuda.cuCtxSynchronize()
         assert not failed, f"error {failed}"
-        return (time.perf_counter() - begun) * 1e6 / times / LAUNCHES
+        return (time.perf_counter() - started) * 1e6 / times / LAUNCHES
 
     launch(3)
     us = launch(ROUNDS)

@@ -41,7 +41,7 @@ def connect(served: Served) -> socket.socket:
 
 def answer(client: socket.socket) -> tuple[int, bytes]:
     read = HTTPResponse(client)
-    read.begin()
+    read.start()
     return read.status, read.read()
 
 

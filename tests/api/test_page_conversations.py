@@ -57,7 +57,7 @@ def test_two_tabs_on_one_conversation_keep_each_others_messages(page: Any, serve
     assert texts(page) == ["A1", "Yes", "B", "Yes", "A2", "Yes"]
     other.click(".new")
     ask(other, "C")
-    page.click(".entry:has-text('C')")  # which was begun there
+    page.click(".entry:has-text('C')")  # which was started there
     page.wait_for_selector(DONE)
     assert texts(page) == ["C", "Yes"]
 

@@ -127,18 +127,18 @@ class Victim:
             seen = Seen(client.text(_PROMPT, **_FIELDS))
             self.turns.write_text("")
             before = self.memory()
-            done, begun = threading.Event(), threading.Event()
+            done, started = threading.Event(), threading.Event()
             watchers = [
                 threading.Thread(target=_guarded, args=(seen, watch), daemon=True)
                 for watch in (
-                    lambda: self._stream(client, seen, begun, done),
+                    lambda: self._stream(client, seen, started, done),
                     lambda: self._ask_health(seen, done),
                     lambda: self._weigh(seen, before, done),
                 )
             ]
             for watcher in watchers:
                 watcher.start()
-            assert begun.wait(HANG_S), "the neighbour's stream did not begin"
+            assert started.wait(HANG_S), "the neighbour's stream did not begin"
             try:
                 yield seen
             finally:
@@ -150,15 +150,15 @@ class Victim:
             seen.grown = lambda: self.memory() - before
 
     def _stream(
-        self, client: Client, seen: Seen, begun: threading.Event, done: threading.Event
+        self, client: Client, seen: Seen, started: threading.Event, done: threading.Event
     ) -> None:
-        """The neighbour: one stream after the other, the last of which begins within the attack."""
+        """The neighbour: one stream after the other, the last of which starts within the attack."""
         while not (done.is_set() and seen.answers):
             worked: list[float] = []
 
             def came(_: Streamed, worked: list[float] = worked) -> None:
                 worked.append(self.worked_s())
-                begun.set()
+                started.set()
 
             answer = client.stream(_PROMPT, came, **_FIELDS)
             assert answer.error is None, answer.error

@@ -176,7 +176,7 @@ def test_a_client_that_leaves_with_several_requests_under_way_is_noticed(
 
 
 @pytest.mark.slow
-def test_more_connections_than_a_process_begins_with(tmp_path: Path) -> None:
+def test_more_connections_than_a_process_starts_with(tmp_path: Path) -> None:
     """A shell's limit on open files is none of the server's."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.ExitStack() as stack:

@@ -58,7 +58,7 @@ def test_no_control_token_comes_from_outside(victim: Victim, tokenizer: Tokenize
 
 def test_every_protocol_counts_alike(victim: Victim, tokenizer: Tokenizer) -> None:
     ids = post(victim, "/tokenize", {"messages": [{"role": "user", "content": FORGED}]})["tokens"]
-    assert len(controls(tokenizer, ids)) == 4  # the beginning, the user's turn, the model's
+    assert len(controls(tokenizer, ids)) == 4  # the start, the user's turn, the model's
     messages = [{"role": "user", "content": FORGED}]
     body: dict[str, Any] = {"messages": messages, "max_tokens": 1}
     chat = post(victim, "/v1/chat/completions", body)

@@ -1,4 +1,4 @@
-"""Clients that leave, many at once: what they began ends, and neighbours are answered."""
+"""Clients that leave, many at once: what they started ends, and neighbours are answered."""
 
 from __future__ import annotations
 

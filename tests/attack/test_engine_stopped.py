@@ -17,14 +17,14 @@ from tests.support.waiting import HANG_S, wait_until
 def test_a_stopped_engine_is_told_of(tmp_path: Path) -> None:
     with attacked(tmp_path, "--engine-timeout", "2") as victim, Client(victim.url) as client:
         expected = client.text("Once upon a time")
-        begun, streamed = threading.Event(), list[Streamed]()
+        started, streamed = threading.Event(), list[Streamed]()
         neighbour = threading.Thread(
             target=lambda: streamed.append(
-                client.stream("Once", lambda _: begun.set(), max_tokens=20_000, ignore_eos=True)
+                client.stream("Once", lambda _: started.set(), max_tokens=20_000, ignore_eos=True)
             )
         )
         neighbour.start()
-        assert begun.wait(HANG_S)
+        assert started.wait(HANG_S)
         engine = victim.child.engine
         engine.send_signal(signal.SIGSTOP)
         try:

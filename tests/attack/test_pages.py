@@ -119,7 +119,7 @@ def test_what_the_operator_names_may_ask(serve: Serve) -> None:
 
 
 def raw(url: str, head: str) -> bytes:
-    """The beginning of the answer to a request that is sent as it is."""
+    """The start of the answer to a request that is sent as it is."""
     address = httpx.URL(url)
     with socket.create_connection((address.host, address.port or 80), timeout=HANG_S) as sent:
         sent.sendall(head.encode("latin-1"))

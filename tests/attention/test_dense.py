@@ -267,7 +267,7 @@ def test_values_of_another_size_than_keys(
     everyday(KINDS, lambda format: format.scheme in ("plain", "page")),
     ids=lambda each: each.name,
 )
-def test_values_that_begin_their_keys(backend: AttentionBackend, format: KVFormat) -> None:
+def test_values_that_start_their_keys(backend: AttentionBackend, format: KVFormat) -> None:
     """Latent attention's, which blocks hold once."""
     spec = FullKV(KV_HEADS, 80, value_dim=64, value_in_key=True)
     case = AttentionCase(format, spec, PAGE, HEADS, 1, mx.float32, softcap=False, sinks=False)
@@ -278,7 +278,7 @@ def test_values_that_begin_their_keys(backend: AttentionBackend, format: KVForma
 
 @pytest.mark.parametrize("format", KINDS, ids=lambda each: each.name)
 def test_keys_of_a_chunk(backend: AttentionBackend, format: KVFormat) -> None:
-    """Chunks that begin and end within blocks, of which some lie in none that a row sees."""
+    """Chunks that start and end within blocks, of which some lie in none that a row sees."""
     agrees(backend, format, ChunkedKV(KV_HEADS, 64, 150), Scoring(64**-0.5))
 
 

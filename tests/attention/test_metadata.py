@@ -69,8 +69,8 @@ def expected(rows: list[HandRows], spec: AttentionSpec) -> list[list[Key]]:
 def last_visible(spec: AttentionSpec, rows: HandRows, position: int) -> int:
     """The row's own key, or the last of its image."""
     if spec.bidirectional_media:
-        for begin, end in rows.bidirectional:
-            if begin <= position < end:
+        for start, end in rows.bidirectional:
+            if start <= position < end:
                 return end - 1
     return position
 
@@ -83,12 +83,12 @@ def table_of(rng: random.Random, spec: AttentionSpec, start: int, end: int) -> l
 
 
 def images_in(rng: random.Random, start: int, end: int) -> tuple[tuple[int, int], ...]:
-    """Up to two images, the first of which may have begun before `start`."""
+    """Up to two images, the first of which may have started before `start`."""
     cuts = sorted(rng.sample(range(start, end + 1), min(4, end - start + 1)))
-    begins, ends = cuts[::2], cuts[1::2]
+    starts, ends = cuts[::2], cuts[1::2]
     if rng.random() < 0.5:
-        begins[0] = max(0, start - rng.randrange(9))
-    return tuple(span for span in zip(begins, ends, strict=False) if span[0] < span[1])
+        starts[0] = max(0, start - rng.randrange(9))
+    return tuple(span for span in zip(starts, ends, strict=False) if span[0] < span[1])
 
 
 @pytest.mark.parametrize("format", [PLAIN, PAGE], ids=["plain", "page"])

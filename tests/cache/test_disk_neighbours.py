@@ -35,7 +35,7 @@ def written(disk: DiskTier, *keys: bytes) -> None:
     assert disk.drain(HANG_S)
 
 
-def test_a_new_engine_begins_with_what_others_have_written(tmp_path: Path) -> None:
+def test_a_new_engine_starts_with_what_others_have_written(tmp_path: Path) -> None:
     first = tier(tmp_path, 0)
     written(first, b"a", b"b")
     second = tier(tmp_path, 1)

@@ -81,7 +81,7 @@ def test_reading_that_takes_longer_than_computing_is_left() -> None:
 
 
 prompts = st.tuples(
-    st.integers(0, 2),  # which of a few common beginnings
+    st.integers(0, 2),  # which of a few common starts
     st.integers(0, 13),  # how much of it
     st.lists(st.integers(0, 3), max_size=14),  # what follows
 )

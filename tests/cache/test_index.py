@@ -143,7 +143,7 @@ def test_a_window_page_that_is_gone_moves_the_boundary_before_it() -> None:
     assert (match.length, reason(match)) == (12, "evicted")
 
 
-def test_recurrent_layers_begin_at_a_snapshot() -> None:
+def test_recurrent_layers_start_at_a_snapshot() -> None:
     world = World("recurrent")
     world.serve(range(10))
     match = world.match([*range(10), 99, 99])
@@ -213,7 +213,7 @@ def test_what_hangs_on_an_evicted_page_goes_with_it() -> None:
     assert (live_blocks(world.manager), kept_blocks(world.manager)) == (0, 0)
 
 
-def test_a_sequence_whose_beginning_was_evicted_registers_nothing_more() -> None:
+def test_a_sequence_whose_start_was_evicted_registers_nothing_more() -> None:
     world = World("full")
     world.serve(range(4))
     node = world.index.path(ROOT, [chain(ROOT, range(4))])[0]

@@ -98,7 +98,7 @@ def test_one_process_writes_answers(tmp_path: Path) -> None:
     with Answers(tmp_path / "out"), pytest.raises(QuireError, match="another process"):
         Answers(tmp_path / "out")
     (tmp_path / "other").write_text("notes\n")
-    with pytest.raises(QuireError, match="not a batch.s answers"):
+    with pytest.raises(QuireError, match="not a batch's answers"):
         Answers(tmp_path / "other")
 
 

@@ -70,7 +70,7 @@ def test_turns_are_remembered_until_reset(
     assert "first" not in three
 
 
-def test_the_system_message_begins_anew(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_system_message_starts_anew(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     served = serve("Hello there.")
     lines = ["first", "/system Talk like a pirate.", "second"]
     assert chat(monkeypatch, served, lines, "--system", "Be brief.") == 0

@@ -23,27 +23,27 @@ from quire.demo import MODEL_DIR
 def test_every_part_of_every_stage_is_reported() -> None:
     parts, done = Counter[str](), Counter[str]()
 
-    def begin(what: str, count: int) -> Callable[[], None]:
+    def start(what: str, count: int) -> Callable[[], None]:
         parts[what] += count
         return lambda: done.update([what])
 
     plan = Plan(tokens=200, prompts=1, lengths=(80,))
-    evaluate(str(MODEL_DIR), [parse_format("page-4")], plan, begin)
+    evaluate(str(MODEL_DIR), [parse_format("page-4")], plan, start)
     assert list(parts) == ["reading texts", "continuing prompts", "finding needles in 80 tokens"]
     assert done == parts
 
 
 def test_lines_where_there_is_no_terminal() -> None:
     out = StringIO()
-    with shown(Console(file=out, force_terminal=False)) as begin:
-        begin("reading texts", 3)()
+    with shown(Console(file=out, force_terminal=False)) as start:
+        start("reading texts", 3)()
     assert out.getvalue() == "reading texts: 3\n"
 
 
 def test_bars_in_a_terminal() -> None:
     out = StringIO()
-    with shown(Console(file=out, force_terminal=True, width=100)) as begin:
-        done = begin("reading texts", 2)
+    with shown(Console(file=out, force_terminal=True, width=100)) as start:
+        done = start("reading texts", 2)
         done()
         done()
     assert "2/2" in out.getvalue()
@@ -51,8 +51,8 @@ def test_bars_in_a_terminal() -> None:
 
 def test_a_terminal_sees_speed_and_time_left() -> None:
     out = StringIO()
-    with shown(Console(file=out, force_terminal=True, width=100)) as begin:
-        done = begin("reading texts", 100)
+    with shown(Console(file=out, force_terminal=True, width=100)) as start:
+        done = start("reading texts", 100)
         for _ in range(10):
             done()
     last = out.getvalue()[out.getvalue().rindex("reading texts") :]

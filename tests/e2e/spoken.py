@@ -39,8 +39,8 @@ def calls_of(pairs: Iterable[tuple[str, Any]]) -> Calls:
 def _complete(arguments: str) -> bool:
     """Whether a call's arguments came to their end.
 
-    Arguments are streamed as they are written, so a stream also shows the beginning of a call that
-    is cut off or turns out to be no call. That beginning is never JSON, and no answer has the call.
+    Arguments are streamed as they are written, so a stream also shows the start of a call that
+    is cut off or turns out to be no call. That start is never JSON, and no answer has the call.
     """
     try:
         json.loads(arguments)
@@ -118,8 +118,8 @@ async def messages_streamed(sdk: AsyncAnthropic, **body: Any) -> Spoken:
             elif event.type == "content_block_delta" and event.delta.type == "input_json_delta":
                 arguments[event.index] += event.delta.partial_json
         message = await stream.get_final_message()
-    begun = {index for index, each in arguments.items() if not _complete(each)}
-    message.content = [each for n, each in enumerate(message.content) if n not in begun]
+    started = {index for index, each in arguments.items() if not _complete(each)}
+    message.content = [each for n, each in enumerate(message.content) if n not in started]
     spoken = _message(message)
     assert spoken.text == text
     return spoken
@@ -128,9 +128,9 @@ async def messages_streamed(sdk: AsyncAnthropic, **body: Any) -> Spoken:
 def _response(response: Any) -> Spoken:
     thoughts = [item for item in response.output if item.type == "reasoning"]
     said = [item for item in response.output if item.type == "message"]
-    begun = [item for item in response.output if item.type == "function_call"]
-    calls = [item for item in begun if item.status == "completed"]
-    assert not any(_complete(item.arguments) for item in begun if item not in calls)
+    started = [item for item in response.output if item.type == "function_call"]
+    calls = [item for item in started if item.status == "completed"]
+    assert not any(_complete(item.arguments) for item in started if item not in calls)
     complete = "tool_calls" if calls else "stop"
     return Spoken(
         "".join(part.text for item in thoughts for part in item.content or ()),

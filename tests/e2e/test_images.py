@@ -251,19 +251,19 @@ class TestProtocols:
                 for (_, expected), (_, found) in zip(one, many, strict=True):
                     assert found == pytest.approx(expected, abs=1e-3)
 
-    def test_an_answer_that_was_begun(self, client: Client) -> None:
+    def test_an_answer_that_was_started(self, client: Client) -> None:
         """The model goes on with what it is said to have said: digits of the number it sees."""
         for index in range(6):
             asked = question("digits", index)
-            begun = {"role": "assistant", "content": asked.expected[0]}
+            started = {"role": "assistant", "content": asked.expected[0]}
             route, body = asked.request("chat", continue_final_message=True)
-            answer = client.post(route, **body | {"messages": [*asked.chat, begun]}).json()
+            answer = client.post(route, **body | {"messages": [*asked.chat, started]}).json()
             whole = asked.expected[0] + answer["choices"][0]["message"]["content"]
             assert whole == asked.expected
             more = answer["usage"]["prompt_tokens"] - len(tokenize(client, asked.chat))
             assert more == 1
             route, body = asked.request("messages")
-            said = client.post(route, **body | {"messages": [*asked.messages, begun]}).json()
+            said = client.post(route, **body | {"messages": [*asked.messages, started]}).json()
             assert asked.expected[0] + said["content"][0]["text"] == asked.expected
 
     def test_thinking(self, child: Child, client: Client) -> None:
@@ -389,9 +389,9 @@ class TestCache:
         second = [*first, reply, {"role": "user", "content": "And what colour is it?"}]
         cold = _cached(client, first, "turns")
         assert cold == 0
-        begun = client.post(f"{MESSAGES}/count_tokens", model="quire-demo", messages=first)
+        started = client.post(f"{MESSAGES}/count_tokens", model="quire-demo", messages=first)
         warm = _cached(client, second, "turns")
-        assert warm >= begun.json()["input_tokens"] - 1 > SOFT
+        assert warm >= started.json()["input_tokens"] - 1 > SOFT
 
     def test_another_picture_at_its_place_shares_nothing_of_it(
         self, client: Client, mark: int

@@ -45,22 +45,22 @@ def test_ready_in_three_seconds(tmp_path: Path) -> None:
 def test_when_the_engine_dies_everyone_is_told(tmp_path: Path) -> None:
     module = "tests.e2e.serve_lingering"
     with quire_serve(tmp_path, module=module) as child, Client(child.url) as client:
-        begun = threading.Barrier(3, timeout=HANG_S)
+        started = threading.Barrier(3, timeout=HANG_S)
 
         def tell(seen: Streamed) -> None:
             if len(seen.times) == 1:
-                begun.wait()
+                started.wait()
 
         def streaming() -> Streamed:
             return client.stream(STORY, tell, max_tokens=20_000, ignore_eos=True)
 
         def waiting() -> httpx.Response:
-            begun.wait()
+            started.wait()
             return client.post(COMPLETIONS, prompt=STORY, max_tokens=20_000, ignore_eos=True)
 
         with ThreadPoolExecutor(2) as pool:
             streamed, whole = pool.submit(streaming), pool.submit(waiting)
-            begun.wait()
+            started.wait()
             wait_until(lambda: child.live()["quire_running_sequences"] == 2)
             child.engine.send_signal(signal.SIGKILL)
             assert streamed.result().error is not None
@@ -123,7 +123,7 @@ def test_bad_requests_do_no_harm_to_running_streams(client: Client) -> None:
 
 def test_an_empty_text_is_answered_or_refused(client: Client) -> None:
     answer = client.post(COMPLETIONS, prompt="", max_tokens=3)
-    assert answer.status_code in (200, 400)  # by whether the tokenizer begins a text with a token
+    assert answer.status_code in (200, 400)  # by whether the tokenizer starts a text with a token
     assert client.text(STORY, **LONG)
 
 

@@ -26,24 +26,24 @@ _TOKENS = 20_000
 
 @dataclass
 class InFlight:
-    """An answer that was being streamed when the block began."""
+    """An answer that was being streamed when the block started."""
 
     answer: Streamed
 
 
 @contextmanager
 def streaming(child: Child) -> Iterator[InFlight]:
-    """A stream that has begun; it has ended when the block is left."""
-    begun, flight = threading.Event(), InFlight(Streamed())
+    """A stream that has started; it has ended when the block is left."""
+    started, flight = threading.Event(), InFlight(Streamed())
 
     def stream() -> None:
         with Client(child.url) as client:
             fields = {"max_tokens": _TOKENS, "ignore_eos": True}
-            flight.answer = client.stream(_PROMPT, lambda _: begun.set(), **fields)
+            flight.answer = client.stream(_PROMPT, lambda _: started.set(), **fields)
 
     thread = threading.Thread(target=stream)
     thread.start()
-    assert begun.wait(HANG_S)
+    assert started.wait(HANG_S)
     yield flight
     thread.join(HANG_S)
     assert not thread.is_alive()

@@ -44,11 +44,11 @@ def test_nothing_waits_for_a_constraint_but_its_request() -> None:
 
 def test_closing_drops_what_waits_and_ends_the_thread() -> None:
     made: list[str] = []
-    begun, go_on = threading.Event(), threading.Event()
+    started, go_on = threading.Event(), threading.Event()
 
     def make(request: Request) -> TokenConstraint | None:
         made.append(request.id)
-        begun.set()
+        started.set()
         assert go_on.wait(HANG_S)
         return None
 
@@ -56,7 +56,7 @@ def test_closing_drops_what_waits_and_ends_the_thread() -> None:
     queue = GrammarQueue(make)
     for name in ("compiled", "waits"):
         queue.add(Request(name, (1,)))
-    assert begun.wait(HANG_S)
+    assert started.wait(HANG_S)
     queue.close()
     assert not queue
     go_on.set()
@@ -68,17 +68,17 @@ def test_closing_drops_what_waits_and_ends_the_thread() -> None:
 
 def test_keys_take_turns() -> None:
     made: list[str] = []
-    begun, go_on = threading.Event(), threading.Event()
+    started, go_on = threading.Event(), threading.Event()
 
     def make(request: Request) -> TokenConstraint | None:
         made.append(request.id)
-        begun.set()
+        started.set()
         assert go_on.wait(HANG_S)
         return None
 
     queue = GrammarQueue(make)
     queue.add(Request("b0", (1,), caller="b"))
-    assert begun.wait(HANG_S)
+    assert started.wait(HANG_S)
     for name in ("b1", "b2", "b3", "a0"):
         queue.add(Request(name, (1,), caller=name[0]))
     go_on.set()

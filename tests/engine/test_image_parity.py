@@ -316,7 +316,7 @@ def test_formats_pre_empted_and_resumed(
     wanted = requests(family)
     probe = Company(loaded, replace(config, kv_format=format))
     # Room for one of the longest with an image of 48 tokens, which is read at once, and half as
-    # much again, or two thirds where each has tails, so that two begin that outgrow it.
+    # much again, or two thirds where each has tails, so that two start that outgrow it.
     share = SHARES.get(family, 5 / 3 if format.scheme == "page" else 3 / 2)
     budget = int(probe.engine._scheduler.limits.worst_case_bytes(format, 256, 48) * share)
     company = Company(loaded, replace(config, kv_format=format, kv_memory=budget))
@@ -334,7 +334,7 @@ QUESTION = LONG.prompt[:-30] + prompts((30,), seed=9)[0].prompt
 
 
 def followers() -> dict[str, tuple[Request, range]]:
-    """By name, a prompt that begins as `LONG` does, and how much of it may be reused."""
+    """By name, a prompt that starts as `LONG` does, and how much of it may be reused."""
     other_first = showing(prompts((150,), 8)[0], ((20, 12, 16), (70, 12, 16)), seed=5)
     images = (LONG.media[0], other_first.media[1])
     return {

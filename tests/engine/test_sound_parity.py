@@ -230,7 +230,7 @@ def long(family: str, *seeds: int) -> Request:
 
 
 def followers(family: str) -> dict[str, tuple[Request, int]]:
-    """By name, a prompt that begins as the long one does, and how much of it is reused."""
+    """By name, a prompt that starts as the long one does, and how much of it is reused."""
     first = long(family, 0, 1)
     length = len(first.prompt)
     question = first.prompt[:-30] + prompts((30,), seed=9)[0].prompt

@@ -117,7 +117,7 @@ def test_a_token_that_no_host_has_read_is_the_next_input(
 
 
 @pytest.mark.parametrize("long_s", [0.0, 1e9], ids=["first layer only", "whole"])
-def test_a_mask_may_come_when_the_step_has_begun(
+def test_a_mask_may_come_when_the_step_has_started(
     executor: EagerExecutor, answer: list[int], long_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("quire.executor.eager._LONG_S", long_s)

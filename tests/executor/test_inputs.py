@@ -129,8 +129,8 @@ def test_recurrent_rows_are_in_one_segment_each() -> None:
     )
     assert sorted(number for own in rows for number in own) == list(range(7))
     assert sorted(map(len, rows)) == [1, 1, 2, 3]
-    begins = {len(own): each.fresh.tolist() for own, each in zip(rows, states, strict=True)}
-    assert (begins[2], begins[3]) == ([True], [False])
+    starts = {len(own): each.fresh.tolist() for own, each in zip(rows, states, strict=True)}
+    assert (starts[2], starts[3]) == ([True], [False])
     (kept,) = [each.targets for each in states if each.targets is not None]
     assert (kept[0].tolist(), kept[1].tolist()) == ([0, 0], [2, 9])
 

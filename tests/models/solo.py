@@ -16,7 +16,7 @@ from quire.models.media_rows import MediaRows
 
 
 class SoloStates:
-    """The states of one sequence that begins with this step."""
+    """The states of one sequence that starts with this step."""
 
     def __init__(self, spec: RecurrentState, dtype: mx.Dtype) -> None:
         self.written: dict[str, mx.array] = {}

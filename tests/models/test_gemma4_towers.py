@@ -31,10 +31,10 @@ class Tower:
 
     Attributes:
         rows: of `item`.
-        layers: begins the names of tensors that converters pack.
+        layers: starts the names of tensors that converters pack.
         packable: a configuration's sizes in which those divide into groups.
         large: tensors that float16 holds only when they are normalised.
-        strange: begins the names of tensors in checkpoints of larger siblings.
+        strange: starts the names of tensors in checkpoints of larger siblings.
         needed: one tensor of each part.
     """
 

@@ -63,7 +63,7 @@ async def test_a_request_without_a_token_goes_to_another_replica() -> None:
     await engine.close()
 
 
-async def test_an_answer_that_has_begun_fails_once_and_its_neighbour_goes_on() -> None:
+async def test_an_answer_that_has_started_fails_once_and_its_neighbour_goes_on() -> None:
     engine, replicas = engine_of(
         dies("r1", [token("a", 1)]), says("r2", [token("b", 2, FinishReason.STOP)])
     )

@@ -91,7 +91,7 @@ def listen(url: str, number: int, heard: Heard) -> Heard:
 
 
 @pytest.mark.parametrize("name", [ACTOR, ENGINE])
-def test_a_replica_that_is_killed_costs_the_answers_it_had_begun(
+def test_a_replica_that_is_killed_costs_the_answers_it_had_started(
     served: Child, child: Child, name: str
 ) -> None:
     wait_until(lambda: len(processes(served, ENGINE)) == 2, lambda: "two engines")

@@ -52,7 +52,7 @@ def test_keys_differ_by_salt_and_format() -> None:
         assert Route.of(other, NAMES).blocks != Route.of(plain, NAMES).blocks
 
 
-def test_a_prompt_goes_where_its_beginning_is_cached() -> None:
+def test_a_prompt_goes_where_its_start_is_cached() -> None:
     found = table("a", "b")
     found.report("b", joined(*LONG))
     for _ in range(10):

@@ -346,8 +346,8 @@ class Simulation:
 def last_visible(group: KVGroup, rows: ScheduledSequence, row: int) -> int:
     """The row's own key, or the last of its image where its rows see each other."""
     if group.spec.bidirectional_media:
-        for begin, end in rows.bidirectional:
-            if begin <= row < end:
+        for start, end in rows.bidirectional:
+            if start <= row < end:
                 assert end <= rows.end, "a chunk ends within an image"
                 return end - 1
     return row

@@ -117,11 +117,11 @@ class Run:
 
     def until_read(self, limit: int = 5000) -> int:
         """Run until no prompt waits; the steps that read."""
-        begun = len(self.steps)
+        started = len(self.steps)
         while self.prompts:
             self.step()
-            assert len(self.steps) - begun < limit, "prompts starve"
-        return sum(tokens > 0 for *_, tokens in self.steps[begun:])
+            assert len(self.steps) - started < limit, "prompts starve"
+        return sum(tokens > 0 for *_, tokens in self.steps[started:])
 
     def share_of_prompts(self, last: int) -> float:
         """The time of prompts by that of streams, in the last steps."""
@@ -229,11 +229,11 @@ def test_a_short_prompt_behind_a_long_one_waits_twice_and_a_half_its_idle_time(n
     run.prompts = [4000]
     for _ in range(10):
         run.step()
-    begun = len(run.steps) - 1  # it arrives while a step runs
+    started = len(run.steps) - 1  # it arrives while a step runs
     run.prompts.append(12)
     while 12 in run.prompts:
         run.step()
-    waited = sum(seconds for seconds, *_ in run.steps[begun:])
+    waited = sum(seconds for seconds, *_ in run.steps[started:])
     assert waited <= 2.5 * max(idle, machine.decode_s + AIM_S)
 
 

@@ -34,7 +34,7 @@ def running(simulation: Simulation) -> set[str]:
     return {sequence.id for sequence in simulation.scheduler.running}
 
 
-def test_a_prompt_waits_for_the_neighbour_that_computes_its_beginning() -> None:
+def test_a_prompt_waits_for_the_neighbour_that_computes_its_start() -> None:
     simulation = world()
     simulation.add(request("first"))
     simulation.add(request("second", (*PROMPT, 77)))

@@ -30,7 +30,7 @@ class Watched(Simulation):
     def ask(
         self, name: str, prompt: int = 3, tokens: int = 20, share: float = 1, priority: int = 0
     ) -> None:
-        """Adds a request of the key that its name begins with."""
+        """Adds a request of the key that its name starts with."""
         start = ord(name[0]) * 10_000 + int(name[1:]) * 100
         self.add(
             Request(
@@ -163,7 +163,7 @@ def test_a_negative_priority_passes_its_own_key_alone() -> None:
     assert list(s.ended) == ["b0", "a0"]
 
 
-def test_a_shared_beginning_is_not_waited_for_below_ones_own_priority() -> None:
+def test_a_shared_start_is_not_waited_for_below_ones_own_priority() -> None:
     s = simulation()
     prompt = tuple(range(40))
     s.add(Request("b0", prompt, max_tokens=1, caller="b", priority=1))

@@ -35,7 +35,7 @@ class Arrival:
 
     Attributes:
         wait: steps since the one before.
-        again: goes on from so many tokens of an earlier prompt, by number; None begins anew.
+        again: goes on from so many tokens of an earlier prompt, by number; None starts anew.
         cancel: aborted so many steps later.
         guided: may say only after each token what the next may be.
         images: tokens to leave out before each image, its length, and what it shows.

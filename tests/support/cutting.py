@@ -51,7 +51,7 @@ class CutOff:
     async def _counted(self) -> None:
         await _Counted(self)
 
-    def begin(self) -> Generator[Any, None, None]:
+    def start(self) -> Generator[Any, None, None]:
         """The application's own coroutine, as an iterator over its awaits."""
         data = b"" if self.body is None else json.dumps(self.body).encode()
         scope = {
@@ -106,7 +106,7 @@ class _Counted:
         self._request = request
 
     def __await__(self) -> Generator[Any, None, None]:
-        steps = self._request.begin()
+        steps = self._request.start()
         thrown: BaseException | None = None
         while True:
             try:

@@ -316,10 +316,10 @@ def under_pressure(
 def _pressed(
     loaded: LoadedModel, config: EngineConfig, wanted: list[Request], least: int
 ) -> dict[str, Generated]:
-    """Answers with the least of some budgets in which a second request begins and both outgrow it.
+    """Answers with the least of some budgets in which a second request starts and both outgrow it.
 
     Where tails take most of the bytes, `page` above all, little more than `least` lets no second
-    one begin.
+    one start.
 
     Args:
         least: the bytes that the longest request takes.

@@ -35,7 +35,7 @@ class Schedule:
 
     @classmethod
     def draw(cls, seed: int) -> Schedule:
-        """Two to four requests, some of which begin alike."""
+        """Two to four requests, some of which start alike."""
         rng = random.Random(seed)
         shared = tuple(rng.randrange(3, 250) for _ in range(128))
         requests, arrivals = [], []
@@ -63,7 +63,7 @@ class Schedule:
     ) -> Schedule:
         """The same with up to three of these items in each request, and a format for each.
 
-        Most that have any begin with the first item in one place, so that they share it.
+        Most that have any start with the first item in one place, so that they share it.
 
         Args:
             stands: the tokens in an item's place.

@@ -258,13 +258,13 @@ Spelled = tuple[list[int], list[int], list[int]]
 
 
 def _between_marks(item: MediaItem) -> Spelled:
-    begin, token, end = _MARKS[item.kind]
+    start, token, end = _MARKS[item.kind]
     if len(parts := parts_of(item)) == 1:
-        return [begin], [token] * item.tokens, [end]
+        return [start], [token] * item.tokens, [end]
     seen, heard = parts
     moments, _, _, step = seen.shape
     rows = sound_rows(moments, seen.tokens // moments, step, 13, heard.tokens)
-    return [begin, BEGIN_AUDIO], [AUDIO if each else token for each in rows], [END, end]
+    return [start, BEGIN_AUDIO], [AUDIO if each else token for each in rows], [END, end]
 
 
 def prompt(

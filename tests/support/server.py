@@ -46,7 +46,7 @@ def leaving(url: str, path: str, body: object) -> Iterator[socket.socket]:
 
 
 def answered(raw: socket.socket) -> bool:
-    """Whether an answer to what was sent has begun to come."""
+    """Whether an answer to what was sent has started to come."""
     return bool(select.select([raw], [], [], 0)[0])
 
 

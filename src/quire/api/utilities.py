@@ -61,7 +61,7 @@ class TokenizeRequest(Wire):
 
     @property
     def adds_special_tokens(self) -> bool:
-        """Whether a text gets the tokens that begin and end a prompt."""
+        """Whether a text gets the tokens that start and end a prompt."""
         if self.add_special_tokens is not None:
             return self.add_special_tokens
         return self.add_special is True if self.content is not None else True

@@ -146,6 +146,6 @@ def _written_places(metadata: AttentionMetadata, tails: Ints) -> list[Ints]:
     several = metadata.counts > 1
     first, last = own[metadata.query_starts[:-1]], own[metadata.query_starts[1:] - 1]
     blocks = np.where(several, last + 1 - first, 0)  # that each wrote
-    begins = np.where(several, np.cumsum(blocks) - blocks, tails)
-    places = own + np.repeat(begins - first, metadata.counts)
+    starts = np.where(several, np.cumsum(blocks) - blocks, tails)
+    places = own + np.repeat(starts - first, metadata.counts)
     return [own, several.astype(np.int32), places.astype(np.int32)]

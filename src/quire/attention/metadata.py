@@ -41,9 +41,9 @@ class AttentionRows(Protocol):
 
     @property
     def bidirectional(self) -> Sequence[tuple[int, int]]:
-        """Ranges [begin, end) of key indices whose rows see each other, in order: images.
+        """Ranges [start, end) of key indices whose rows see each other, in order: images.
 
-        A range ends at or before the last row, unless it begins after it.
+        A range ends at or before the last row, unless it starts after it.
         """
         ...
 
@@ -125,23 +125,23 @@ class AttentionMetadata:
             return of_sequences
         return np.repeat(of_sequences, self.counts)
 
-    def part(self, begin: int, end: int) -> AttentionMetadata:
-        """Return the metadata of sequences `[begin, end)`."""
-        if (begin, end) == (0, self.sequences):
+    def part(self, start: int, end: int) -> AttentionMetadata:
+        """Return the metadata of sequences `[start, end)`."""
+        if (start, end) == (0, self.sequences):
             return self
-        rows = slice(int(self.query_starts[begin]), int(self.query_starts[end]))
-        table = slice(int(self.table_starts[begin]), int(self.table_starts[end]))
+        rows = slice(int(self.query_starts[start]), int(self.query_starts[end]))
+        table = slice(int(self.table_starts[start]), int(self.table_starts[end]))
         return replace(
             self,
-            query_starts=self.query_starts[begin : end + 1] - rows.start,
-            lengths=self.lengths[begin:end],
+            query_starts=self.query_starts[start : end + 1] - rows.start,
+            lengths=self.lengths[start:end],
             keys=self.keys[rows],
             first_visible=self.first_visible[rows],
             last_visible=self.last_visible[rows],
-            table_starts=self.table_starts[begin : end + 1] - table.start,
+            table_starts=self.table_starts[start : end + 1] - table.start,
             block_table=self.block_table[table],
-            first_blocks=self.first_blocks[begin:end],
-            tails=None if self.tails is None else self.tails[begin:end],
+            first_blocks=self.first_blocks[start:end],
+            tails=None if self.tails is None else self.tails[start:end],
         )
 
     def split_at(self, length: int) -> AttentionMetadata:
@@ -231,8 +231,8 @@ def _with_bidirectional_media(
     last = keys
     for each, first_row in zip(rows, query_starts.tolist(), strict=False):
         stop = each.start + each.count
-        for begin, end in each.bidirectional:
-            low, high = max(begin, each.start), min(end, stop)
+        for start, end in each.bidirectional:
+            low, high = max(start, each.start), min(end, stop)
             if low < high:
                 assert end <= stop or each.count == 1, "a chunk ends within an image"
                 last = last.copy() if last is keys else last

@@ -82,16 +82,16 @@ class _FormatRows:
     indexers: dict[int, IndexerTopK] = field(default_factory=dict)
 
     def prepare(
-        self, backend: AttentionBackend, begin: int, end: int, *, length: int
+        self, backend: AttentionBackend, start: int, end: int, *, length: int
     ) -> PreparedAttention:
-        """Return sequences `[begin, end)`, split at `length`, prepared by a backend.
+        """Return sequences `[start, end)`, split at `length`, prepared by a backend.
         Prepared once.
         """
         metadata = self.split_at(length)
-        key = backend, 0 if metadata is self.metadata else length, begin, end
+        key = backend, 0 if metadata is self.metadata else length, start, end
         prepared = self.prepared.get(key)
         if prepared is None:
-            prepared = self.prepared[key] = backend.prepare(metadata.part(begin, end))
+            prepared = self.prepared[key] = backend.prepare(metadata.part(start, end))
         return prepared
 
     def split_at(self, length: int) -> AttentionMetadata:
@@ -353,14 +353,14 @@ class StepAttention:
         }
         served = [(backends[kind], kind[1]) for kind in kinds]
         runs = []
-        begin = chunks = 0
+        start = chunks = 0
         for (backend, chosen), neighbours in groupby(served):
-            end = begin + len(list(neighbours))
-            rows = slice(int(metadata.query_starts[begin]), int(metadata.query_starts[end]))
-            several = sum(1 for count in counts[begin:end] if count > 1)
-            prepared = part.prepare(backend, begin, end, length=split)
+            end = start + len(list(neighbours))
+            rows = slice(int(metadata.query_starts[start]), int(metadata.query_starts[end]))
+            several = sum(1 for count in counts[start:end] if count > 1)
+            prepared = part.prepare(backend, start, end, length=split)
             runs.append(_Run(rows, slice(chunks, chunks + several), chosen, prepared=prepared))
-            begin, chunks = end, chunks + several
+            start, chunks = end, chunks + several
         return runs
 
 

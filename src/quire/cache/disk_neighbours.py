@@ -1,7 +1,7 @@
 """KV blocks that other engines of this machine have on disk: read, never written.
 
 Each engine writes to a folder of its own, so a block has one writer. It reads the files of the
-folders beside its own as well, and so begins with what they hold.
+folders beside its own as well, and so starts with what they hold.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Neighbour:
     """A file of a neighbouring replica, as last read.
 
     Attributes:
-        inode: of the file that was read; another one begins anew.
+        inode: of the file that was read; another one starts anew.
         last: the highest id that was seen; ids only grow.
     """
 

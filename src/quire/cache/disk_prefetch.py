@@ -1,6 +1,6 @@
 """Decides which part of a prompt is worth reading from disk, and reads it into memory.
 
-A prompt's beginning is read if it is on disk, or partly in memory, for every group: full attention
+A prompt's start is read if it is on disk, or partly in memory, for every group: full attention
 needs all blocks, a window those that cover it before the boundary, a recurrent layer its state at
 the boundary. Blocks that were read are entered in the prefix index as if they had stayed in memory;
 the ordinary match then finds them.
@@ -83,7 +83,7 @@ class PrefetchedPart:
 
 
 class DiskPrefetch:
-    """Reader of cached beginnings from the disk tier. Owned by the scheduler.
+    """Reader of cached starts from the disk tier. Owned by the scheduler.
 
     Args:
         tier: the disk tier.
@@ -176,8 +176,8 @@ class DiskPrefetch:
         # Of the blocks before `matched`, only those matter that a window beyond it still shows.
         passing = [group.spec for group in groups if group.index not in anchors]
         shown = [spec.first_needed((matched + 1) * size) // size for spec in passing]
-        begin = min([matched, *shown])
-        for number in range(begin, len(prompt.keys)):
+        start = min([matched, *shown])
+        for number in range(start, len(prompt.keys)):
             complete = True
             for group in groups:
                 there = self._in_memory(path, number, group.index) or (
@@ -186,7 +186,7 @@ class DiskPrefetch:
                 unbroken[group.index] = unbroken[group.index] + 1 if there else 0
                 if group.index in anchors and not there:
                     return best
-                first = max(begin, group.spec.first_needed((number + 1) * size) // size)
+                first = max(start, group.spec.first_needed((number + 1) * size) // size)
                 complete = complete and unbroken[group.index] >= number + 1 - first
             if complete and number + 1 > matched:
                 best = number + 1

@@ -116,7 +116,7 @@ class Node:
 
 
 class PrefixIndex:
-    """Finds the longest computed beginning of a prompt.
+    """Finds the longest computed start of a prompt.
 
     Args:
         groups: the model's KV groups.
@@ -139,7 +139,7 @@ class PrefixIndex:
     def match(
         self, identity: bytes, tokens: Seq[int], keys: Seq[bytes], *, limit: int, partial: bool
     ) -> Match:
-        """Return the longest reusable beginning of `tokens`.
+        """Return the longest reusable start of `tokens`.
 
         Args:
             identity: root of the chain, from model, format and salt.

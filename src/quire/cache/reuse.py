@@ -11,7 +11,7 @@ from quire.cache.blocks import Block
 class MissKind(StrEnum):
     """The reason why reuse ends, as in metrics and response headers."""
 
-    NEW = "new"  # nothing that is kept begins as the prompt does
+    NEW = "new"  # nothing that is kept starts as the prompt does
     DIFFERENCE = "first difference"
     END = "cached prefix ends"  # what was computed before stops there, and nothing differs
     EVICTED = "evicted"

@@ -87,7 +87,7 @@ class GroupSpec(LayerSpec):
         """Return the number of blocks to allocate on admission.
 
         Args:
-            missing: blocks that the prompt's tokens fill or begin, less those that are reused.
+            missing: blocks that the prompt's tokens fill or start, less those that are reused.
         """
 
     @abstractmethod
@@ -105,7 +105,7 @@ class KVSpec(GroupSpec):
 
     Attributes:
         value_dim: size of a value; 0 means `head_dim`.
-        value_in_key: a value is the beginning of its key. Blocks hold it once, packed ones with the
+        value_in_key: a value is the start of its key. Blocks hold it once, packed ones with the
             greater number of bits that the format has for keys and for values.
         index_dim: size of one more key that a token has, by which an indexer chooses the keys that
             a query attends to; 0 without. Stored as computed, in any format. Only where keys have

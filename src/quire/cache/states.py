@@ -85,7 +85,7 @@ class StateSlots:
 
     Attributes:
         slots: `[n]` slots of the states.
-        fresh: `[n]` true for sequences that begin.
+        fresh: `[n]` true for sequences that start.
         targets: (indices of sequences, slots) of the states to write; None writes each to the slot
             it was read from.
     """
@@ -97,12 +97,12 @@ class StateSlots:
     targets: tuple[mx.array, mx.array] | None = None
 
     def read(self, name: str) -> mx.array:
-        """Return the states before this step, `[n, *shape]`; zeros for a sequence that begins."""
+        """Return the states before this step, `[n, *shape]`; zeros for a sequence that starts."""
         state = self.pool.read(self.layer, name, self.slots)
         if not self.fresh.any():
             return state
-        begins = mx.array(self.fresh).reshape(-1, *[1] * (state.ndim - 1))
-        return mx.where(begins, mx.zeros_like(state), state)
+        starts = mx.array(self.fresh).reshape(-1, *[1] * (state.ndim - 1))
+        return mx.where(starts, mx.zeros_like(state), state)
 
     def write(self, name: str, value: mx.array) -> None:
         """Store the states after this step, `[n, *shape]`."""

@@ -58,8 +58,8 @@ class BatchCommand(ClientOptions, Command):
             with Answers(self.output) as answers, contextlib.ExitStack() as stack:
                 left = [each for each in requests if each.custom_id not in answers.done]
                 url, key = self._server(stack, console) if left else ("", None)
-                begin = stack.enter_context(shown(console))
-                done = begin(f"{len(left)} requests", len(left))
+                start = stack.enter_context(shown(console))
+                done = start(f"{len(left)} requests", len(left))
                 run = _Run(url, key, answers=answers, done=done)
                 failed = asyncio.run(run.answer(left, self.concurrency))
         except (QuireError, httpx.HTTPError, OSError) as error:

@@ -152,7 +152,7 @@ class _Forced:
 
 
 Open = Callable[[Seq[int]], Reader]
-"""Begins to read a text."""
+"""Opens a reader of a text."""
 
 
 def teacher_forced(
@@ -255,7 +255,7 @@ def evaluate(
     # Beginnings long enough that most of what is read is coded.
     cuts = [t.tokens[:length] for length in (97, 161) for t in texts if len(t.tokens) > length]
     openings = [prompt_of(tokenizer, template, line) for line in _OPENINGS]
-    continued = ([begin for t in texts for begin in _answered(t)] + cuts + openings)[: plan.prompts]
+    continued = ([start for t in texts for start in _answered(t)] + cuts + openings)[: plan.prompts]
     if continued:
         done = start_stage("continuing prompts", len(every))
         _continue(loaded, every, prompts=continued, scores=scores, done=done)

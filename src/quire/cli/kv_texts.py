@@ -126,9 +126,9 @@ def _rendered(
         # What follows the answer, such as a turn's end, is the model's to write too.
         messages.append({"role": "assistant", "content": answer})
         read = prompt + answer
-        begin = len(tokens)
+        start = len(tokens)
         tokens += tokenizer.encode(answer, add_special_tokens=False)
-        spans.append((begin, len(tokens) + 1))
+        spans.append((start, len(tokens) + 1))
     rest = template.render(messages, add_generation_prompt=False)[len(read) :]
     tokens += tokenizer.encode(rest, add_special_tokens=False)
     return Text(tuple(tokens), tuple(spans))

@@ -20,7 +20,7 @@ from quire.cli.waiting import loaded
 from quire.core.errors import QuireError
 
 ADVISED_CONTEXT = 64_000
-"""Advised context in tokens. Claude Code 2.1.330 begins with 21,000 for the embedded model's
+"""Advised context in tokens. Claude Code 2.1.330 starts with 21,000 for the embedded model's
 tokenizer, 2.1.197 with 39,000; larger vocabularies need fewer. The rest is for files, tool results
 and answers.
 """

@@ -19,7 +19,7 @@ from rich.text import Text
 from quire.core.figures import duration
 
 StartStage = Callable[[str, int], Callable[[], None]]
-"""Begins a stage of so many parts; what it gives is called after each part."""
+"""Starts a stage of so many parts; what it gives is called after each part."""
 
 
 def silent(what: str, parts: int) -> Callable[[], None]:

@@ -140,7 +140,7 @@ class ThinkingBudget:
 class Timestamps:
     """The rules of transcripts with times (Whisper, arXiv:2212.04356, section 2.4 and its code).
 
-    A transcript begins with a time. Times come in pairs, the end of a segment and the start of the
+    A transcript starts with a time. Times come in pairs, the end of a segment and the start of the
     next, or before the token that ends the transcript; none is earlier than those before it.
 
     Attributes:
@@ -162,7 +162,7 @@ class TokenRules:
         allowed: the only tokens that may come, those that end an answer included; empty allows all.
         banned: sequences of tokens, the last of which may not follow the others. No sequence is
             empty.
-        not_first: tokens with which an answer may not begin.
+        not_first: tokens with which an answer may not start.
         timestamps: the answer is a transcript with times.
     """
 

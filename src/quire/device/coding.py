@@ -132,7 +132,7 @@ class Chunks:
 
 @dataclass(frozen=True, slots=True)
 class CodedChunks:
-    """Chunks arranged in blocks. The first block begins with the former tail.
+    """Chunks arranged in blocks. The first block starts with the former tail.
 
     Attributes:
         written: keys and values, `[n, heads, block_size, dim]` each; zeros after a chunk's last

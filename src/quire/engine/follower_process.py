@@ -100,7 +100,7 @@ class FollowerProcess:
             self._end()
 
     def _end(self) -> None:
-        """End this process with the follower: the model cannot continue. While it has not begun,
+        """End this process with the follower: the model cannot continue. While it has not started,
         `await_ready` says so.
         """
         code = self._process.wait()

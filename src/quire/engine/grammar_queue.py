@@ -98,12 +98,12 @@ class GrammarQueue:
         if taken is None:
             return
         caller, entry = taken
-        began = time.monotonic()
+        started = time.monotonic()
         try:
             entry.made.set_result(self._make(entry.request))
         except Exception as error:  # whatever the compiler raises goes to the waiting caller
             entry.made.set_exception(error)
         finally:
             with self._lock:
-                self._turns.shares.charge(caller, time.monotonic() - began)
+                self._turns.shares.charge(caller, time.monotonic() - started)
                 self._turns.release(caller)

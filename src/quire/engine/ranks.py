@@ -106,7 +106,7 @@ class Followers:
         self, loaded: LoadedModel, config: EngineConfig, **parts: Any
     ) -> LeadingExecutor:
         """Return a new executor of the leading process, see `executor.factory.open_executor`;
-        followers begin with new ones.
+        followers start with new ones.
         """
         self.tell(BEGIN, config)
         return LeadingExecutor(self, loaded, config, **parts)
@@ -145,10 +145,10 @@ class SplitExecutor(GraphExecutor):
         mx.eval(row)
         times = []
         for _ in range(_PROBES):
-            begun = time.perf_counter()
+            started = time.perf_counter()
             mx.eval(model.lm_head(row))
             mx.synchronize()
-            times.append(time.perf_counter() - begun)
+            times.append(time.perf_counter() - started)
         return median(times)
 
 

@@ -89,7 +89,7 @@ class EagerExecutor:
         """The last step that is done and not read, and how many seconds it ran."""
         self._flushed = True
         self._started_at = 0.0
-        """When the last step began to run, by `time.perf_counter`."""
+        """When the last step started to run, by `time.perf_counter`."""
         self._launch_s = 0.0
         """Seconds that launching the last step took."""
         self.work_seconds: tuple[float, ...] = ()

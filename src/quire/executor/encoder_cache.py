@@ -51,9 +51,9 @@ class EncoderCache:
             for placed in item.media:
                 if self._encoders[placed.item.kind].cross_keys(placed.item.shape):
                     continue
-                begin, end = max(placed.start, item.start), min(placed.end, item.end)
-                rows = np.arange(begin, end, dtype=np.int32) + (first - item.start)
-                part = slice(begin - placed.start, end - placed.start)
+                start, end = max(placed.start, item.start), min(placed.end, item.end)
+                rows = np.arange(start, end, dtype=np.int32) + (first - item.start)
+                part = slice(start - placed.start, end - placed.start)
                 found.append((rows, tuple(array[part] for array in self._features(placed.item))))
             first += item.count
         return MediaRows.of(found, first) if found else None

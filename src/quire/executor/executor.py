@@ -71,7 +71,7 @@ class Executor(Protocol):
             plan: None to wait only.
 
         Returns:
-            When the plan's step began to run, by `time.perf_counter`.
+            When the plan's step started to run, by `time.perf_counter`.
         """
         ...
 

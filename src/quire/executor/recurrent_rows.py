@@ -26,7 +26,7 @@ class States(Protocol):
     """The recurrent states of a segment's `n` sequences in one layer."""
 
     def read(self, name: str) -> mx.array:
-        """Return the states before this step, `[n, *shape]`; zeros for a sequence that begins."""
+        """Return the states before this step, `[n, *shape]`; zeros for a sequence that starts."""
         ...
 
     def write(self, name: str, value: mx.array) -> None:

@@ -149,7 +149,7 @@ class BesideLayer(DecoderLayer):
 class GatedLayer(DecoderLayer):
     """A cross-attention layer inserted into a text decoder (arXiv:2407.21783, section 7).
 
-    Gates begin closed. Rows that attend to no media pass unchanged.
+    Gates start closed. Rows that attend to no media pass unchanged.
     """
 
     def __init__(self, whole: Description, layer: Layer, first: int) -> None:

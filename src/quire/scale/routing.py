@@ -1,4 +1,4 @@
-"""Routing by prefix: a request goes to the replica that has cached its beginning, unless loaded.
+"""Routing by prefix: a request goes to the replica that has cached its start, unless loaded.
 
 Pure Python, without Ray. Replicas report the short keys of their cached blocks. A router adds the
 keys of prompts that it has sent since, and matches a prompt's keys against both. No tokens are
@@ -69,7 +69,7 @@ class _Replica:
     Attributes:
         reported: keys of its cached blocks, from its last report.
         sent: keys of the prompts sent to it, each with the time until which it counts as cached.
-        placed: number of conversations that began there.
+        placed: number of conversations that started there.
     """
 
     reported: frozenset[bytes] = frozenset()
@@ -94,7 +94,7 @@ class PrefixTable:
     """Chooses replicas by cached prefixes and by load. Belongs to one thread.
 
     A new conversation goes to the replica with the fewest requests, then with the fewest
-    conversations begun. So each replica computes a common system prompt once. A continued
+    conversations started. So each replica computes a common system prompt once. A continued
     conversation goes to the replica with its longest cached prefix. It leaves that replica if the
     replica has more than twice as many requests as the least busy one, and `SPARE` more.
     """
@@ -125,15 +125,15 @@ class PrefixTable:
         home = self._sessions.get(route.session)
         if home in matched:
             matched[home] = len(keys)
-        begins = _begins(len(keys), max(matched.values(), default=0))
+        starts = _begins(len(keys), max(matched.values(), default=0))
         if route.session:
-            begins = home not in matched
+            starts = home not in matched
 
         most = 2 * min((loads.get(name, 0) for name in matched), default=0) + SPARE
 
         def cost(name: str) -> tuple[float, ...]:
             load = loads.get(name, 0)
-            if begins:
+            if starts:
                 return load, self._replicas[name].placed, -matched[name], random.random()
             return load > most, -matched[name], load, random.random()
 
@@ -145,17 +145,17 @@ class PrefixTable:
             return
         keys, now = route.keys(), self._clock()
         matched = replica.matched(keys, now)
-        begins = _begins(len(keys), matched)
+        starts = _begins(len(keys), matched)
         if route.session:
-            begins = self._sessions.get(route.session) != name
+            starts = self._sessions.get(route.session) != name
             self._sessions[route.session] = name
             self._sessions.move_to_end(route.session)
             if len(self._sessions) > _SESSIONS:
                 self._sessions.popitem(last=False)
-        replica.placed += begins
+        replica.placed += starts
         replica.sent |= dict.fromkeys(keys, now + TRUST_S)
 
 
 def _begins(blocks: int, matched: int) -> bool:
-    """Return whether a prompt begins a conversation: no replica has cached most of it."""
+    """Return whether a prompt starts a conversation: no replica has cached most of it."""
     return 2 * matched < blocks

@@ -78,7 +78,7 @@ class Admission:
         """
 
     def start_plan(self) -> None:
-        """Begin a plan. If all places are taken, a waiting sequence of higher rank may take one."""
+        """Start a plan. If all places are taken, a waiting sequence of higher rank may take one."""
         self.admitted = []
         self.fairness.start_plan(self.running, self.waiting)
         self._change_places()
@@ -206,6 +206,6 @@ class Admission:
         self._counters.preemptions += 1
         plan[:] = [rows for rows in plan if rows.sequence is not sequence]
         if self._tables.drop_copies(sequence):
-            # It began in this plan, and what it was to copy never came.
+            # It started in this plan, and what it was to copy never came.
             sequence.progress.computed = 0
         self.requeue(sequence)

@@ -78,7 +78,7 @@ class Encodings:
         self._shares: Shares[str] = Shares()
         """Number of rows encoded so far, by API key."""
 
-    def begin(self, sequence: Sequence) -> None:
+    def start(self, sequence: Sequence) -> None:
         """Take note of the items of a new sequence."""
         if sequence.request.media:
             self._users.update(_items(sequence))

@@ -61,7 +61,7 @@ class Fairness:
         self._running: Counter[tuple[int, str]] = Counter()
 
     def start_plan(self, running: Iterable[Sequence], waiting: WaitingQueue) -> None:
-        """Update which keys have requests, at the beginning of a plan."""
+        """Update which keys have requests, at the start of a plan."""
         self._shares.ordered(chain((each.request.caller for each in running), waiting.callers))
 
     def started(self, sequence: Sequence) -> None:

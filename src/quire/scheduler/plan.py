@@ -145,7 +145,7 @@ class ScheduledSequence(NamedTuple):
 
     @property
     def bidirectional(self) -> tuple[tuple[int, int], ...]:
-        """Token ranges `[begin, end)` whose rows may see each other."""
+        """Token ranges `[start, end)` whose rows may see each other."""
         return tuple((each.start, each.end) for each in self.media if each.item.bidirectional)
 
 

@@ -58,7 +58,7 @@ class PrefixSharing:
         return sequence.prefix.waits_on in self._computing or self._reads_disk(sequence)
 
     def match(self, sequence: Sequence) -> Match | None:
-        """Return the cached beginning of a sequence; None if it should wait instead.
+        """Return the cached start of a sequence; None if it should wait instead.
 
         It waits while a neighbour computes blocks that it needs, or while they are read from disk.
         """
@@ -327,7 +327,7 @@ class PrefixSharing:
 
 
 def _agreement(sequence: Sequence, other: Sequence) -> int:
-    """Return how many leading tokens of a prompt, without its last, begin another sequence
+    """Return how many leading tokens of a prompt, without its last, start another sequence
     as well.
     """
     if other.prefix.identity != sequence.prefix.identity:

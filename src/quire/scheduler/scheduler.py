@@ -141,7 +141,7 @@ class Scheduler:
         if request.task.needs_every_row:
             self.sharing.ignore(sequence, MissKind.EVERY_TOKEN_NEEDED)
         self._by_id[request.id] = self._by_number[sequence.number] = sequence
-        self.encodings.begin(sequence)
+        self.encodings.start(sequence)
         self._admission.waiting.add(sequence)
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:

@@ -95,7 +95,7 @@ class Gaps:
         Args:
             before, after: the texts around the gap, or their token ids.
             files: of the context, in order.
-            answer_start: how the answer begins.
+            answer_start: how the answer starts.
 
         Raises:
             RequestError: a text is longer than the context.

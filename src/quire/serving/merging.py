@@ -20,7 +20,7 @@ def merge(events: list[Event]) -> list[Event]:
 
 
 def _continues(first: Event, event: Event) -> bool:
-    """Return whether `event` is a further piece of what `first` begins."""
+    """Return whether `event` is a further piece of what `first` starts."""
     match first, event:
         case (Text(), Text()) | (Reasoning(), Reasoning()):
             return True

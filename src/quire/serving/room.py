@@ -69,7 +69,7 @@ class Room:
         """How often this loading was postponed."""
         self._clock = asyncio.get_running_loop().time
         self._began = self._clock()
-        """When it began, moved on by the time for which it was postponed."""
+        """When it started, moved on by the time for which it was postponed."""
         self._beside: list[Model] = []
 
     async def config(self) -> EngineConfig:

@@ -1,6 +1,6 @@
 """Transcripts of Whisper (arXiv:2212.04356, section 2.3): prompts, token rules, and segments.
 
-A prompt is made of tokens: where a transcript begins, the language, the task, and whether there are
+A prompt is made of tokens: where a transcript starts, the language, the task, and whether there are
 times. What was said before may stand in front. The sound belongs to the first token.
 """
 
@@ -43,14 +43,14 @@ class TranscriptTokens:
     """The tokens of a model's transcripts, as `generation_config.json` names them.
 
     Attributes:
-        start: begins a transcript.
+        start: starts a transcript.
         end: ends it; tokens below it are text.
-        earlier: begins the text before; None if the model has no such token.
+        earlier: starts the text before; None if the model has no such token.
         languages: by code, such as `en`; empty for a model of English alone.
         tasks: likewise.
         no_times: says that a transcript has no times. Those are the tokens behind it.
         banned: tokens that no transcript has.
-        not_first: tokens with which none begins.
+        not_first: tokens with which none starts.
         latest_start: see `Timestamps`.
     """
 

@@ -60,7 +60,7 @@ def _index(query: DraftQuery) -> tuple[FixedText | None, GrowingText]:
     length = len(query.request.prompt)
     prompt = query.request.prompt[-_MOST_INDEXED:]
     indexed = len(prompt) >= _LEAST_INDEXED
-    # N-grams that begin in the prompt and end in the answer belong to the answer.
+    # N-grams that start in the prompt and end in the answer belong to the answer.
     start = max(0, length - 2) if indexed else 0
     return FixedText(prompt) if indexed else None, GrowingText(start)
 
@@ -103,7 +103,7 @@ class PredictionDrafter:
 
 
 class CachedDrafter:
-    """Drafts the tokens that followed the same beginning in another request, from the prefix index.
+    """Drafts the tokens that followed the same start in another request, from the prefix index.
 
     It finds repeated requests and repeated conversations.
     """
@@ -134,7 +134,7 @@ class CachedDrafter:
 
 
 def _child(node: Node, tokens: tuple[int, ...]) -> Node | None:
-    """Return a child node whose tokens begin with `tokens` and continue."""
+    """Return a child node whose tokens start with `tokens` and continue."""
     if not tokens:
         return next(reversed(node.children.values()), None)
     found = (child for child, agreed in node.alike(tokens) if agreed == len(tokens))

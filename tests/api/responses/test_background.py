@@ -36,16 +36,16 @@ def ended(client: OpenAI, response_id: str) -> Response:
 
 def test_a_response_is_polled_until_it_ends(serve: Serve) -> None:
     _, client, go_on = held(serve)
-    begun = client.responses.create(input="x", background=True)
-    assert (begun.status, begun.background, begun.output) == ("in_progress", True, [])
-    assert client.responses.retrieve(begun.id).status == "in_progress"
+    started = client.responses.create(input="x", background=True)
+    assert (started.status, started.background, started.output) == ("in_progress", True, [])
+    assert client.responses.retrieve(started.id).status == "in_progress"
     with pytest.raises(openai.BadRequestError, match="not kept here"):
-        client.responses.create(input="y", previous_response_id=begun.id)
+        client.responses.create(input="y", previous_response_id=started.id)
     go_on.set()
-    whole = ended(client, begun.id)
+    whole = ended(client, started.id)
     assert (whole.status, whole.output_text) == ("completed", TEXT)
-    assert client.responses.cancel(begun.id).status == "completed"
-    assert client.responses.create(input="y", previous_response_id=begun.id).output_text == TEXT
+    assert client.responses.cancel(started.id).status == "completed"
+    assert client.responses.create(input="y", previous_response_id=started.id).output_text == TEXT
 
 
 def test_a_stream_is_taken_up_again(serve: Serve) -> None:
@@ -91,21 +91,21 @@ def silent(serve: Serve) -> tuple[Served, OpenAI]:
 
 def test_a_response_is_cancelled(serve: Serve) -> None:
     served, client = silent(serve)
-    begun = client.responses.create(input="x", background=True)
-    assert client.responses.cancel(begun.id).status == "cancelled"
-    assert client.responses.retrieve(begun.id).status == "cancelled"
+    started = client.responses.create(input="x", background=True)
+    assert client.responses.cancel(started.id).status == "cancelled"
+    assert client.responses.retrieve(started.id).status == "cancelled"
     wait_until(lambda: bool(served.engine.tickets[0].aborted))
     served.settle()
 
 
 def test_a_deleted_response_stops(serve: Serve) -> None:
     served, client = silent(serve)
-    begun = client.responses.create(input="x", background=True)
-    client.responses.delete(begun.id)
+    started = client.responses.create(input="x", background=True)
+    client.responses.delete(started.id)
     wait_until(lambda: bool(served.engine.tickets[0].aborted))
     served.settle()
     with pytest.raises(openai.NotFoundError):
-        client.responses.retrieve(begun.id)
+        client.responses.retrieve(started.id)
 
 
 def test_a_failure_is_kept(serve: Serve) -> None:

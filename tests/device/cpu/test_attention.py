@@ -162,11 +162,11 @@ def test_bits_do_not_depend_on_company_or_cuts(ops: Any, window: int) -> None:
     blocks = Blocks.drawn([300, 77], 2, 64, 64, mx.float32)
     whole = attend(ops, blocks, [causal(0, 0, 300, 6, 64, window)])
     for cuts in ([0, 300], [0, 1, 2, 40, 41, 299, 300], [0, 17, 64, 128, 131, 300]):
-        for begin, end in pairwise(cuts):
+        for start, end in pairwise(cuts):
             company = causal(1, 70, 7, 6, 64, window)
-            both = [company, causal(0, begin, end - begin, 6, 64, window)]
+            both = [company, causal(0, start, end - start, 6, 64, window)]
             out = attend(ops, blocks, both)
-            assert mx.array_equal(out[7:], whole[begin:end]), (begin, end)
+            assert mx.array_equal(out[7:], whole[start:end]), (start, end)
 
 
 def test_threads_change_no_bit(compiled: Any) -> None:

@@ -114,11 +114,11 @@ def test_bits_do_not_depend_on_company_or_cuts(ops: Any, kind: str, bits: int, w
     blocks = CodedBlocks.drawn(kind, bits, 64, [120, 77])
     whole = blocks.attend(ops, [causal(0, 0, 120, HEADS, 64, window)])
     for cuts in ([0, 1, 2, 40, 41, 119, 120], [0, 17, 64, 120]):
-        for begin, end in pairwise(cuts):
+        for start, end in pairwise(cuts):
             both = [causal(1, 70, 7, HEADS, 64, window)]
-            both += [causal(0, begin, end - begin, HEADS, 64, window)]
+            both += [causal(0, start, end - start, HEADS, 64, window)]
             out = blocks.attend(ops, both)
-            assert mx.array_equal(out[7:], whole[begin:end]), (begin, end)
+            assert mx.array_equal(out[7:], whole[start:end]), (start, end)
 
 
 def test_threads_change_no_bit(compiled: Any) -> None:

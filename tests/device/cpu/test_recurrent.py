@@ -114,11 +114,11 @@ def test_bits_do_not_depend_on_company_or_cuts(ops: Any, name: str) -> None:
     whole, last = advanced(ops, RULES[name], (mixed, gates, state))
     for cuts in ([0, 1, 2, 20, 37], [0, 16, 36, 37]):
         after = state[1:2]
-        for begin, end in pairwise(cuts):
-            steps, betas = (each[1:2, begin:end] for each in (gates.steps, gates.betas))
+        for start, end in pairwise(cuts):
+            steps, betas = (each[1:2, start:end] for each in (gates.steps, gates.betas))
             part = replace(gates, steps=steps, betas=betas)
-            y, after = advanced(ops, RULES[name], (mixed[1:2, begin:end], part, after))
-            assert mx.array_equal(y, whole[1:2, begin:end])
+            y, after = advanced(ops, RULES[name], (mixed[1:2, start:end], part, after))
+            assert mx.array_equal(y, whole[1:2, start:end])
         assert mx.array_equal(after, last[1:2])
 
 
@@ -186,10 +186,10 @@ def test_bits_of_state_spaces_do_not_depend_on_company_or_cuts(ops: Any, by_colu
     whole, last = stepped(ops, (*parts, rates, state))
     for cuts in ([0, 1, 2, 20, 37], [0, 16, 36, 37]):
         after = state[1:2]
-        for begin, end in pairwise(cuts):
-            values, keys, queries, steps = (each[1:2, begin:end] for each in parts)
+        for start, end in pairwise(cuts):
+            values, keys, queries, steps = (each[1:2, start:end] for each in parts)
             y, after = stepped(ops, (values, keys, queries, steps, rates, after))
-            assert mx.array_equal(y, whole[1:2, begin:end])
+            assert mx.array_equal(y, whole[1:2, start:end])
         assert mx.array_equal(after, last[1:2])
 
 

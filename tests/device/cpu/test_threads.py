@@ -54,9 +54,9 @@ def test_threads_that_wait_for_work_sleep(compiled: Any) -> None:
             return all(states[thread] == "S" for thread in ours)
 
         wait_until(asleep)
-        begun = [_ticks(thread) for thread in ours]
+        started = [_ticks(thread) for thread in ours]
         time.sleep(0.2)
-        assert [_ticks(thread) for thread in ours] == begun, "an idle thread took processor time"
+        assert [_ticks(thread) for thread in ours] == started, "an idle thread took processor time"
     finally:
         compiled.set_threads(1)
 

@@ -30,7 +30,7 @@ def attended(
 
     Args:
         projected: bfloat16 "q" `[T, heads, dim]`, "k" and "v" `[T, kv_heads, dim]`; "v" is not read
-            where values are the beginnings of keys.
+            where values are the starts of keys.
         more: kernels to run behind them.
     """
     runner, count = EmulatedRunner(), metadata.rows

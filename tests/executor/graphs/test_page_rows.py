@@ -136,8 +136,8 @@ def assert_blocks_are_alike(store: LayerStore, expected: LayerStore, lengths: li
         assert mx.linalg.norm(own - other).item() < 1e-2 * mx.linalg.norm(other).item()
     for own, other in zip(store.packed.tail_arrays(), expected.packed.tail_arrays(), strict=True):
         for number, length in enumerate(lengths):
-            begun = slice(number * heads, (number + 1) * heads), slice(length % 64)
-            assert mx.array_equal(own[begun], other[begun])
+            started = slice(number * heads, (number + 1) * heads), slice(length % 64)
+            assert mx.array_equal(own[started], other[started])
 
 
 def _joined(parts: list[list[mx.array]]) -> mx.array:

@@ -36,7 +36,7 @@ PLAIN = EngineConfig("", kv_memory=256 << 20, prefix_cache=False)
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_have_the_same_bits_in_any_batch(family: str) -> None:
-    # Long enough to be pre-empted: at most 64 rows begin in a step.
+    # Long enough to be pre-empted: at most 64 rows start in a step.
     assert_the_same_bits_in_any_batch(opened(FAMILIES[family]), prompts(tokens=40))
 
 

@@ -35,7 +35,7 @@ STEP = [
     scheduled("c", 9, 2, [[4]], KVFormat(), snapshots=((0, 5),)),
     scheduled("d", 5, 2, [[1]], KVFormat(), drafted_states=((0, 3),)),
 ]
-"""Sequences in slots 2, 0, 4 and 1; the second one begins."""
+"""Sequences in slots 2, 0, 4 and 1; the second one starts."""
 SLOTS, ROWS = 6, 8
 WRITTEN = {0: 2, 1: 0, 2: 4, 3: 3}
 """By the sequence's number, the slot that gets its state."""

@@ -90,8 +90,8 @@ def test_sentencepiece(name: str, text: str, pieces: dict[str, tuple[Tokenizer, 
         text = "".join(letter for letter in text if not category(letter).startswith("M"))
     ids = source.encode(text)
     assert ours.encode(text, add_special_tokens=False) == ids
-    begin = [source.bos_id()] if name.startswith("bpe") else []
-    assert ours.encode(text) == begin + ids
+    start = [source.bos_id()] if name.startswith("bpe") else []
+    assert ours.encode(text) == start + ids
     assert ours.vocab_size == source.get_piece_size()
     assert ours.eos_ids == {source.eos_id()}
 

@@ -30,7 +30,7 @@ from quire.core.errors import RequestError
 from quire.serving.generation import Prepared
 
 _FRAMES = 100
-"""Frames of a spectrogram a second, in which OpenAI counts where a segment's window begins."""
+"""Frames of a spectrogram a second, in which OpenAI counts where a segment's window starts."""
 
 
 class Transcriptions:

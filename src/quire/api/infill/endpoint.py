@@ -36,7 +36,7 @@ class ContextFile(History):
 
 
 class InfillRequest(GenerationFields):
-    """The texts around a gap. `prompt` is the beginning of the answer."""
+    """The texts around a gap. `prompt` is the start of the answer."""
 
     input_prefix: str = ""
     input_suffix: str = ""

@@ -226,7 +226,7 @@ class McpResultBlock(ContentBlock):
 
 
 class HostedBlock(ContentBlock):
-    """A call or result of a tool that Anthropic hosts, in a conversation that began there.
+    """A call or result of a tool that Anthropic hosts, in a conversation that started there.
 
     The model does not see it: the following text states what was found. The client is told that it
     had no effect.

@@ -26,7 +26,7 @@ from quire.serving.gaps import Gaps
 from quire.serving.generation import Generation
 
 _DATA = "data:image/png;base64,"
-"""The beginning of an image's URL. The format is recognised from the first bytes, not from this."""
+"""The start of an image's URL. The format is recognised from the first bytes, not from this."""
 
 
 def conversation(context: Context, request: Request, fields: ChatRequest) -> Generation:

@@ -125,7 +125,7 @@ async def _prepared(
 
 
 def _cut(context: Context, text: str, tokens: int | None) -> str:
-    """Return the beginning of a text, at most so many tokens."""
+    """Return the start of a text, at most so many tokens."""
     if tokens is None:
         return text
     encode, decode = context.service.prompts.encode, context.service.tokenizer.decode

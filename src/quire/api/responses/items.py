@@ -27,7 +27,7 @@ class OpenItem(Protocol):
     id: str
 
     def open(self) -> Iterator[WireEvent]:
-        """Yield the events that begin it."""
+        """Yield the events that start it."""
         ...
 
     def close(self, status: str) -> Iterator[WireEvent]:

@@ -118,7 +118,7 @@ def body_for(path: str, failure: Failure) -> dict[str, Any]:
 def error_response(
     scope: Scope, failure: Failure, headers: dict[str, str] | None = None
 ) -> Response:
-    """Return a whole response for a request that failed before its answer began.
+    """Return a whole response for a request that failed before its answer started.
 
     The log line holds the reason. A header tells SDKs not to retry requests that ran into a
     deadline, whose model's loading was stopped, or that ask for something not offered: a retry

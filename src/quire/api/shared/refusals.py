@@ -16,7 +16,7 @@ class Refusal:
     """A refused request: its path, model and error.
 
     Attributes:
-        path: beginning of the path that the client sent.
+        path: start of the path that the client sent.
         model: the model; None if it was refused before one was known.
         message: the error's message.
     """

@@ -31,7 +31,7 @@ def usage_body(usage: Usage) -> dict[str, Any]:
 
 
 class ChunkHeads:
-    """The beginnings of chunks of OpenAI's streams, up to the member with the content.
+    """The starts of chunks of OpenAI's streams, up to the member with the content.
 
     If token ids were requested, the first chunk of a choice's batch has the batch's ids.
 

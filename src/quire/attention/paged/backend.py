@@ -162,11 +162,11 @@ def _coded_parts(
     changes = (np.flatnonzero(single[1:] != single[:-1]) + 1).tolist()
     parts: list[tuple[slice, slice, _OverCodes]] = []
     chunks = 0
-    for begin, end in pairwise([0, *changes, metadata.sequences]):
-        part = metadata.part(begin, end)
-        rows = slice(*metadata.query_starts[[begin, end]].tolist())
-        several = 0 if single[begin] else end - begin
-        attend = _single_rows(part, shape) if single[begin] else _prompts(part, shape)
+    for start, end in pairwise([0, *changes, metadata.sequences]):
+        part = metadata.part(start, end)
+        rows = slice(*metadata.query_starts[[start, end]].tolist())
+        several = 0 if single[start] else end - start
+        attend = _single_rows(part, shape) if single[start] else _prompts(part, shape)
         parts.append((rows, slice(chunks, chunks + several), attend))
         chunks += several
     return parts

@@ -64,7 +64,7 @@ def tiles_of(metadata: AttentionMetadata) -> Ints:
     a table of tails, one for each row. Rows of one sequence lie in one block.
     """
     count = metadata.rows
-    own = metadata.keys // BLOCK_SIZE * BLOCK_SIZE  # where the row's own block begins
+    own = metadata.keys // BLOCK_SIZE * BLOCK_SIZE  # where the row's own block starts
     tiles = np.zeros((2, count, TILE_FIELDS), np.int32)
     tiles[:, :, 0] = np.arange(count)
     tiles[:, :, 1] = 1

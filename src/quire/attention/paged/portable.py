@@ -216,7 +216,7 @@ def _tailed_launches(metadata: AttentionMetadata, shape: Shape) -> tuple[Launch,
     """
     assert metadata.tails is not None, "the format keeps no tails"
     size, rows = metadata.block_size, np.arange(metadata.rows, dtype=np.int32)
-    own = metadata.keys // size * size  # where the row's own block begins
+    own = metadata.keys // size * size  # where the row's own block starts
     first, last = metadata.first_visible, metadata.last_visible
     visible = np.stack([first, last], axis=1)
     coded = _tiles(rows, first, own, places=metadata.table_starts[:-1] - metadata.first_blocks)

@@ -114,7 +114,7 @@ def side_by_side(metadata: AttentionMetadata) -> tuple[Ints, AttentionMetadata]:
     # Its rows' table: the blocks before it as codes, and from it on as written.
     lengths = np.stack([block - first_blocks[owner], last[owner] + 1 - block], axis=1)
     entries = lengths.sum(axis=1)
-    ids = np.stack([decoded[owner], written[owner] + number], axis=1)  # where these begin
+    ids = np.stack([decoded[owner], written[owner] + number], axis=1)  # where these start
     shifts = ids.reshape(-1) - _begins(lengths.reshape(-1))
     table = np.arange(entries.sum()) + np.repeat(shifts, lengths.reshape(-1))
     by_block = replace(

@@ -54,19 +54,19 @@ def cut(
     few = metadata.counts <= few_rows
     changes = (np.flatnonzero(few[1:] != few[:-1]) + 1).tolist()
     bounds = [0, *changes, metadata.sequences]
-    for begin, end in pairwise(bounds):
+    for start, end in pairwise(bounds):
         yield _part(
-            metadata, begin, end, few=bool(few[begin]), rows=rows_few if few[begin] else rows_many
+            metadata, start, end, few=bool(few[start]), rows=rows_few if few[start] else rows_many
         )
 
 
-def _part(metadata: AttentionMetadata, begin: int, end: int, few: bool, rows: int) -> Part:
-    """Return sequences `[begin, end)`, in tiles of so many rows."""
+def _part(metadata: AttentionMetadata, start: int, end: int, few: bool, rows: int) -> Part:
+    """Return sequences `[start, end)`, in tiles of so many rows."""
     starts = metadata.query_starts
-    first = int(starts[begin])
-    counts = metadata.counts[begin:end]
+    first = int(starts[start])
+    counts = metadata.counts[start:end]
     each = -(-counts // rows)  # tiles of each sequence
-    owner = np.repeat(np.arange(begin, end), each)
+    owner = np.repeat(np.arange(start, end), each)
     number = np.arange(len(owner)) - np.repeat(np.cumsum(each) - each, each)
     row = starts[owner] + number * rows
     count = np.minimum(rows, starts[owner + 1] - row)

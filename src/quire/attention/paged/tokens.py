@@ -65,10 +65,10 @@ class _Prepared(PreparedAttention):
         self._parts: list[tuple[slice, _Part]] = []
         few = metadata.counts <= FEW_ROWS
         changes = (np.flatnonzero(few[1:] != few[:-1]) + 1).tolist()
-        for begin, end in pairwise([0, *changes, metadata.sequences]):
-            part = metadata.part(begin, end)
-            attend = _FewRows(part, signs).attend if few[begin] else TokenPrompts(part).attend
-            rows = slice(*metadata.query_starts[[begin, end]].tolist())
+        for start, end in pairwise([0, *changes, metadata.sequences]):
+            part = metadata.part(start, end)
+            attend = _FewRows(part, signs).attend if few[start] else TokenPrompts(part).attend
+            rows = slice(*metadata.query_starts[[start, end]].tolist())
             self._parts.append((rows, attend))
 
     def forward(

@@ -35,12 +35,12 @@ def length_class(blocks: int) -> int:
     return max(blocks, _SHORT_TABLE).bit_length()
 
 
-def _bias(first: Ints, last: Ints, begin: int, end: int) -> mx.array:
-    """Return a mask of keys `begin` to `end` for rows: 0 if visible, else minus infinity; float32.
+def _bias(first: Ints, last: Ints, start: int, end: int) -> mx.array:
+    """Return a mask of keys `start` to `end` for rows: 0 if visible, else minus infinity; float32.
 
     It is computed on the device, because masks of all tiles of a step would fill the memory.
     """
-    keys = mx.arange(begin, end)
+    keys = mx.arange(start, end)
     visible = (keys >= mx.array(first[:, None])) & (keys <= mx.array(last[:, None]))
     return mx.where(visible, 0.0, -mx.inf)
 
@@ -60,7 +60,7 @@ class KeyPlaces:
 
     Attributes:
         table: block ids of all sequences.
-        starts: `[T]` beginning of each row's sequence in the table.
+        starts: `[T]` start of each row's sequence in the table.
     """
 
     table: mx.array
@@ -272,8 +272,8 @@ class Tile:
 
     def chosen_bias(self, chosen: mx.array) -> mx.array:
         """Return the mask of the chosen keys of all rows of the chunk, to add to `bias`."""
-        begin, end = self._keys
-        return chosen_bias(chosen[self.rows], end)[:, begin:]
+        start, end = self._keys
+        return chosen_bias(chosen[self.rows], end)[:, start:]
 
     @property
     def _keys(self) -> tuple[int, int]:
@@ -311,22 +311,22 @@ def _most_rows(metadata: AttentionMetadata, blocks: int) -> int:
     return max(1, current_device().gathered_bytes // (blocks * metadata.block_size * token))
 
 
-def _batch(metadata: AttentionMetadata, begin: int, end: int) -> DecodeBatch:
-    """Return the batch of sequences `[begin, end)`, with one row each."""
+def _batch(metadata: AttentionMetadata, start: int, end: int) -> DecodeBatch:
+    """Return the batch of sequences `[start, end)`, with one row each."""
     size = metadata.block_size
-    starts = metadata.table_starts[begin:end]
-    lengths = metadata.table_starts[begin + 1 : end + 1] - starts
+    starts = metadata.table_starts[start:end]
+    lengths = metadata.table_starts[start + 1 : end + 1] - starts
     width = int(lengths.max())
     first, stop = int(starts[0]), int(metadata.table_starts[end])
-    if stop - first == width * (end - begin):
+    if stop - first == width * (end - start):
         blocks = metadata.block_table[first:stop].reshape(-1, width)
     else:
         places = np.arange(width, dtype=np.int32)
         listed = places < lengths[:, None]
         blocks = metadata.block_table[np.where(listed, starts[:, None] + places, 0)] * listed
-    row = int(metadata.query_starts[begin])
-    rows = slice(row, row + end - begin)
-    base = metadata.first_blocks[begin:end] * size
+    row = int(metadata.query_starts[start])
+    rows = slice(row, row + end - start)
+    base = metadata.first_blocks[start:end] * size
     return DecodeBatch(
         rows=rows,
         blocks=blocks,
@@ -334,7 +334,7 @@ def _batch(metadata: AttentionMetadata, begin: int, end: int) -> DecodeBatch:
         last=metadata.last_visible[rows] - base,
         kv_heads=metadata.spec.kv_heads,
         block_size=size,
-        tails=None if metadata.tails is None else metadata.tails[begin:end],
+        tails=None if metadata.tails is None else metadata.tails[start:end],
     )
 
 

@@ -58,7 +58,7 @@ def vector_sizes(shape: LayerShape) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class WrittenBlocks:
-    """Blocks that chunks wrote to, uncoded, each beginning with its chunk's former tail.
+    """Blocks that chunks wrote to, uncoded; each starts with its chunk's former tail.
 
     Attributes:
         keys, values: `[n, kv_heads, block_size, head_dim or value_dim]`.
@@ -75,7 +75,7 @@ class WrittenBlocks:
         return len(self.starts) - 1
 
     def part(self, chunks: slice) -> WrittenBlocks:
-        """Return the blocks of adjacent chunks `[begin, end)`."""
+        """Return the blocks of adjacent chunks `[start, end)`."""
         if (chunks.start, chunks.stop) == (0, self.chunks):
             return self
         starts = self.starts[chunks.start : chunks.stop + 1]
@@ -125,7 +125,7 @@ class ValueCodec(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ValuesInKeys:
-    """Reads values that are the beginnings of coded keys. Implements `ValueCodec`."""
+    """Reads values that are the starts of coded keys. Implements `ValueCodec`."""
 
     codec: ValueCodec
     value_dim: int
@@ -187,7 +187,7 @@ class CodedArrays:
     Attributes:
         keys, values: codes `[rows, vectors, size * bits / 32]`, scales, and biases, float16; With a
             codebook there is one scale a vector, and levels, float32 `[2 ** bits]`, in place of
-            biases. The same arrays serve both if values begin their keys.
+            biases. The same arrays serve both if values start their keys.
     """
 
     keys: list[mx.array]
@@ -198,7 +198,7 @@ class CodedArrays:
 class LayerStore(ABC):
     """One layer's blocks in one format. Owned by its group's pool; only the runner mutates it.
 
-    A store begins without blocks; `resize` adds some. Arrays have `kv_heads` rows a block: `[blocks
+    A store starts without blocks; `resize` adds some. Arrays have `kv_heads` rows a block: `[blocks
     * kv_heads, ...]`.
     """
 

@@ -182,7 +182,7 @@ class PageStore(PackedStore):
     def _write_chunks(
         self, k: mx.array, v: mx.array, places: ChunkPlaces, before: list[mx.array]
     ) -> WrittenBlocks:
-        """Code the blocks that chunks fill, beginning with their tails; the rest becomes the new
+        """Code the blocks that chunks fill, tails included; the rest becomes the new
         tails.
 
         It takes as many operations for all chunks of a step as for one.

@@ -19,7 +19,7 @@ def plain_dtype(shape: LayerShape, format: KVFormat) -> mx.Dtype:
 class PlainStore(LayerStore):
     """Uncoded keys and values, `[blocks * kv_heads, block_size, head_dim or value_dim]`.
 
-    Keys alone if these begin with the values.
+    Keys alone if these start with the values.
     """
 
     def __init__(self, shape: LayerShape, format: KVFormat) -> None:

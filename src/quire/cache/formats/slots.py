@@ -186,7 +186,7 @@ class ChunkPlaces:
 
     @cached_property
     def begun_rows(self) -> mx.array | None:
-        """Rows of the tail pool `[m * kv_heads]` of chunks that begin within a block, if any."""
+        """Rows of the tail pool `[m * kv_heads]` of chunks that start within a block, if any."""
         blocks = self.blocks
         started = blocks.tails[blocks.tail_tokens > 0]
         return block_rows(started, self.slots.kv_heads) if len(started) else None
@@ -196,7 +196,7 @@ class ChunkPlaces:
         """`[n, kv_heads, block_size]`: indices of the blocks' vectors.
 
         They index the concatenation of the mapping's vectors `[T * kv_heads]`, a vector of zeros
-        for places after a chunk's end, and the vectors of tails that begin blocks, `[m * kv_heads *
+        for places after a chunk's end, and the vectors of tails that start blocks, `[m * kv_heads *
         block_size]`.
         """
         blocks, slots = self.blocks, self.slots
@@ -204,7 +204,7 @@ class ChunkPlaces:
         zeros = len(slots.blocks) * heads
         token, head = np.arange(size), np.arange(heads)[:, None]
         fresh = (blocks.rows[:, None, None] + token) * heads + head
-        number = np.cumsum(blocks.tail_tokens > 0) - 1  # among the tails that begin blocks
+        number = np.cumsum(blocks.tail_tokens > 0) - 1  # among the tails that start blocks
         started = zeros + 1 + (number[:, None, None] * heads + head) * size + token
         found = np.where(token < blocks.tail_tokens[:, None, None], started, fresh)
         found = np.where(token < blocks.ends[:, None, None], found, zeros)

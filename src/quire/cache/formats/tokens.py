@@ -43,7 +43,7 @@ class TokenStore(PackedStore):
     def codecs(cls, shape: LayerShape, format: KVFormat) -> tuple[Codec, Codec | None]:
         """Return the codecs of keys and values: one object if both have the same coding.
 
-        The values' codec is None if values begin their keys.
+        The values' codec is None if values start their keys.
         """
         key_bits, value_bits = cls.bits(format)
         if shape.value_in_key:

@@ -57,6 +57,4 @@ class Matrices:
             matrix = self.of(part.matrix)
             if matrix is None:
                 return None
-        return self._ops.HeadPart(
-            matrix, part.heads, part.normed, normed=part.rotated, rotated=part.norm
-        )
+        return self._ops.HeadPart(matrix, part.heads, part.normed, part.rotated, part.norm)

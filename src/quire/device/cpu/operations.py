@@ -157,7 +157,7 @@ class KernelOperations(UnfusedOperations):
         rows: mx.array,
         offsets: mx.array,
     ) -> None:
-        self._ops.write_vectors(list(pools), list(vectors), rows, offsets=offsets)
+        self._ops.write_vectors(list(pools), list(vectors), rows, offsets)
 
     def write_rows(self, pool: mx.array, values: mx.array, rows: mx.array) -> None:
         self._ops.write_rows(pool, values, rows)
@@ -168,8 +168,8 @@ class KernelOperations(UnfusedOperations):
         channels, kernel = taps.shape
         known = channels % _MULTIPLE == 0 and kernel <= _MOST_TAPS
         if not known or any(each.dtype != mx.float32 for each in (window, taps)):
-            return super().causal_conv(window, taps, bias, silu=silu)
-        out: mx.array = self._ops.causal_conv(window, taps, bias, silu=silu)
+            return super().causal_conv(window, taps, bias, silu)
+        out: mx.array = self._ops.causal_conv(window, taps, bias, silu)
         return out
 
     def gated_delta(
@@ -221,7 +221,7 @@ class KernelOperations(UnfusedOperations):
     ) -> bool:
         wide = [each.astype(mx.float32) for each in vectors]
         made = [self._coding(each) for each in codings]
-        self._ops.write_codes(list(pools), wide, made, rows=rows, offsets=offsets)
+        self._ops.write_codes(list(pools), wide, made, rows, offsets)
         return True
 
     def _coding(self, coding: VectorCoding) -> Any:

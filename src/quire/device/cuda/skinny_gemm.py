@@ -97,7 +97,7 @@ class SkinnyGemm:
 
     @property
     def _row_of_scales(self) -> int:
-        """Bytes of a row's scales and biases, padded where rows would begin in one bank."""
+        """Bytes of a row's scales and biases, padded where rows would start in one bank."""
         if self.bits == 16:
             return 0
         arrays, size = (2, 2) if self.mode == "affine" else (1, 1)

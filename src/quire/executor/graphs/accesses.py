@@ -45,7 +45,7 @@ class Access:
         """Return how many contiguous elements one load may read, a power of two up to `most`.
 
         Args:
-            elements: neighbours of a row that a thread has; they begin at a multiple of it.
+            elements: neighbours of a row that a thread has; they start at a multiple of it.
         """
         if not self.steps or self.steps[0][1] != 1 or self.steps[0][0] % elements:
             return 0
@@ -54,7 +54,7 @@ class Access:
         return min(common & -common, most)
 
     def index(self, within_row: str, within_part: str, part: int) -> str:
-        """Return a C expression for an element's offset from the beginning of its row.
+        """Return a C expression for an element's offset from the start of its row.
 
         Args:
             within_row, within_part: expressions of the element's number.

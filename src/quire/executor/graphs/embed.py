@@ -64,7 +64,7 @@ def _numbers(table: mx.array, dtype: mx.Dtype, cut: Cut) -> list[str]:
 def _codes(table: PackedWeight, dtype: mx.Dtype) -> tuple[list[mx.array], list[str]]:
     """Return the arrays of a coded table, and the C lines that decode one thread's elements.
 
-    A row is a stream of bits; each row begins a new stream.
+    A row is a stream of bits; each row starts a new stream.
     """
     bits, size = table.packing.bits, table.packing.group_size
     if bits not in _BITS:

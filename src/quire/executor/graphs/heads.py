@@ -91,7 +91,7 @@ class Heads:
 
     Attributes:
         kv_heads: number of key heads; 0 if the layer reads another layer's keys.
-        value_dim: size of a value; 0 if values are the beginnings of keys.
+        value_dim: size of a value; 0 if values are the starts of keys.
         pairs: pairs of elements that RoPE rotates; 0 without RoPE.
         strides: elements from row to row, of the arrays that hold queries, keys and values.
         head_strides: elements from head to head in these arrays.

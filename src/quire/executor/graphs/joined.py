@@ -27,14 +27,14 @@ def joined_kernel(program: Program, node: Node) -> RowKernel:
     if not all(isinstance(size, int) for size in value.shape[axis:]):
         raise NotGenerated("rows are joined")
     inner = prod(size for size in value.shape[axis:] if isinstance(size, int))
-    whole, begin = Rows(program, region, out), 0
+    whole, start = Rows(program, region, out), 0
     lines, arguments, cuts = list[str](), list[Argument](), list[Cut]()
     parts = {id: Rows(program, region, id) for id in join.inputs}
     filled = [(id, parts[id]) for id in join.inputs if parts[id].width]
     for number, (id, own) in enumerate(filled):
         access, root = own.access(id), own.root(id)
         together = inner * own.width // whole.width
-        to = Access(begin, whole.width, ((together, 1), (own.width // together, inner)))
+        to = Access(start, whole.width, ((together, 1), (own.width // together, inner)))
         cut = Cut.of(own.width, None, together)
         leaf = Leaf(number, value.dtype, access, fixed=root in program.constants)
         body = Body(cut, [leaf], [], sums=[]).lines(
@@ -45,7 +45,7 @@ def joined_kernel(program: Program, node: Node) -> RowKernel:
         lines += ["if (threadIdx.x >= LANES * GROUPS) return;", *body, "}"]
         arguments.append(Argument(root, access.offset * value.dtype.size))
         cuts.append(cut)
-        begin += together
+        start += together
     kind, threads = C_TYPES[value.dtype], max(cut.lanes * cut.groups for cut in cuts)
     parameters = [f"const {kind}* in{number}" for number in range(len(cuts))] + [f"{kind}* out0"]
     text = source_text(parameters, lines, threads, {})

@@ -52,7 +52,7 @@ class GroupInputs:
 def step_type(max_rows: int, groups: int) -> np.dtype[np.void]:
     """Return the structured type of a step's inputs, but for its tokens and block tables.
 
-    A group is one of `GroupInputs`; a group of states uses its beginning, see `states_of`.
+    A group is one of `GroupInputs`; a group of states uses its start, see `states_of`.
     """
     group = record_type(GroupInputs, max_rows)
     return np.dtype(

@@ -63,7 +63,7 @@ class ValueRecording:
     def _begin(
         self, program: Program, given: Mapping[str, Place], outputs: Sequence[Buffer]
     ) -> None:
-        """Begin a program whose fields and outputs have given locations."""
+        """Start a program whose fields and outputs have given locations."""
         self._program, self._uses = program, Uses(program)
         self._places = {id: given[name] for name, id in program.fields.items()}
         self._targets = dict(zip(map(self._uses.source, program.outputs), outputs, strict=True))

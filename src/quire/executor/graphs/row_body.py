@@ -257,8 +257,8 @@ class Body:
     def _sums_after(self, phase: int) -> list[str]:
         if phase >= len(self._sums) or not self._sums[phase]:
             return []
-        begin = 32 * sum(map(len, self._sums[:phase]))
-        found = f"found + {begin}" if self._cut.lanes > 32 else "(float*)0"
+        start = 32 * sum(map(len, self._sums[:phase]))
+        found = f"found + {start}" if self._cut.lanes > 32 else "(float*)0"
         own = [f"sum_up<LANES, {len(self._sums[phase])}>(sums{phase}, {found});"]
         for number, (name, result) in enumerate(self._sums[phase]):
             own.append(f"const float {name} = {result.format(f'sums{phase}[{number}]')};")

@@ -17,7 +17,7 @@ _MOST_TERMS = 64
 """Most summands of an element of a product."""
 _JOINS = {2: ("0.f", "{0} + {1}"), 4: ("INFINITY", "fminf({0}, {1})")}
 _JOINS[5] = ("-INFINITY", "fmaxf({0}, {1})")
-"""By MLX's number of a reduction: what it begins with, and how two floats are joined."""
+"""By MLX's number of a reduction: what it starts with, and how two floats are joined."""
 
 
 def reduced_kernel(program: Program, node: Node) -> RowKernel:
@@ -33,12 +33,12 @@ def reduced_kernel(program: Program, node: Node) -> RowKernel:
         raise NotGenerated("a reduction over rows, over several axes, or of another kind")
     count, inner = _fixed(shape[axes[0] : axes[0] + 1]), _fixed(shape[axes[0] + 1 :])
     outer, lanes = _fixed(shape[1 : axes[0]]), 32 if count >= _MANY else 1
-    begin, join = _JOINS[kind]
+    start, join = _JOINS[kind]
     constants = {"OUTPUTS": outer * inner, "INNER": inner, "COUNT": count}
     shuffled = "__shfl_xor_sync(0xffffffffu, sum, by)"
     body = [
         "const size_t begin = (size_t)row * OUTPUTS * COUNT + o / INNER * COUNT * INNER;",
-        f"float sum = {begin};",
+        f"float sum = {start};",
         f"for (int i = lane; i < COUNT; i += {lanes}) {{",
         "const float each = number(in0[begin + (size_t)i * INNER + o % INNER]);",
         f"sum = {join.format('sum', 'each')};",

@@ -117,9 +117,9 @@ def split(place: Place, node: Node) -> list[Place]:
         raise UnsupportedNode("splits of rows")
     bounds = [0, *cuts, place.shape[axis - 1]]
     found = []
-    for begin, end in pairwise(bounds):
-        shape = (*place.shape[: axis - 1], end - begin, *place.shape[axis:])
-        offset = place.offset + begin * place.strides[axis - 1]
+    for start, end in pairwise(bounds):
+        shape = (*place.shape[: axis - 1], end - start, *place.shape[axis:])
+        offset = place.offset + start * place.strides[axis - 1]
         found.append(replace(place, shape=shape, offset=offset))
     return found
 

@@ -210,7 +210,7 @@ class _GroupRows(NamedTuple):
 
 def _repeats(inputs: StepInputs) -> bool:
     """Whether a step may be computed twice: states can be put back, but not the tail that a chunk
-    of several rows begins with.
+    of several rows starts with.
     """
     rows = inputs.sequences
     if any(each.format != rows[0].format for each in rows):

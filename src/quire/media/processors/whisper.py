@@ -64,7 +64,7 @@ def log_mel(mel: MelSpectrogram, samples: Samples) -> npt.NDArray[np.float32]:
 class WhisperAudioProcessor(AudioProcessor):
     """Whisper's feature extractor. A sound is filled up with silence to the model's window.
 
-    The token that begins transcripts stands for a sound in a prompt; see `serving.transcripts`.
+    The token that starts transcripts stands for a sound in a prompt; see `serving.transcripts`.
 
     Args:
         frames: of the model's window.

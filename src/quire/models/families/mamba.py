@@ -93,7 +93,7 @@ def _names(s: Settings) -> Names:
 
 
 def hybrid_mamba2(s: Settings, **changes: Any) -> Mamba2:
-    """Return the state space layer of Granite 4 and Falcon-H1, whose keys begin with `mamba_`."""
+    """Return the state space layer of Granite 4 and Falcon-H1, whose keys start with `mamba_`."""
     s.only("hidden_act", "silu")
     heads = s.integer("mamba_n_heads", default=128)
     inner = s.integer("mamba_expand", default=2) * s.integer("hidden_size")

@@ -79,7 +79,7 @@ def context(s: Settings) -> int:
 
 
 class WhisperModel(DecoderModel):
-    """A decoder all of whose rows attend to the sound that their sequence begins with."""
+    """A decoder all of whose rows attend to the sound that their sequence starts with."""
 
     def __init__(self, description: Description, kind: WhisperAudio) -> None:
         super().__init__(description, Names())

@@ -134,12 +134,12 @@ def _added(listed: Mapping[int, Json]) -> list[Json]:
 
 
 def _around(
-    config: Mapping[str, Any], names: Mapping[str, str], ids: Mapping[str, int], *, begins: bool
+    config: Mapping[str, Any], names: Mapping[str, str], ids: Mapping[str, int], *, starts: bool
 ) -> Json | None:
     """Return the rule that adds tokens around texts, from the configuration.
 
     Args:
-        begins: whether texts begin with the start token by default.
+        starts: whether texts start with the start token by default.
     """
 
     def token(name: str, wanted: bool) -> tuple[str, int] | None:
@@ -147,9 +147,9 @@ def _around(
         text = named.get("content") if isinstance(named, dict) else named
         return (text, ids[text]) if wanted and isinstance(text, str) and text in ids else None
 
-    begins = bool(config.get("add_bos_token", begins))
+    starts = bool(config.get("add_bos_token", starts))
     return ends(
-        token("bos_token", begins), token("eos_token", bool(config.get("add_eos_token", False)))
+        token("bos_token", starts), token("eos_token", bool(config.get("add_eos_token", False)))
     )
 
 
@@ -204,7 +204,7 @@ def _moonshot(path: Path, config: Mapping[str, Any]) -> _Made:
     _fill(listed, len(ranks), len(ranks) + _MOONSHOT_RESERVED)
     parts, ids = _of_ranks(ranks, 0, (), pre=PRE_TOKENIZERS["kimi-k2"])
     ids |= {entry["content"]: id for id, entry in listed.items()}
-    return _Made(whole(parts, _added(listed), _around(config, {}, ids, begins=False)), {})
+    return _Made(whole(parts, _added(listed), _around(config, {}, ids, starts=False)), {})
 
 
 def _tekken(path: Path, config: Mapping[str, Any]) -> _Made:
@@ -238,7 +238,7 @@ def _tekken(path: Path, config: Mapping[str, Any]) -> _Made:
     usual = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
     names = {name: text for name, text in usual.items() if text in listed}
     added = [added_token(id, text, special=True) for id, text in enumerate(listed)]
-    return _Made(whole(parts, added, _around(config, names, ids, begins=True)), names)
+    return _Made(whole(parts, added, _around(config, names, ids, starts=True)), names)
 
 
 def _whole_number(path: Path, settings: Mapping[str, Any], name: str) -> int:
@@ -288,10 +288,10 @@ def _sentencepiece(path: Path, config: Mapping[str, Any]) -> _Made:
         )
     else:
         raise ModelError(f"{path}: neither BPE nor unigrams, but kind {model.kind}")
-    named = {"bos_token": model.begin, "eos_token": model.end, "unk_token": model.unknown}
+    named = {"bos_token": model.start, "eos_token": model.end, "unk_token": model.unknown}
     names = {name: texts[id] for name, id in named.items() if 0 <= id < len(texts)}
     ids = {entry["content"]: id for id, entry in listed.items()}
-    around = _around(config, names, ids, begins=model.kind == BPE)
+    around = _around(config, names, ids, starts=model.kind == BPE)
     return _Made(whole(parts, _added(listed), around), names)
 
 

@@ -41,14 +41,14 @@ class PreTokenizer:
         gpt2: whether GPT-2's expression is applied last.
         nfc: whether texts are normalised to NFC first.
         whole: whether a piece that is a token is not merged from smaller ones.
-        begins: whether texts begin with the start token by default.
+        starts: whether texts start with the start token by default.
     """
 
     cuts: tuple[str, ...] = ()
     gpt2: bool = False
     nfc: bool = False
     whole: bool = False
-    begins: bool = False
+    starts: bool = False
 
     def components(self) -> list[dict[str, Any]]:
         """Return the components in the form of `tokenizer.json`."""
@@ -67,7 +67,7 @@ class PreTokenizer:
 
 _GPT2 = PreTokenizer(gpt2=True)
 _DIGITS = PreTokenizer((r"\p{N}",), gpt2=True)
-_LLAMA3 = PreTokenizer((_words(r"\p{N}{1,3}"),), whole=True, begins=True)
+_LLAMA3 = PreTokenizer((_words(r"\p{N}{1,3}"),), whole=True, starts=True)
 _QWEN2 = PreTokenizer((_words(r"\p{N}"),), nfc=True)
 _SLASH = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _GPT4O = PreTokenizer((_cased(_WORDS + "?", r"\p{N}{1,3}", _SLASH),))
@@ -114,9 +114,9 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
         _LLAMA3,
     ),
     **dict.fromkeys(
-        ("dbrx", "smaug-bpe", "chatglm-bpe"), replace(_LLAMA3, whole=False, begins=False)
+        ("dbrx", "smaug-bpe", "chatglm-bpe"), replace(_LLAMA3, whole=False, starts=False)
     ),
-    **dict.fromkeys(("glm4", "glm5"), replace(_LLAMA3, begins=False)),
+    **dict.fromkeys(("glm4", "glm5"), replace(_LLAMA3, starts=False)),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2"), _QWEN2),
     **dict.fromkeys(
         ("stablelm2", "hunyuan", "megrez", "grok-2", "solar-open"), replace(_QWEN2, nfc=False)
@@ -130,7 +130,7 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
         ),
         nfc=True,
     ),
-    "tekken": PreTokenizer((_cased("", r"\p{N}", _SLASH),), whole=True, begins=True),
+    "tekken": PreTokenizer((_cased("", r"\p{N}", _SLASH),), whole=True, starts=True),
     **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2", "kanana2", "talkie"), _GPT4O),
     "granite-embed-multi-97m": replace(_GPT4O, whole=True),
     **dict.fromkeys(

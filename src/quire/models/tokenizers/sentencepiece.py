@@ -37,7 +37,7 @@ class SentencePieceFile:
 
     Attributes:
         pieces: tokens by id.
-        unknown: id of the unknown token; -1 for none. `begin` and `end` likewise.
+        unknown: id of the unknown token; -1 for none. `start` and `end` likewise.
         charsmap: compiled normalisation rules; empty for none.
         prefix: whether a space is put before each text.
         squeezes: whether spaces at the ends are dropped and several become one.
@@ -47,7 +47,7 @@ class SentencePieceFile:
     pieces: tuple[Piece, ...]
     kind: int = UNIGRAM
     unknown: int = 0
-    begin: int = 1
+    start: int = 1
     end: int = 2
     charsmap: bytes = b""
     prefix: bool = True
@@ -88,7 +88,7 @@ def _model(data: bytes) -> SentencePieceFile:
         tuple(pieces),
         kind=_number(trainer, 3, UNIGRAM),
         unknown=_number(trainer, 40, 0),
-        begin=_number(trainer, 41, 1),
+        start=_number(trainer, 41, 1),
         end=_number(trainer, 42, 2),
         charsmap=_bytes(normalizer, 2),
         prefix=bool(_number(normalizer, 3, 1)),

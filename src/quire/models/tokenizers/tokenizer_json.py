@@ -46,9 +46,9 @@ def added_token(id: int, text: str, *, special: bool, rstrip: bool = False) -> J
     return {"id": id, "content": text, "special": special, "rstrip": rstrip, **flags}
 
 
-def ends(begin: tuple[str, int] | None, end: tuple[str, int] | None) -> Json | None:
+def ends(start: tuple[str, int] | None, end: tuple[str, int] | None) -> Json | None:
     """Return the rule that adds a token (text and id) at each end of a text; None adds none."""
-    if begin is None and end is None:
+    if start is None and end is None:
         return None
 
     def piece(token: tuple[str, int] | None, sequence: int) -> list[Json]:
@@ -56,9 +56,9 @@ def ends(begin: tuple[str, int] | None, end: tuple[str, int] | None) -> Json | N
 
     def around(name: str, sequence: int) -> list[Json]:
         body = {"Sequence": {"id": name, "type_id": sequence}}
-        return [*piece(begin, sequence), body, *piece(end, sequence)]
+        return [*piece(start, sequence), body, *piece(end, sequence)]
 
-    used = [token for token in (begin, end) if token is not None]
+    used = [token for token in (start, end) if token is not None]
     return {
         "type": "TemplateProcessing",
         "single": around("A", 0),

@@ -28,7 +28,7 @@ class LowRank:
 
     Attributes:
         factors: `[..., in, rank]` and `[..., rank, out]` by the path of their linear layer; the
-            second one is scaled. Those of experts begin with an axis of experts.
+            second one is scaled. Those of experts start with an axis of experts.
         identity: a hash of the adapter's files.
     """
 

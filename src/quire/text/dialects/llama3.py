@@ -90,7 +90,7 @@ def _strict(forced: Forced) -> str:
 
 
 _LINES = ("\n{", "\n[")
-"""Line starts that may begin a call."""
+"""Line starts that may start a call."""
 
 
 def _on_a_line(opener: str) -> Section:

@@ -33,7 +33,7 @@ _HALVES = {
     Type.Q6_K: (208,),
     Type.MXFP4: (),
 }
-"""Where blocks have float16 scales; at their beginning, if nothing is said."""
+"""Where blocks have float16 scales; at their start, if nothing is said."""
 
 
 def blocks(kind: Type) -> npt.NDArray[np.uint8]:

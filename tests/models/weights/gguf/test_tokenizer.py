@@ -156,7 +156,7 @@ def test_templates_ends_and_sampling_are_those_of_the_file(tmp_path: Path) -> No
     messages = [{"role": "user", "content": "ab"}]
     assert template.render(messages) == "<s><|turn>user: ab"
     assert template.render(messages, tools=[{"type": "function"}]) == "tools"
-    assert tokenizer.encode("ab") == [2]  # the file asks for no beginning
+    assert tokenizer.encode("ab") == [2]  # the file asks for no start
     assert tokenizer.eos_ids == {4, 5, 7, 8}  # <|end|> ends a message there, not an answer
     assert '"temperature": 0.6' in (folder / "generation_config.json").read_text()
 

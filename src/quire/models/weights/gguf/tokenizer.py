@@ -172,9 +172,9 @@ def _text_of(gguf: GGUF, tokens: list[str], key: str) -> str | None:
 def _ends(gguf: GGUF, tokens: list[str]) -> Json | None:
     """Return the rule that adds tokens to a text's start and end."""
     kind = _key(gguf, "model")
-    begins = _pre(gguf).begins if kind == "gpt2" else kind != "t5"
+    starts = _pre(gguf).starts if kind == "gpt2" else kind != "t5"
     added = {
-        "bos_token_id": bool(_key(gguf, "add_bos_token", begins)),
+        "bos_token_id": bool(_key(gguf, "add_bos_token", starts)),
         "eos_token_id": bool(_key(gguf, "add_eos_token", kind == "t5")),
     }
 
