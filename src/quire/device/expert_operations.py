@@ -36,7 +36,7 @@ class ExpertOperations(CacheOperations):
         self, x: mx.array, chosen: mx.array, experts: GatedExperts | PlainExperts
     ) -> mx.array:
         """Return what each row's chosen experts make of it: `[T, k, hidden]`."""
-        return mixture.outputs(cast("Operations", self), x, chosen, experts)
+        return mixture.outputs(cast("Operations", self), x, chosen, experts=experts)
 
     def weighted_sum(self, x: mx.array, weights: mx.array) -> mx.array:
         """Return the weighted sum `[T, hidden]` of experts' outputs `[T, k, hidden]`."""
@@ -45,5 +45,7 @@ class ExpertOperations(CacheOperations):
     def expert_product(self, x: mx.array, chosen: mx.array, matrices: ExpertMatrices) -> mx.array:
         """Multiply rows `[T, in]` or `[T, k, in]` by their experts `[T, k]`: `[T, k, out]`."""
         rows = x[:, None, None] if x.ndim == 2 else x[:, :, None]
-        found = mixture.product(cast("Operations", self), rows, chosen, matrices, ordered=False)
+        found = mixture.product(
+            cast("Operations", self), rows, chosen, matrices=matrices, ordered=False
+        )
         return found.squeeze(-2)

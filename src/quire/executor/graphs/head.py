@@ -116,7 +116,14 @@ class ServedHead:
     def kernel(self, max_rows: int, card: Card) -> Head:
         """Return the kernel of steps of up to `max_rows` rows."""
         outputs, words = self.matrix.codes.shape
-        return Head(max_rows, words * 8, outputs, self.matrix.packing.group_size, self.cap, card)
+        return Head(
+            max_rows,
+            words * 8,
+            outputs,
+            group_size=self.matrix.packing.group_size,
+            cap=self.cap,
+            card=card,
+        )
 
 
 def record_head(recorder: Recorder, served: ServedHead, hidden: Buffer, logits: Buffer) -> None:
@@ -129,10 +136,20 @@ def record_head(recorder: Recorder, served: ServedHead, hidden: Buffer, logits: 
         *recorder.matrix(ProductMatrix.of(served.matrix)),
         own.address,
     ]
-    recorder.add(head.text, head.grid, 32 * head.warps, arguments, [hidden], [own], head.shared)
+    recorder.add(
+        head.text,
+        head.grid,
+        32 * head.warps,
+        arguments=arguments,
+        reads=[hidden],
+        writes=[own],
+        shared=head.shared,
+    )
     if not alone:
-        kernel = Exchange(served.part, mx.float32, head.outputs, recorder.max_rows, gathered=True)
-        record_exchange(recorder, kernel, own.address, logits.address, [own], logits)
+        kernel = Exchange(
+            served.part, mx.float32, head.outputs, max_rows=recorder.max_rows, gathered=True
+        )
+        record_exchange(recorder, kernel, own.address, y=logits.address, reads=[own], to=logits)
 
 
 def served_head(program: Program, card: Card) -> ServedHead | None:

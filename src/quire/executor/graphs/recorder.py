@@ -134,7 +134,9 @@ class Recorder:
         needed |= {reader for each in writes for reader in each.readers}
         after = self._reduced(sorted(n for n in needed if n is not None and n >= self._first))
         number = len(self.kernels)
-        self.kernels.append(Kernel(source, grid, block, shared, tuple(arguments), after))
+        self.kernels.append(
+            Kernel(source, grid, block, shared=shared, arguments=tuple(arguments), after=after)
+        )
         self._before.append(self._done_with(after))
         for each in writes:
             each.writer, each.readers = number, []
@@ -148,7 +150,9 @@ class Recorder:
     ) -> int:
         """Add a kernel that depends on all others. Return its number."""
         after = self._reduced(range(self._first, len(self.kernels)))
-        self.kernels.append(Kernel(source, grid, block, 0, tuple(arguments), after))
+        self.kernels.append(
+            Kernel(source, grid, block, shared=0, arguments=tuple(arguments), after=after)
+        )
         self._before.append(self._done_with(after))
         return len(self.kernels) - 1
 
@@ -250,13 +254,13 @@ class Recorder:
             inputs,
             outputs,
             group_size,
-            self.max_rows,
-            self.card,
-            gated,
-            experts,
-            self.batch_invariant,
-            bits,
-            mode,
+            rows=self.max_rows,
+            card=self.card,
+            gated=gated,
+            experts=experts,
+            batch_invariant=self.batch_invariant,
+            bits=bits,
+            mode=mode,
         )
 
     def matrix(self, matrix: ProductMatrix) -> tuple[int, ...]:
