@@ -79,7 +79,7 @@ def _open_named(
         return config, (), None
     folder = find_folder(config.draft_model)
     if is_eagle(described := read_config(folder)):
-        config, head, states = _open_eagle(config, folder, described, loaded)
+        config, head, states = _open_eagle(config, folder, described, loaded=loaded)
         return config, (head,), states
     described = checked_config(folder)
     if described["model_type"] in TYPES:
@@ -111,7 +111,7 @@ def _open_assistant(
             f"speculate: {folder} is an assistant for Gemma 4; {loaded.path} is another model"
         )
     assistant = build_assistant(config, loaded.model, folder)
-    load_drafter(assistant, folder, config, DTYPES[loaded.dtype], named)
+    load_drafter(assistant, folder, config, dtype=DTYPES[loaded.dtype], named=named)
     nbytes = sum(array.nbytes for array in named_parameters(assistant).values())
     log.info("assistant %s: %s of weights", folder, size(nbytes))
     return AssistantGuesser(loaded.model, assistant), nbytes
@@ -124,13 +124,13 @@ def _open_eagle(
     tensors = find_weights(folder).read(described, None)
     own_table = any(name.endswith("embed_tokens.weight") for name in tensors)
     head = build_eagle(described, loaded.model, folder, own_table=own_table)
-    load_drafter(head, folder, described, DTYPES[loaded.dtype], head.sanitize)
+    load_drafter(head, folder, described, dtype=DTYPES[loaded.dtype], named=head.sanitize)
     nbytes = sum(array.nbytes for array in named_parameters(head).values())
-    config, share = _shared_budget(_without(config, nbytes), head, loaded.dtype, loaded)
+    config, share = _shared_budget(_without(config, nbytes), head, loaded.dtype, loaded=loaded)
     log.info("EAGLE-3 head %s: %s of weights, KV budget %s", folder, size(nbytes), size(share))
     states, offsets = HiddenRows(loaded.model), dict[int, int]()
     opened = replace(loaded, model=head, path=folder)
-    executor = HeadExecutor(head, open_pools(opened, config), states, offsets)
+    executor = HeadExecutor(head, open_pools(opened, config), states, offsets=offsets)
     drafter = StatesDrafter(
         opened,
         executor,
@@ -174,7 +174,7 @@ def open_draft_model(
     )
     check_vocabulary(draft, loaded)
     config = _without(config, draft.parameter_bytes)
-    config, share = _shared_budget(config, draft.model, draft.dtype, loaded)
+    config, share = _shared_budget(config, draft.model, draft.dtype, loaded=loaded)
     log.info(
         "draft model %s: %s of weights, KV budget %s",
         *(name, size(draft.parameter_bytes), size(share)),
@@ -182,7 +182,7 @@ def open_draft_model(
     plain = EngineConfig(str(draft.path), block_size=config.block_size)
     executor = open_executor(draft, plain, segments=open_segments(draft.model))
     return config, ModelDrafter(
-        draft, executor, share, config.block_size, read_s=config.step_ms / 1e3
+        draft, executor, share, block_size=config.block_size, read_s=config.step_ms / 1e3
     )
 
 
@@ -200,7 +200,7 @@ def _shared_budget(
     budget = kv_budget(config, loaded.parameter_bytes)
     tokens = config.max_context or loaded.context_length
     own, theirs = (
-        sequence_bytes(model, DTYPES[name], config.block_size, format, tokens)
+        sequence_bytes(model, DTYPES[name], config.block_size, format=format, tokens=tokens)
         for model, name, format in (
             (draft, dtype, KVFormat()),
             (loaded.model, loaded.dtype, config.kv_format),

@@ -94,6 +94,7 @@ class Engine:
         budget = kv_budget(config, loaded.parameter_bytes + executor.adapters.nbytes)
         drafted = sum(each.kv_budget for each in drafters if isinstance(each, ModelDrafter))
         current_device().bound_steps(budget + drafted)
+        vocabulary = loaded.model.vocab_size
         self._names = _block_names(loaded, config)
         context = wanted_context(config, loaded.context_length)
         self._offered = offered(config.block_size, config.kv_format.group_size)
@@ -106,20 +107,22 @@ class Engine:
             _scheduling(loaded, config, context),
             self._groups,
             manager,
-            PrefillBudget(
-                config.step_ms / 1e3, config.stall_factor, config.max_step_tokens, self.step_times
+            prefill_budget=PrefillBudget(
+                config.step_ms / 1e3,
+                config.stall_factor,
+                config.max_step_tokens,
+                times=self.step_times,
             ),
-            self._names.root,
+            identity=self._names.root,
             max_graph_rows=executor.max_graph_rows,
-            drafting=Drafting(drafters, draft_lengths or self._worthwhile, loaded.model.vocab_size),
+            drafting=Drafting(drafters, draft_lengths or self._worthwhile, vocabulary),
         )
         self.prepare, self.users_of = executor.prepare, self._scheduler.users_of
         self._disk = disk
         if disk is not None:
             self._use_disk(disk)
-        limited_runs = config.stop_on_loop != 0
         self.constraints = ConstraintFactory(
-            loaded.path, loaded.model.vocab_size, loaded.eos_ids, limited=limited_runs
+            loaded.path, vocabulary, loaded.eos_ids, limited=config.stop_on_loop != 0
         )
         self._grammars = GrammarQueue(self.constraints.make)
         self._running: StepPlan | None = None
@@ -128,9 +131,7 @@ class Engine:
         """Finished steps whose durations are not recorded yet."""
         self._faults = 0
         self._beside: list[Output] = []
-        """Outputs to return with the next step's: those of accepted, refused and dropped
-        requests.
-        """
+        """Outputs to return with the next step's, of accepted, refused and dropped requests."""
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -322,9 +323,9 @@ class Engine:
             scheduler.sharing.index,
             scheduler.manager,
             disk,
-            self._executor.fits,
-            self._executor.contents.hold_block,
-            scheduler.prefill_budget.prompt_seconds,
+            matches_pool=self._executor.fits,
+            hold_block=self._executor.contents.hold_block,
+            compute_seconds=scheduler.prefill_budget.prompt_seconds,
         )
 
     def close(self) -> None:
@@ -361,8 +362,8 @@ class Engine:
                 self._groups,
                 self._names.format(None),
                 self.config.block_size,
-                DTYPES[self._loaded.dtype],
-                self._scheduler.limits.max_context,
+                dtype=DTYPES[self._loaded.dtype],
+                context=self._scheduler.limits.max_context,
             ),
         )
 
@@ -437,4 +438,4 @@ def _known_seconds(scheduler: Scheduler, plan: StepPlan, *, graphed: bool = Fals
 
 def _block_names(loaded: LoadedModel, config: EngineConfig) -> BlockNames:
     skipped = skipped_layers(loaded.model.own_layout, config.kv_skip_layers)
-    return BlockNames(loaded.fingerprint, config.block_size, config.kv_format, skipped)
+    return BlockNames(loaded.fingerprint, config.block_size, config.kv_format, skipped=skipped)

@@ -63,7 +63,7 @@ def trace(model: LanguageModel, variant: Variant | None = None) -> StepPrograms:
     def rows(sizes: Mapping[str, int]) -> dict[str, mx.array]:
         return {"hidden": mx.zeros((sizes["R"], width), hidden.dtype)}
 
-    return StepPrograms(whole, _trace(model, head, ("R",), rows))
+    return StepPrograms(whole, _trace(model, head, ("R",), fields=rows))
 
 
 def trace_body(model: LanguageModel, variant: Variant | None = None) -> Program:
@@ -71,9 +71,9 @@ def trace_body(model: LanguageModel, variant: Variant | None = None) -> Program:
     how = Variant() if variant is None else variant
 
     def body(operations: TracedOperations, given: Mapping[str, mx.array]) -> list[mx.array]:
-        return [model(TracedStep(operations, model, how, given))]
+        return [model(TracedStep(operations, model, how, given=given))]
 
-    return _trace(model, body, how.symbols, how.fields)
+    return _trace(model, body, how.symbols, fields=how.fields)
 
 
 def steps_of(model: LanguageModel) -> Variant:
@@ -86,7 +86,9 @@ def steps_of(model: LanguageModel) -> Variant:
         return Variant()
     how = Variant()
     with traced_by(operations := TracedOperations(KnownWeights(named_parameters(model)))):
-        hidden = model(TracedStep(operations, model, how, how.fields(_points(how.symbols)[0])))
+        hidden = model(
+            TracedStep(operations, model, how, given=how.fields(_points(how.symbols)[0]))
+        )
     levels = max(each.levels for each in encoders)
     return Variant(media=hidden.shape[-1], levels=levels, dtype=hidden.dtype)
 
@@ -109,14 +111,14 @@ def trace_rows(module: nn.Module, widths: Mapping[str, int], dtype: mx.Dtype) ->
     def rows(sizes: Mapping[str, int]) -> dict[str, mx.array]:
         return {name: mx.zeros((sizes["T"], width), dtype) for name, width in widths.items()}
 
-    return _trace(module, run, ("T",), rows)
+    return _trace(module, run, ("T",), fields=rows)
 
 
 def multiplied(model: LanguageModel) -> frozenset[str]:
     """Return the paths of the weights that a step multiplies rows by."""
     weights, how = KnownWeights(named_parameters(model)), Variant()
     with traced_by(operations := TracedOperations(weights)):
-        model(TracedStep(operations, model, how, how.fields(_points(how.symbols)[0])))
+        model(TracedStep(operations, model, how, given=how.fields(_points(how.symbols)[0])))
     found: set[str] = set()
     for call in operations.calls:
         if call.kind in ("linear", "packed_linear"):
@@ -215,9 +217,9 @@ class _Assembly:
             (),
             given,
             {id: constant for id, constant in constants.items() if id in read},
-            self._values,
-            tuple(self._nodes),
-            final,
+            values=self._values,
+            nodes=tuple(self._nodes),
+            outputs=final,
         )
 
     def _new(self, name: str, shape: Sequence[int], dtype: mx.Dtype) -> int:

@@ -43,7 +43,7 @@ class Pooling:
     def problem(self) -> str:
         """Why the model's own pooling cannot be computed; empty if it can."""
         what = self.stages.problem
-        return what and f"This model cannot embed here: {what}."
+        return what and f"This model cannot create embeddings: {what}."
 
     @property
     def query_prompt(self) -> str:

@@ -156,7 +156,7 @@ class Prompts:
         if not spec.messages and not spec.prompts:
             param = spec.names.messages
             raise RequestError(
-                f"'{param}' is missing or empty: there is nothing to answer.",
+                f"'{param}' is missing or empty.",
                 param=param,
                 code="missing_required_parameter",
             )
@@ -202,8 +202,9 @@ class Prompts:
             return prompt
         if prompt.media:
             raise RequestError(
-                f"'truncate_prompt_tokens' keeps {kept} of the prompt's {len(tokens)} tokens, but "
-                "a prompt with media cannot be cut: leave it out, or shorten the messages.",
+                f"'truncate_prompt_tokens' keeps {kept} of the prompt's {len(tokens)} tokens, "
+                "but a prompt with media cannot be truncated: leave it out, or shorten the "
+                "messages.",
                 param="truncate_prompt_tokens",
                 code="invalid_value",
             )
@@ -276,7 +277,7 @@ class Prompts:
     def _check_prompt(self, spec: Generation, prompt: tuple[int, ...]) -> None:
         param, limit = spec.names.messages if spec.messages else "prompt", self._longest(spec)
         if not prompt:
-            raise RequestError(f"'{param}' holds no token.", param=param, code="invalid_value")
+            raise RequestError(f"'{param}' has no tokens.", param=param, code="invalid_value")
         if spec.vector and len(prompt) > limit:
             own = limit == spec.max_prompt
             because = "max_seq_length of its sentence_bert_config.json" if own else "its context"

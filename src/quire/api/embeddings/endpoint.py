@@ -33,13 +33,13 @@ class EmbeddingRequest(VectorFields):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Integer | None = Field(default=None, ge=1, le=1 << 20)
     pooling: PoolingKind | None = Field(
-        default=None, description="default: what the model's files say, else mean"
+        default=None, description="default: as in the model's files, else mean"
     )
     normalize: bool | None = Field(
-        default=None, description="scale to length one; default: what the model's files say"
+        default=None, description="scale vectors to length one; default: as in the model's files"
     )
     prompt_name: str | None = Field(
-        default=None, description="of the model's prompts, the one to put before each text"
+        default=None, description="the name of the model's prompt that is put before each text"
     )
 
 

@@ -22,7 +22,10 @@ class VectorFields(Wire):
     model: str | None = None
     user: str | None = None
     truncate_prompt_tokens: Integer | None = Field(
-        default=None, ge=-1, lt=2**31, description="tokens of a prompt that are kept; -1: that fit"
+        default=None,
+        ge=-1,
+        lt=2**31,
+        description="truncate the prompt to so many tokens; -1: to what fits",
     )
     truncation_side: Literal["left", "right"] | None = Field(
         default=None, description="where a prompt is cut; default: left, of encoders right"

@@ -84,7 +84,7 @@ def gemma3_text(s: Settings, *, bidirectional_media: bool = False) -> LanguageMo
         head_dim=256,
         tie_word_embeddings=True,
     )
-    caps = [_softcap(s, f"{which}_logit_softcapping", None) for which in ("attn", "final")]
+    caps = [_softcap(s, f"{which}_logit_softcapping", default=None) for which in ("attn", "final")]
     usual = attention(
         s,
         scale=_scale(s),
@@ -95,7 +95,7 @@ def gemma3_text(s: Settings, *, bidirectional_media: bool = False) -> LanguageMo
         bidirectional=s.flag("use_bidirectional_attention", default=False),
     )
     if usual.bidirectional:
-        s.only("attn_logit_softcapping", None)
+        s.only("attn_logit_softcapping", units=None)
     types = s.layer_types(full_every(s, s.integer("sliding_window_pattern", default=6)))
     layers = by_type(types, _mixers(s, usual), _block(s))
     return _decoder(s, layers, placement=NormPlacement.SANDWICH, logit_softcap=caps[1])
