@@ -73,7 +73,7 @@ class LayerAttention:
         result: the output, `[T, heads, value_dim]`.
         sinks: `[heads]`, one extra score for each row's softmax; None without.
         value_dim: size of a value; 0 means `head_dim`.
-        value_in_key: whether a value is the start of its key.
+        value_in_key: whether a value is the beginning of its key.
     """
 
     heads: int

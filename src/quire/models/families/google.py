@@ -95,7 +95,7 @@ def gemma3_text(s: Settings, *, bidirectional_media: bool = False) -> LanguageMo
         bidirectional=s.flag("use_bidirectional_attention", default=False),
     )
     if usual.bidirectional:
-        s.only("attn_logit_softcapping", units=None)
+        s.only("attn_logit_softcapping", None)
     types = s.layer_types(full_every(s, s.integer("sliding_window_pattern", default=6)))
     layers = by_type(types, _mixers(s, usual), _block(s))
     return _decoder(s, layers, placement=NormPlacement.SANDWICH, logit_softcap=caps[1])
