@@ -103,16 +103,14 @@ class Engine:
         manager = BlockManager(budget, executor.block_bytes, disk.accepts if disk else None)
         limits = Limits(self._groups, manager, config.block_size, context)
         context = check_context(limits.context(self._names.format(None)), context)
+        prefill_budget = PrefillBudget(
+            config.step_ms / 1e3, config.stall_factor, config.max_step_tokens, times=self.step_times
+        )
         self._scheduler = Scheduler(
             _scheduling(loaded, config, context),
             self._groups,
             manager,
-            prefill_budget=PrefillBudget(
-                config.step_ms / 1e3,
-                config.stall_factor,
-                config.max_step_tokens,
-                times=self.step_times,
-            ),
+            prefill_budget=prefill_budget,
             identity=self._names.root,
             max_graph_rows=executor.max_graph_rows,
             drafting=Drafting(drafters, draft_lengths or self._worthwhile, vocabulary),
