@@ -20,6 +20,7 @@ from quire.device.weights import Packing
 from quire.executor.graphs.coverage import Survey
 from quire.executor.graphs.graph_cache import MAX_ROWS, WIDE_ROWS
 from quire.executor.graphs.head import served_head
+from quire.executor.graphs.indexers import most_keys
 from quire.executor.graphs.layout import InputLayout
 from quire.executor.graphs.operands import attention_heads
 from quire.executor.graphs.places import Place
@@ -57,6 +58,9 @@ Written by `python -m tests.models.make_graphs_doc`; do not edit.
 On CUDA a step is one graph, recorded from the program of the step
 ([architecture](../ARCHITECTURE.md)). It has up to {MAX_ROWS} rows, over plain KV blocks up to
 {WIDE_ROWS}.
+
+Steps of families with indexers (`deepseek_v32`, `glm_moe_dsa`) have up to {MAX_ROWS} rows, and of
+64 rows up to {most_keys(MAX_ROWS):,} keys each.
 
 MLX computes a node without a kernel between two graphs of the step. A family with such a node that
 reads or writes the KV cache is served eagerly, and so is a request whose KV format has no kernels

@@ -11,8 +11,9 @@ import numpy as np
 from quire.attention.metadata import AttentionMetadata
 from quire.cache.formats.base import LayerStore
 from quire.executor.graphs.graph_cache import MAX_ROWS
+from quire.executor.graphs.layer_attention import HeadRows, LayerAttention
 from quire.executor.graphs.layout import InputLayout, group_of, step_record, write_group
-from quire.executor.graphs.pools import HeadRows, LayerAttention, kind_of
+from quire.executor.graphs.pools import kind_of
 from quire.executor.graphs.recorder import Buffer, Kernel, Recorder
 from tests.device.cuda.cards import H200
 from tests.support.emulated_steps import EmulatedRunner, memory_of

@@ -43,6 +43,8 @@ FAMILIES = [
     "kimi_linear",
     "mamba2",
     "llama4_text-several",
+    "deepseek_v32",
+    "glm_moe_dsa",
 ]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 
 import mlx.core as mx
@@ -24,6 +24,7 @@ from quire.device.cuda.inboxes import Inboxes
 from quire.executor.graphs.between import Segment, needs_pools
 from quire.executor.graphs.coverage import Survey
 from quire.executor.graphs.head import record_head, served_head
+from quire.executor.graphs.indexers import has_indexers
 from quire.executor.graphs.layout import InputLayout
 from quire.executor.graphs.operands import UnsupportedNode, attention_heads
 from quire.executor.graphs.places import Place
@@ -114,6 +115,7 @@ class GraphCache:
 
     Attributes:
         heads: attention head shapes of the layers that keep keys, by layer.
+        indexed: whether indexers choose the keys that rows attend to.
         hidden: `[rows, hidden]` buffer that every graph writes its hidden states to.
         media: `[rows, hidden]` buffers that every graph reads the levels of media rows from; empty
             for models without encoders.
@@ -133,6 +135,7 @@ class GraphCache:
         self._extension, self._compiler = extension, compiler()
         self._batch_invariant, self._inboxes = batch_invariant, inboxes
         self.heads = attention_heads(programs.body)
+        self.indexed = has_indexers(programs.body)
         self._by_mlx: list[Node] = []
         """Nodes of the body without kernels."""
         self._head = served_head(programs.head, card())
@@ -208,14 +211,18 @@ class GraphCache:
         """Return a step's graphs for the current pools. Return None while writes to the pools are
         pending.
         """
-        stores = {
-            layer: self._pools.kv(self._layout.group[layer], format).layers[layer]
-            for layer in self.heads
-        }
+        kept = {layer: self._pools.kv(self._layout.group[layer], format) for layer in self.heads}
+        stores = {layer: each.layers[layer] for layer, each in kept.items()}
         pointer = self._extension.pointer
+        indexes = {
+            layer: pointer(each.indexes[layer].arrays()[0])
+            for layer, each in kept.items()
+            if layer in each.indexes
+        }
         states = layer_states(self._pools, self._layout, format, address=pointer)
         addresses = tuple(tuple(map(pointer, each.arrays())) for each in stores.values())
         addresses += tuple(tuple(x.address for x in each.values()) for each in states.values())
+        addresses += (tuple(indexes.values()),)
         if not all(map(all, addresses)):
             return None
         known = self._graphs.get(format)
@@ -225,7 +232,9 @@ class GraphCache:
         if graph is None:
             recorded = self._recorded.get((format, max_rows))
             if recorded is None:
-                recorded = self._record_step(max_rows, stores, states, addresses=addresses)
+                recorded = self._record_step(
+                    max_rows, stores, indexes, states=states, addresses=addresses
+                )
                 self._recorded[format, max_rows] = recorded
             graph = known.graphs[max_rows] = recorded.graphs(addresses)
         return graph
@@ -234,12 +243,16 @@ class GraphCache:
         self,
         max_rows: int,
         stores: dict[int, LayerStore],
+        indexes: dict[int, int],
         states: dict[int, LayerStates],
         addresses: Addresses,
     ) -> _Recorded:
         started, pointer = time.perf_counter(), self._extension.pointer
         pools = {
-            layer: kind_of(store.format).of(store, self._layout.group[layer], pointer)
+            layer: replace(
+                kind_of(store.format).of(store, self._layout.group[layer], pointer),
+                index=indexes.get(layer, 0),
+            )
             for layer, store in stores.items()
         }
         recorder = self._recorder(max_rows)

@@ -238,7 +238,13 @@ def _product(
     )
 
 
-def attend(shape: paged.Shape, *, ordered: bool = False, value_in_key: bool = False) -> str:
+def attend(
+    shape: paged.Shape,
+    *,
+    ordered: bool = False,
+    value_in_key: bool = False,
+    tiles_are_made: bool = False,
+) -> str:
     """Return the source of attention over plain blocks, one row a tile.
 
     Parameters: q, keys, values, tiles, table, numbers, partial, stats, result, and sinks if there
@@ -247,6 +253,7 @@ def attend(shape: paged.Shape, *, ordered: bool = False, value_in_key: bool = Fa
     Args:
         ordered: whether thread blocks without work also wait for the previous kernel. Needed if all
             may be without work.
+        tiles_are_made: whether an earlier kernel of the step writes the tiles.
     """
     parameters = ["const T* q", "const T* keys", "const T* values", "const int* tiles"]
     parameters += ["const int* table", "const float* numbers", "float* partial", "float* stats"]
@@ -260,7 +267,8 @@ def attend(shape: paged.Shape, *, ordered: bool = False, value_in_key: bool = Fa
         paged.LANES,
         defines,
         head,
-        resident=shape.resident,
+        "wait_for_others();" * tiles_are_made,
+        shape.resident,
     )
 
 
@@ -312,14 +320,18 @@ def attend_prompts(tiles: PromptTiles) -> str:
     )
 
 
-def combine(shape: paged.Shape, splits: int) -> str:
+def combine(shape: paged.Shape, splits: int, *, tiles_are_made: bool = False) -> str:
     """Return the source that combines splits.
 
     Parameters: rows, partial, stats, tiles, result, and sinks if there are any.
+
+    Args:
+        tiles_are_made: whether an earlier kernel of the step writes the tiles.
     """
     parameters = ["const int* rows", "const float* partial", "const float* stats"]
     lines = [
         *of_splits(shape, splits),
+        "wait_for_others();" * tiles_are_made,
         f"const int* tile = tiles + blockIdx.x / {shape.heads} * 6;",
         "const int low = tile[2], high = tile[3], each = units_of_split(low, high, splits);",
         "const int count = ((high + 31) / 32 - low / 32 + each - 1) / each;",

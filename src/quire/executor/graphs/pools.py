@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import mlx.core as mx
@@ -25,75 +25,13 @@ from quire.executor.graphs.coding_check import (
     token_coding_differs,
 )
 from quire.executor.graphs.heads import Coding, Heads, code_parts, code_tables
+from quire.executor.graphs.indexers import ChosenKeys
+from quire.executor.graphs.layer_attention import LayerAttention
 from quire.executor.graphs.layout import max_tiles
 from quire.executor.graphs.recorder import Buffer, Recorder
 
 _INVARIANT_ROWS = 8
 """Number of rows that decides how keys are split in batch-invariant graphs of any size."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeadRows:
-    """Queries, keys or values as a product wrote them.
-
-    Attributes:
-        offset, stride: offset of the first row, and elements from row to row.
-        head_stride: elements from head to head.
-    """
-
-    buffer: Buffer
-    offset: int
-    stride: int
-    head_stride: int
-
-    @property
-    def address(self) -> int:
-        return self.buffer.address + 2 * self.offset
-
-
-@dataclass(frozen=True, slots=True)
-class Rotation:
-    """Angles of a step's rows, `[T, pairs]` each, float32."""
-
-    cosines: Buffer
-    sines: Buffer
-    pairs: int
-    neighbours: bool
-
-
-@dataclass(frozen=True, slots=True)
-class LayerAttention:
-    """One layer's attention, as the program describes it.
-
-    Attributes:
-        k, v: keys and values; None if the layer reads another layer's.
-        q_norm, k_norm: norm weights; None for norms without weights.
-        normed: whether queries and keys are normalised by head.
-        values_normed: whether values are normalised by head, without a weight.
-        result: the output, `[T, heads, value_dim]`.
-        sinks: `[heads]`, one extra score for each row's softmax; None without.
-        value_dim: size of a value; 0 means `head_dim`.
-        value_in_key: whether a value is the beginning of its key.
-    """
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    scale: float
-    softcap: float | None
-    q: HeadRows
-    k: HeadRows | None
-    v: HeadRows | None
-    normed: bool
-    values_normed: bool
-    eps: float
-    q_norm: mx.array | None
-    k_norm: mx.array | None
-    rotation: Rotation | None
-    result: Buffer
-    sinks: mx.array | None = None
-    value_dim: int = 0
-    value_in_key: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +42,7 @@ class Attending:
         q: queries, in the coordinates of the stored keys.
         numbers: address of `score_numbers`.
         ending: last arguments: addresses of the result and of sinks, if there are any.
+        chosen: see `LayerAttention`.
     """
 
     shape: paged.Shape
@@ -112,6 +51,7 @@ class Attending:
     value_in_key: bool
     result: Buffer
     ending: tuple[int, ...]
+    chosen: ChosenKeys | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +91,7 @@ class LayerPool(ABC):
     Attributes:
         group: the KV group whose inputs locate a step's rows.
         arrays: addresses of the store's arrays.
+        index: address of the keys of the layer's indexer; 0 without one.
         tolerance: largest difference of a step's logits from the model's, relative to their norm.
     """
 
@@ -159,6 +100,7 @@ class LayerPool(ABC):
     group: int
     block_size: int
     arrays: tuple[int, ...]
+    index: int = field(default=0, kw_only=True)
 
     @classmethod
     @abstractmethod
@@ -190,8 +132,8 @@ class LayerPool(ABC):
         q = self._heads(recorder, layer)
         more = () if layer.sinks is None else (recorder.weight(layer.sinks),)
         ending = layer.result.address, *more
-        in_key = layer.value_in_key
-        self._attend(recorder, Attending(shape, q, numbers, in_key, layer.result, ending))
+        in_key, result, chosen = layer.value_in_key, layer.result, layer.chosen
+        self._attend(recorder, Attending(shape, q, numbers, in_key, result, ending, chosen))
         recorder.release(q)
 
     def _heads(self, recorder: Recorder, layer: LayerAttention) -> Buffer:
@@ -292,20 +234,27 @@ class PlainPool(LayerPool):
     def _attend(self, recorder: Recorder, attending: Attending) -> None:
         shape, inputs = attending.shape, recorder.inputs
         group, splits = inputs.group(self.group), _splits(recorder, shape)
+        arrays, tiles, table = self.arrays, group.tiles, inputs.table
+        q, reads, chosen = attending.q, list[Buffer](), attending.chosen
+        if chosen is not None:
+            copies = chosen.gathered(recorder, group, q, arrays[0], shape.key_dim)
+            arrays, reads = (copies.address, copies.address), [copies, chosen.tiles]
+            tiles, table = chosen.tiles.address, chosen.table(recorder)
         parts = self._partial(recorder, attending, splits) if splits > 1 else ()
         result, places = attending.result, [each.address for each in parts] or [0, 0]
-        arguments = [attending.q.address, *self.arrays, group.tiles, inputs.table]
+        arguments = [q.address, *arrays, tiles, table]
         arguments += [attending.numbers, *places, *attending.ending]
         heads, many = shape.kv_heads * (shape.group // shape.part), bool(inputs.tile_rows)
         grid, in_key = (recorder.max_rows, heads, splits), attending.value_in_key
-        shared = paged.single_memory(shape)
-        source = kernels.attend(shape, ordered=many, value_in_key=in_key)
-        recorder.add(source, grid, paged.LANES, arguments, [attending.q], [*parts, result], shared)
+        shared, made = paged.single_memory(shape), chosen is not None
+        source = kernels.attend(shape, ordered=many, value_in_key=in_key, tiles_are_made=made)
+        recorder.add(source, grid, paged.LANES, arguments, [q, *reads], [*parts, result], shared)
         if parts:
-            arguments = [inputs.rows, *places, group.tiles, *attending.ending]
-            source, grid = kernels.combine(shape, splits), (recorder.max_rows * shape.heads, 1, 1)
-            recorder.add(source, grid, paged.LANES, arguments, parts, [result])
-        for each in parts:
+            arguments = [inputs.rows, *places, tiles, *attending.ending]
+            source = kernels.combine(shape, splits, tiles_are_made=made)
+            grid = recorder.max_rows * shape.heads, 1, 1
+            recorder.add(source, grid, paged.LANES, arguments, [*parts, *reads], [result])
+        for each in (*parts, *reads[:1]):
             recorder.release(each)
         if many:
             arguments = [attending.q.address, *self.arrays, group.wide, inputs.table]

@@ -16,7 +16,9 @@ from quire.executor.graphs.between import Segment, memory_of, read_by
 from quire.executor.graphs.embed import embed_kernel
 from quire.executor.graphs.exchange import ExchangeRecording
 from quire.executor.graphs.head_nodes import HeadRecording
+from quire.executor.graphs.indexers import Index, IndexerRecording
 from quire.executor.graphs.joined import joined_kernel
+from quire.executor.graphs.layer_attention import HeadRows, LayerAttention, Rotation
 from quire.executor.graphs.mixtures import MixtureRecording
 from quire.executor.graphs.operands import (
     HeadOperand,
@@ -31,13 +33,7 @@ from quire.executor.graphs.operands import (
 )
 from quire.executor.graphs.places import Place, shown
 from quire.executor.graphs.plain_products import PlainProduct
-from quire.executor.graphs.pools import (
-    HeadRows,
-    LayerAttention,
-    LayerPool,
-    Rotation,
-    TailCoding,
-)
+from quire.executor.graphs.pools import LayerPool, TailCoding
 from quire.executor.graphs.recorder import Buffer, Recorder
 from quire.executor.graphs.recurrences import StateRecording
 from quire.executor.graphs.rows import row_kernel
@@ -51,7 +47,9 @@ _FEW_OUTPUTS = 512
 """Most outputs of a matrix whose product is computed by one warp for each element."""
 
 
-class Recording(MixtureRecording, StateRecording, HeadRecording, ExchangeRecording):
+class Recording(
+    MixtureRecording, StateRecording, HeadRecording, ExchangeRecording, IndexerRecording
+):
     """Records programs for one number of rows.
 
     Args:
@@ -62,6 +60,7 @@ class Recording(MixtureRecording, StateRecording, HeadRecording, ExchangeRecordi
 
     Attributes:
         segments: what MLX computes between two parts of the recorder's kernels, in order.
+        indexes: see `IndexerRecording`.
     """
 
     def __init__(
@@ -76,6 +75,9 @@ class Recording(MixtureRecording, StateRecording, HeadRecording, ExchangeRecordi
         self._by_mlx = frozenset(by_mlx)
         self.segments: list[Segment] = []
         self._pools, self._layout, self._states = pools, layout, states
+        self.indexes = {
+            layer: Index(each.index, each.group, each.block_size) for layer, each in pools.items()
+        }
         self._kinds: dict[str, Callable[[Node], None]] = {
             "embed": partial(self._generate, embed_kernel),
             "rows": partial(self._generate, row_kernel),
@@ -84,6 +86,7 @@ class Recording(MixtureRecording, StateRecording, HeadRecording, ExchangeRecordi
             "products": self._products,
             "gated products": self._gated,
             "attention": self._attention,
+            "choose": self._choose,
             "route": self._route,
             "expert_outputs": self._experts,
             "by_head": self._by_head,
@@ -269,8 +272,7 @@ class Recording(MixtureRecording, StateRecording, HeadRecording, ExchangeRecordi
     def _attention(self, node: Node) -> None:
         attend, recorder = node.arguments[-1], self._recorder
         own = attend.attributes
-        if own.get("chosen_by") is not None:
-            raise UnsupportedNode("attention over keys that an indexer chooses")
+        chosen = self._chosen_by(own.get("chosen_by"))
         sinks = attend.weight("sinks")
         if "sinks" in attend.roles or (sinks is not None and sinks.dtype != mx.bfloat16):
             raise UnsupportedNode("attention with sinks that are no weights in bfloat16")
@@ -317,9 +319,11 @@ class Recording(MixtureRecording, StateRecording, HeadRecording, ExchangeRecordi
             sinks=sinks,
             value_dim=spec.value_dim,
             value_in_key=spec.value_in_key,
+            chosen=chosen,
         )
         pool = self._pools[self._layout.owner[layer]]
         pool.record(recorder, described)
+        self._has_attended(own.get("chosen_by"))
         coding = None if k is None else pool.tail_coding(spec.kv_heads, head_dim)
         if coding is not None:
             self._tails.setdefault(coding, []).append(pool.arrays)

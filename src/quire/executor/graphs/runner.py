@@ -30,6 +30,7 @@ from quire.device.verified import Check, Verification, verified_kernels
 from quire.executor.graphs.coding_check import DeviceRunner
 from quire.executor.graphs.exchange_check import verified_inboxes
 from quire.executor.graphs.graph_cache import MAX_ROWS, WIDE_ROWS, GraphCache
+from quire.executor.graphs.indexers import most_keys
 from quire.executor.graphs.layout import step_numbers
 from quire.executor.graphs.operands import UnsupportedNode
 from quire.executor.graphs.pools import kind_of
@@ -194,7 +195,7 @@ class CUDAGraphs:
         if inputs.wanted is None and self._known(format, max_rows) is None:
             self._verified(inputs, max_rows, run_eagerly)
         computed = None
-        if self._known(format, max_rows) is not False and self._within_blocks(inputs.sequences):
+        if self._known(format, max_rows) is not False and self._in_reach(inputs.sequences):
             computed = self._computed(inputs, max_rows)
             if computed is None:  # something is still to be done to the pools
                 mx.eval(*self._pools.arrays(range(len(self._layout.group))))
@@ -238,13 +239,16 @@ class CUDAGraphs:
         if inputs.cross is not None or (inputs.media is not None and not self._cache.media):
             return False
         format = rows[0].format
-        if not self._within_blocks(rows):
+        if not self._in_reach(rows):
             return False
         return all(each.format == format and each.sampled == each.wanted for each in rows)
 
-    def _within_blocks(self, rows: Sequence[ScheduledSequence]) -> bool:
-        """Whether no row reads a block that is coded only at the end of the step."""
+    def _in_reach(self, rows: Sequence[ScheduledSequence]) -> bool:
+        """Whether no row reads a block that is coded only at the end of the step, and indexers can
+        score all keys."""
         tokens = self._pools.block_size
+        if self._cache.indexed and max(each.end for each in rows) > most_keys(_max_rows(rows)):
+            return False
         return not rows[0].format.has_tail or all(in_one_block(each, tokens) for each in rows)
 
     def max_graph_rows(self, format: KVFormat, media: bool) -> int:
@@ -265,7 +269,7 @@ class CUDAGraphs:
     def _most_rows(self, format: KVFormat) -> int:
         """Return the row count of the largest graph for a format."""
         plain = format.scheme == "plain" and not self._batch_invariant
-        return WIDE_ROWS if plain else MAX_ROWS
+        return WIDE_ROWS if plain and not self._cache.indexed else MAX_ROWS
 
     def serves_format(self, format: KVFormat) -> bool:
         """Whether the kernels support a format. The result is cached."""

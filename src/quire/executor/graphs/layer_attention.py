@@ -1,0 +1,77 @@
+"""A layer's attention, as a program describes it, for the pools that record its kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from quire.executor.graphs.indexers import ChosenKeys
+from quire.executor.graphs.recorder import Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRows:
+    """Queries, keys or values as a product wrote them.
+
+    Attributes:
+        offset, stride: offset of the first row, and elements from row to row.
+        head_stride: elements from head to head.
+    """
+
+    buffer: Buffer
+    offset: int
+    stride: int
+    head_stride: int
+
+    @property
+    def address(self) -> int:
+        return self.buffer.address + 2 * self.offset
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Angles of a step's rows, `[T, pairs]` each, float32."""
+
+    cosines: Buffer
+    sines: Buffer
+    pairs: int
+    neighbours: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LayerAttention:
+    """One layer's attention, as the program describes it.
+
+    Attributes:
+        k, v: keys and values; None if the layer reads another layer's.
+        q_norm, k_norm: norm weights; None for norms without weights.
+        normed: whether queries and keys are normalised by head.
+        values_normed: whether values are normalised by head, without a weight.
+        result: the output, `[T, heads, value_dim]`.
+        sinks: `[heads]`, one extra score for each row's softmax; None without.
+        value_dim: size of a value; 0 means `head_dim`.
+        value_in_key: whether a value is the beginning of its key.
+        chosen: the keys that an indexer chose for each row; None if rows attend to all that they
+            see.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    softcap: float | None
+    q: HeadRows
+    k: HeadRows | None
+    v: HeadRows | None
+    normed: bool
+    values_normed: bool
+    eps: float
+    q_norm: mx.array | None
+    k_norm: mx.array | None
+    rotation: Rotation | None
+    result: Buffer
+    sinks: mx.array | None = None
+    value_dim: int = 0
+    value_in_key: bool = False
+    chosen: ChosenKeys | None = None
