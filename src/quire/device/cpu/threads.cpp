@@ -1,8 +1,15 @@
 #include "threads.h"
 
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
+#include <climits>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -24,33 +31,84 @@ inline void pause() {
 #endif
 }
 
-// Waits until `holds` does, but not for longer than `kSpin`. Returns whether it does.
+// Waits until `holds` does, but not for longer than `kSpin`. Returns whether it does. After the first microseconds
+// the core goes to whoever else wants it, between two looks.
 template <class Holds> bool spin(const Holds& holds) {
+    constexpr auto kAlone = std::chrono::microseconds(4);
     constexpr int kLooks = 16;  // between two looks at the clock
-    const auto end = Clock::now() + kSpin;
-    do {
+    const auto begun = Clock::now();
+    for (auto now = begun; now < begun + kSpin; now = Clock::now()) {
         for (int i = 0; i < kLooks; i++) {
             if (holds()) return true;
             pause();
         }
-    } while (Clock::now() < end);
+        if (now > begun + kAlone) sched_yield();
+    }
     return holds();
 }
+
+// A number to sleep on until somebody changes it and wakes.
+class Bell {
+public:
+    uint32_t rung() const { return times_; }
+    // Sleeps unless the bell rang since `rung` was read.
+    void wait(uint32_t rung) { futex(FUTEX_WAIT_PRIVATE, rung); }
+    void ring(int most) {
+        times_++;
+        futex(FUTEX_WAKE_PRIVATE, (uint32_t)most);
+    }
+
+private:
+    void futex(int operation, uint32_t value) { syscall(SYS_futex, &times_, operation, value, nullptr, nullptr, 0); }
+    std::atomic<uint32_t> times_{0};
+};
+
+constexpr size_t kApart = 128;  // bytes: two cache lines, which are fetched together
+
+// The parts of a round that a thread takes before it takes others': round, next part, end.
+class alignas(kApart) Share {
+public:
+    void set(uint32_t round, int begin, int end) { state_ = (uint64_t)round << 32 | (uint64_t)begin << 16 | (uint64_t)end; }
+    bool empty() const { return next(state_) == end(state_); }
+
+    // Takes a part and returns it, or -1 if there is none; `task` is the part's.
+    template <class Task> int take(const std::atomic<Task>& current, Task& task) {
+        uint64_t state = state_;
+        while (next(state) != end(state)) {
+            // A round does not end before all its parts have: the task that is read is the part's if nobody else
+            // took it meanwhile.
+            task = current;
+            if (state_.compare_exchange_weak(state, state + (1 << 16))) return next(state);
+        }
+        return -1;
+    }
+
+private:
+    static int next(uint64_t state) { return (int)(state >> 16 & 0xffff); }
+    static int end(uint64_t state) { return (int)(state & 0xffff); }
+    std::atomic<uint64_t> state_{0};
+};
+
+// What a thread writes and others read. No two threads write the same cache line while they work.
+struct alignas(kApart) Status {
+    std::atomic<uint64_t> finished{0};  // parts, in all rounds
+    std::atomic<bool> sleeps{false};
+};
 
 class Pool {
 public:
     void resize(int count) {
         std::lock_guard one_at_a_time(running_);
-        {
-            std::lock_guard lock(mutex_);
-            stopping_ = true;
-            work_.notify_all();
-        }
+        stopping_ = true;
+        called_.ring(INT_MAX);
         for (auto& thread : helpers_) thread.join();
         helpers_.clear();
         stopping_ = false;
-        for (int i = 1; i < count; i++) helpers_.emplace_back([this] { help(); });
+        shares_ = std::make_unique<Share[]>(count);
+        statuses_ = std::make_unique<Status[]>(count);
+        total_ = 0;
         size_ = count;
+        for (int i = 1; i < count; i++) helpers_.emplace_back([this, i] { help(i); });
     }
 
     int size() const { return size_; }
@@ -61,72 +119,95 @@ public:
             return;
         }
         std::lock_guard one_at_a_time(running_);
-        task_ = &task;
-        unfinished_ = parts;
-        round_++;
-        left_ = (uint64_t)round_ << 32 | (uint32_t)parts;
-        if (wakes) wake(parts - 1);
-        take_parts();
-        // Helpers that have taken no part are not waited for.
-        const auto finished = [this] { return unfinished_ == 0; };
-        if (spin(finished)) return;
-        std::unique_lock lock(mutex_);
-        caller_sleeps_ = true;
-        done_.wait(lock, finished);
-        caller_sleeps_ = false;
+        for (int done = 0; done < parts; done += kMost)
+            run_some(std::min(kMost, parts - done), [&](int part) { task(done + part); }, wakes);
     }
 
     uint64_t wakings() const { return wakings_; }
 
 private:
-    // Wakes helpers that sleep, at most so many.
-    void wake(int most) {
-        if (sleeping_ == 0) return;
-        std::lock_guard lock(mutex_);
-        const int count = std::min<int>(most, sleeping_);
-        wakings_ += count;
-        for (int i = 0; i < count; i++) work_.notify_one();
+    static constexpr int kMost = 0xffff;  // parts of a round
+
+    void run_some(int parts, const std::function<void(int)>& task, bool wakes) {
+        task_ = &task;
+        round_++;
+        share_out(parts, wakes);
+        if (wakes) wake(parts - 1);
+        take_parts(0);
+        total_ += parts;
+        if (spin([this] { return finished(); })) return;
+        caller_sleeps_ = true;
+        for (uint32_t rung = done_.rung(); !finished(); rung = done_.rung()) done_.wait(rung);
+        caller_sleeps_ = false;
     }
 
-    // Takes parts while there are any. A part can only be taken in the round that it belongs to, and a round does not
-    // end before all its parts have, so the task that was read is the part's.
-    void take_parts() {
-        uint64_t left = left_;
-        while ((uint32_t)left != 0) {
-            const auto* task = task_.load();
-            if (!left_.compare_exchange_weak(left, left - 1)) continue;
-            (*task)((int)(uint32_t)left - 1);
-            if (--unfinished_ == 0 && caller_sleeps_) {
-                std::lock_guard lock(mutex_);
-                done_.notify_one();
-            }
-            left = left_;
+    // Neighbouring parts go to one thread. Threads that sleep get some if they are woken.
+    void share_out(int parts, bool wakes) {
+        int takers = 1;
+        for (int i = 1; i < size_; i++) takers += wakes || !statuses_[i].sleeps;
+        takers = std::min(takers, parts);
+        for (int i = 0, taker = 0; i < size_ && taker < takers; i++) {
+            if (i > 0 && !wakes && statuses_[i].sleeps) continue;
+            shares_[i].set(round_, parts * taker / takers, parts * (taker + 1) / takers);
+            taker++;
         }
     }
 
-    void help() {
-        const auto called = [this] { return (uint32_t)left_.load() != 0 || stopping_; };
+    bool finished() const {
+        uint64_t sum = 0;
+        for (int i = 0; i < size_; i++) sum += statuses_[i].finished;
+        return sum == total_;
+    }
+
+    // Wakes helpers that sleep, at most so many.
+    void wake(int most) {
+        const int count = std::min<int>(most, sleeping_);
+        if (count == 0) return;
+        wakings_ += count;
+        called_.ring(count);
+    }
+
+    // Takes a thread's own parts, then those that others have not begun.
+    void take_parts(int thread) {
+        const std::function<void(int)>* task = nullptr;
+        for (int i = 0; i < size_; i++) {
+            Share& share = shares_[(thread + i) % size_];
+            if (share.empty()) continue;
+            for (int part; (part = share.take(task_, task)) >= 0;) {
+                (*task)(part);
+                statuses_[thread].finished++;
+                if (caller_sleeps_) done_.ring(1);
+            }
+        }
+    }
+
+    void help(int thread) {
+        const auto called = [&] { return !shares_[thread].empty() || stopping_; };
         while (!stopping_) {
-            take_parts();
+            take_parts(thread);
             if (spin(called)) continue;
-            std::unique_lock lock(mutex_);
+            const uint32_t rung = called_.rung();
+            statuses_[thread].sleeps = true;
             sleeping_++;
-            work_.wait(lock, called);
+            if (!called()) called_.wait(rung);
             sleeping_--;
+            statuses_[thread].sleeps = false;
         }
     }
 
     std::vector<std::thread> helpers_;
+    std::unique_ptr<Share[]> shares_;  // the caller's, then the helpers'
+    std::unique_ptr<Status[]> statuses_;
     std::atomic<int> size_{1};
     std::mutex running_;  // held by who shares work out
-    std::mutex mutex_;    // held to fall asleep and to wake
-    std::condition_variable work_, done_;
-    std::atomic<const std::function<void(int)>*> task_{nullptr};
-    std::atomic<uint64_t> left_{0};  // the round, and how many of its parts nobody has taken
-    std::atomic<int> unfinished_{0}, sleeping_{0};
-    std::atomic<bool> caller_sleeps_{false}, stopping_{false};
-    std::atomic<uint64_t> wakings_{0};
     uint32_t round_ = 0;
+    uint64_t total_ = 0;  // parts of all rounds
+    std::atomic<uint64_t> wakings_{0};
+    // Written at a round's beginning, or when threads fall asleep.
+    alignas(kApart) std::atomic<const std::function<void(int)>*> task_{nullptr};
+    std::atomic<bool> caller_sleeps_{false}, stopping_{false};
+    std::atomic<int> sleeping_{0};
+    Bell called_, done_;
 };
 
 Pool& pool() {
