@@ -15,6 +15,8 @@ from quire.sampling.sampler import sample
 from quire.sampling.uniforms import uniforms
 from tests.sampling import reference
 
+pytestmark = pytest.mark.usefixtures("way")
+
 KINDS = {
     "plain": SamplingParams(),
     "hot": SamplingParams(temperature=2.5),

@@ -13,12 +13,14 @@ depend on the other rows; sums whose order a backend may choose by the number of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 
 import mlx.core as mx
 
 from quire.core.request import SamplingParams
 from quire.core.sampling_params import MAX_LOGPROBS, is_greedy
 from quire.device.device import current_device
+from quire.device.draws import ALL, GREEDY, Draw
 from quire.sampling.adjust import adjust, column
 from quire.sampling.filters import filtered
 from quire.sampling.rows import RowSampling, Sampled
@@ -47,20 +49,61 @@ def sample(logits: mx.array, rows: Sequence[RowSampling]) -> Sampled:
     return Sampled(tokens)
 
 
+class _Way(Enum):
+    """How tokens are chosen without MLX's operations on probabilities."""
+
+    BEST = "the likeliest"
+    KERNEL = "a kernel of the device"
+
+
 def _choose(logits: mx.array, rows: Sequence[RowSampling]) -> mx.array:
-    """Return each row's token, int32 `[R]`: greedy rows by argmax, others sampled."""
-    ways: dict[int | None, list[int]] = {}
+    """Return each row's token, int32 `[R]`."""
+    ways: dict[_Way | int | None, list[int]] = {}
     for i, row in enumerate(rows):
-        if not is_greedy(row.params):
-            ways.setdefault(_candidates(row.params), []).append(i)
-    drawn = sum(len(members) for members in ways.values())
-    if drawn == len(rows) and len(ways) == 1:
-        return _draw(logits, rows, *ways)
-    tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
-    for size, members in ways.items():
-        where = mx.array(members)
-        tokens[where] = _draw(logits[where], [rows[i] for i in members], size)
+        ways.setdefault(_way_of(row.params), []).append(i)
+    if len(ways) == 1:
+        return _by(next(iter(ways)), logits, rows)
+    tokens = current_device().operations.best(logits)
+    for way, members in ways.items():
+        if way is not _Way.BEST:
+            where = mx.array(members)
+            tokens[where] = _by(way, logits[where], [rows[i] for i in members])
     return tokens
+
+
+def _way_of(params: SamplingParams) -> _Way | int | None:
+    """Return how a row's token is chosen: a `_Way`, or see `_candidates`."""
+    typical = params.typical_p < 1 or params.xtc_probability > 0
+    if current_device().operations.draws and (is_greedy(params) or not typical):
+        return _Way.KERNEL
+    return _Way.BEST if is_greedy(params) else _candidates(params)
+
+
+def _by(way: _Way | int | None, logits: mx.array, rows: Sequence[RowSampling]) -> mx.array:
+    operations = current_device().operations
+    match way:
+        case _Way.BEST:
+            return operations.best(logits)
+        case _Way.KERNEL:
+            return operations.draw(logits, [_draw_of(row) for row in rows])
+        case size:
+            return _draw(logits, rows, size)
+
+
+def _draw_of(row: RowSampling) -> Draw:
+    """Return what a kernel must know to draw a row's token."""
+    params = row.params
+    if is_greedy(params):
+        return GREEDY
+    size = _candidates(params)
+    return Draw(
+        params.temperature,
+        params.min_p,
+        params.top_k,
+        params.top_p,
+        0 if size is None else size or ALL,
+        *uniforms(params.seed, row.position),
+    )
 
 
 def _candidates(params: SamplingParams) -> int | None:

@@ -170,6 +170,7 @@ struct CausalConv {
     bool silu;
 };
 
+constexpr int64_t kSampledTogether = 128;  // tokens of a block that sampling draws first
 constexpr int64_t kRowsMultiple = 16;  // of rows that products take together
 
 // Products of one instruction set.
@@ -214,6 +215,12 @@ struct Kernels : Products {
     int64_t (*state_space_scratch_floats)(const StateSpace& space);
     // Channels [begin, end) of one sequence, multiples of 16.
     void (*causal_conv)(const CausalConv& conv, int64_t sequence, int64_t begin, int64_t end);
+    // The place of the largest of `count` numbers, the first of equal ones.
+    int64_t (*best)(const float* x, int64_t count);
+    // Weights 2 to the power of `factor * (x - best)`, 0 below `least`; of each `kSampledTogether` their sum and the
+    // largest.
+    void (*weigh_logits)(const float* x, int64_t count, float best, float factor, float least, float* weights,
+                         float* blocks);
 };
 
 // The kernels of `base` with other products.

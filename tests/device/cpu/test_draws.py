@@ -1,0 +1,46 @@
+"""Tokens drawn by the kernels, whatever the instruction set and the number of threads.
+
+`tests/sampling` holds the draws themselves against float64.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from quire.device.draws import ALL, GREEDY, Draw
+
+
+@pytest.mark.parametrize("vocab", [1, 7, 128, 1000, 4097])
+def test_greedy_draws_are_the_first_of_the_largest(ops: Any, vocab: int) -> None:
+    logits = np.round(np.random.default_rng(vocab).normal(0, 1, (5, vocab)), 1).astype(np.float32)
+    found = ops.draw(mx.array(logits), [GREEDY] * 5)
+    assert found.tolist() == logits.argmax(axis=-1).tolist()
+
+
+def test_logits_that_are_no_numbers_hide_no_other(ops: Any) -> None:
+    logits = np.zeros((1, 300), np.float32)
+    logits[0, 17], logits[0, 18:30] = 5, np.nan
+    assert ops.draw(mx.array(logits), [GREEDY]).tolist() == [17]
+
+
+@pytest.mark.parametrize("vocab", [97, 3001])
+def test_threads_draw_the_same_tokens(ops: Any, vocab: int) -> None:
+    logits = mx.random.normal((64, vocab), key=mx.random.key(0)) * 3
+    ways = [
+        Draw(0.8),
+        Draw(1.2, min_p=0.05),
+        Draw(0.7, top_p=0.9, candidates=ALL),
+        Draw(1.0, top_k=40, top_p=0.95, candidates=64),
+    ]
+    rows = [each._replace(block=(i + 0.5) / 64, inside=0.3) for i in range(16) for each in ways]
+    alone = ops.draw(logits, rows).tolist()
+    ops.set_threads(4)
+    try:
+        assert ops.draw(logits, rows).tolist() == alone
+    finally:
+        ops.set_threads(1)
+    assert len(set(alone)) > 10
