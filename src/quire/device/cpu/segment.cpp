@@ -1,6 +1,47 @@
 #include "segment.h"
 
+#include <chrono>
+#include <mutex>
+
 namespace quire {
+namespace {
+
+// Adds up where the time of segments goes, if asked to.
+class Stopwatch {
+public:
+    void measure(bool measures) {
+        std::lock_guard lock(mutex_);
+        measures_ = measures;
+        seconds_.clear();
+        last_ = Clock::now();
+    }
+    bool measures() const { return measures_; }
+    // Adds the time since the last call.
+    void add(const char* kind) {
+        const auto now = Clock::now();
+        std::lock_guard lock(mutex_);
+        seconds_[kind] += std::chrono::duration<double>(now - last_).count();
+        last_ = now;
+    }
+    std::map<std::string, double> seconds() {
+        std::lock_guard lock(mutex_);
+        return seconds_;
+    }
+
+private:
+    using Clock = std::chrono::steady_clock;
+    std::mutex mutex_;
+    std::atomic<bool> measures_{false};
+    std::map<std::string, double> seconds_;
+    Clock::time_point last_;
+};
+
+Stopwatch stopwatch;
+
+}  // namespace
+
+void measure_segments(bool measures) { stopwatch.measure(measures); }
+std::map<std::string, double> segment_seconds() { return stopwatch.seconds(); }
 
 int SegmentBody::number(int64_t width, Kind kind, bool integers) {
     require(width > 0, "values have a width");
@@ -121,6 +162,8 @@ void SegmentBody::run(Frame& frame) const {
         if (places_[value] >= 0) frame.values[value] = memory + places_[value] * frame.rows;
     }
     for (const auto& [value, whole] : constants_) frame.values[value] = const_cast<float*>(whole.data<float>());
+    const bool measures = stopwatch.measures();
+    if (measures) stopwatch.add("between");
     for (size_t s = 0; s < stages_.size(); s++) {
         const Stage& stage = stages_[s];
         if (stage.row_work == 0) {
@@ -129,6 +172,7 @@ void SegmentBody::run(Frame& frame) const {
         } else {
             run_rows(stage, s + 1 < stages_.size() ? instructions_[stages_[s + 1].begin].get() : nullptr, frame);
         }
+        if (measures) stopwatch.add(instructions_[stage.begin]->kind());
     }
 }
 

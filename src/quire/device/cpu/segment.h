@@ -2,6 +2,8 @@
 // Python between them. `executor/segments` makes segments from programs. The bits are those of the operations apart.
 #pragma once
 
+#include <map>
+
 #include "matrix.h"
 #include "paged.h"
 
@@ -38,6 +40,8 @@ public:
     Instruction(std::vector<int> reads, std::vector<int> writes) : reads(std::move(reads)), writes(std::move(writes)) {}
     virtual ~Instruction() = default;
     virtual void run(Frame& frame) const = 0;
+    // What it computes, for measurements.
+    virtual const char* kind() const { return "rows"; }
     // The multiplications of a row, about, where rows may be computed apart from each other; else 0.
     virtual int64_t row_work() const { return 0; }
     // Rows [begin, end).
@@ -109,6 +113,11 @@ private:
     std::vector<std::vector<int>> output_shapes_;
     int64_t floats_ = 0;  // a row of all computed values together
 };
+
+// Seconds that segments took since `measure_segments(true)`, by kind of instruction; "between": from the end of one run
+// to the beginning of the next.
+void measure_segments(bool measures);
+std::map<std::string, double> segment_seconds();
 
 // Add the instructions of elements, in `segment_elements.cpp`; the names are those of MLX's primitives.
 std::unique_ptr<const Instruction> unary(const std::string& name, int x, int out, int64_t width);

@@ -1,5 +1,7 @@
 // Segments as MLX operations: their instructions that call kernels, and their Python face.
 
+#include <nanobind/stl/map.h>
+
 #include "segment.h"
 
 namespace quire {
@@ -18,6 +20,7 @@ public:
         frame.arranged ? multiply_arranged(products, frame.arranged, frame.rows)
                        : multiply(products, frame.values[reads[0]], frame.rows);
     }
+    const char* kind() const override { return "products"; }
     int64_t arranged_floats(int64_t rows) const override {
         for (const Weight& each : weights_)
             if (!alike(weights_[0], each)) return 0;
@@ -139,21 +142,38 @@ void store_as(Storage storage, const float* from, int64_t count, char* to) {
     }
 }
 
-// Writes keys and values, unless they are another layer's, and attends.
+// Writes the keys or values of rows to a pool.
+class WriteRows : public RowInstruction {
+public:
+    WriteRows(int x, int pool, int group, int64_t heads, int64_t width)
+        : RowInstruction({x}, {}, 4 * width), pool_(pool), group_(group), heads_(heads) {}
+    void run_rows(const Frame& frame, int64_t begin, int64_t end) const override {
+        const PoolArray& pool = frame.pools.at(pool_);
+        const GroupRows& group = frame.groups.at(group_);
+        const float* from = frame.values[reads[0]];
+        const int64_t bytes = pool.storage == Storage::float32 ? 4 : 2;
+        for (int64_t n = begin * heads_; n < end * heads_; n++) {
+            const int64_t place = (int64_t)group.rows[n] * pool.block + group.offsets[n / heads_];
+            store_as(pool.storage, from + n * pool.dim, pool.dim, pool.data + place * pool.dim * bytes);
+        }
+    }
+
+private:
+    int pool_, group_;
+    int64_t heads_;
+};
+
 class AttendRows : public Instruction {
 public:
-    AttendRows(int q, std::optional<int> k, std::optional<int> v, std::optional<int> sinks, int out, int keys,
-              int values, int group, int heads, int kv_heads, float scale, float softcap)
-        : Instruction(all_of(q, k, v, sinks), {out}), q_(q), k_(k), v_(v), sinks_(sinks), keys_(keys),
-          values_(values), group_(group), heads_(heads), kv_heads_(kv_heads), scale_(scale), softcap_(softcap) {}
+    AttendRows(int q, std::optional<int> sinks, int out, int keys, int values, int group, int heads, int kv_heads,
+               float scale, float softcap)
+        : Instruction(sinks ? std::vector<int>{q, *sinks} : std::vector<int>{q}, {out}), keys_(keys), values_(values),
+          group_(group), heads_(heads), kv_heads_(kv_heads), scale_(scale), softcap_(softcap) {}
 
     void run(Frame& frame) const override {
         const PoolArray &keys = frame.pools.at(keys_), &values = frame.pools.at(values_);
-        const GroupRows& group = frame.groups.at(group_);
-        if (k_) write(frame, *k_, keys, group);
-        if (v_) write(frame, *v_, values, group);
         PagedRows p{};
-        p.q = frame.values[q_];
+        p.q = frame.values[reads[0]];
         p.out = frame.values[writes[0]];
         p.heads = heads_;
         p.kv_heads = kv_heads_;
@@ -167,28 +187,12 @@ public:
         p.first_written = INT32_MAX;
         p.scale = scale_;
         p.softcap = softcap_;
-        p.sinks = sinks_ ? frame.values[*sinks_] : nullptr;
-        attend_floats(p, group.tables);
+        p.sinks = reads.size() > 1 ? frame.values[reads[1]] : nullptr;
+        attend_floats(p, frame.groups.at(group_).tables);
     }
+    const char* kind() const override { return "attention"; }
 
 private:
-    static std::vector<int> all_of(int q, std::optional<int> k, std::optional<int> v, std::optional<int> sinks) {
-        std::vector<int> all = {q};
-        for (const auto& each : {k, v, sinks})
-            if (each) all.push_back(*each);
-        return all;
-    }
-    void write(const Frame& frame, int value, const PoolArray& pool, const GroupRows& group) const {
-        const float* from = frame.values[value];
-        const int64_t bytes = pool.storage == Storage::float32 ? 4 : 2;
-        for (int64_t n = 0; n < frame.rows * kv_heads_; n++) {
-            const int64_t place = (int64_t)group.rows[n] * pool.block + group.offsets[n / kv_heads_];
-            store_as(pool.storage, from + n * pool.dim, pool.dim, pool.data + place * pool.dim * bytes);
-        }
-    }
-
-    int q_;
-    std::optional<int> k_, v_, sinks_;
     int keys_, values_, group_, heads_, kv_heads_;
     float scale_, softcap_;
 };
@@ -313,6 +317,8 @@ using RowShape = std::vector<int64_t>;
 
 void bind_segments(nb::module_& m) {
     using MaybeValue = std::optional<int>;
+    m.def("measure_segments", &measure_segments, nb::arg("measures"));
+    m.def("segment_seconds", &segment_seconds);
     nb::class_<Segment>(m, "Segment")
         .def(nb::init<>())
         .def("given", [](Segment& s, int64_t width, bool integers) { return s.body->given(width, integers); },
@@ -340,12 +346,14 @@ void bind_segments(nb::module_& m) {
         .def("gate", [](Segment& s, int gates, int up, int out, const std::string& activation, int64_t width) {
             s.add<GateRows>(gates, up, out, activation, width);
         }, nb::arg("gates"), nb::arg("up"), nb::arg("out"), nb::arg("activation"), nb::arg("width"))
-        .def("attend", [](Segment& s, int q, MaybeValue k, MaybeValue v, MaybeValue sinks, int out, int keys,
-                          int values, int group, int heads, int kv_heads, float scale, float softcap) {
-            s.add<AttendRows>(q, k, v, sinks, out, keys, values, group, heads, kv_heads, scale, softcap);
-        }, nb::arg("q"), nb::arg("k").none(), nb::arg("v").none(), nb::arg("sinks").none(), nb::arg("out"),
-             nb::arg("keys"), nb::arg("values"), nb::arg("group"), nb::arg("heads"), nb::arg("kv_heads"),
-             nb::arg("scale"), nb::arg("softcap"))
+        .def("write", [](Segment& s, int x, int pool, int group, int64_t heads) {
+            s.add<WriteRows>(x, pool, group, heads, s.body->width(x));
+        }, nb::arg("x"), nb::arg("pool"), nb::arg("group"), nb::arg("heads"))
+        .def("attend", [](Segment& s, int q, MaybeValue sinks, int out, int keys, int values, int group, int heads,
+                          int kv_heads, float scale, float softcap) {
+            s.add<AttendRows>(q, sinks, out, keys, values, group, heads, kv_heads, scale, softcap);
+        }, nb::arg("q"), nb::arg("sinks").none(), nb::arg("out"), nb::arg("keys"), nb::arg("values"),
+             nb::arg("group"), nb::arg("heads"), nb::arg("kv_heads"), nb::arg("scale"), nb::arg("softcap"))
         .def("unary", [](Segment& s, const std::string& name, int x, int out) {
             s.body->add(unary(name, x, out, s.body->width(out)));
         }, nb::arg("name"), nb::arg("x"), nb::arg("out"))

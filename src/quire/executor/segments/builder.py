@@ -265,19 +265,23 @@ class SegmentBuilder(SegmentValues):
         if sinks is not None:
             sinks = self._constant(sinks)
         heads = row_shape(self._program.values[q])[0]
-        numbers = [None if id is None else self._whole(id) for id in (q, k, v)]
+        number, *written = (None if id is None else self._whole(id) for id in (q, k, v))
         if owner not in self._layers:
             self._layers.append(owner)
         if group not in self._groups:
             self._groups.append(group)
-        pool = 2 * self._layers.index(owner)
+        rows = self._groups.index(group)
+        pools = [2 * self._layers.index(owner) + part for part in range(2)]
+        for vectors, pool in zip(written, pools, strict=True):
+            if vectors is not None:
+                self._native.write(vectors, pool, rows, spec.kv_heads)
+                self.instructions += 1
         self._native.attend(
-            *numbers,
+            number,
             sinks,
             self._new(node.outputs[0]),
-            pool,
-            pool + 1,
-            self._groups.index(group),
+            *pools,
+            rows,
             heads,
             spec.kv_heads,
             own["scale"],
