@@ -44,16 +44,24 @@ class Contender:
     script: str
     work: Work
 
-    def round(self) -> Rates:
-        """One process: opens the model, warms up, measures."""
-        result = subprocess.run(
-            [self.python, str(HERE / self.script)],
-            input=json.dumps(asdict(self.work)),
-            env={**os.environ, "OMP_NUM_THREADS": str(self.work.threads)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+    def round(self, timeout: float | None = None) -> Rates:
+        """Open the model, warm up and measure, in one process.
+
+        Raises:
+            SystemExit: the process failed, or took longer than `timeout` seconds.
+        """
+        try:
+            result = subprocess.run(
+                [self.python, str(HERE / self.script)],
+                input=json.dumps(asdict(self.work)),
+                env={**os.environ, "OMP_NUM_THREADS": str(self.work.threads)},
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=timeout,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise SystemExit(f"{self.name} took longer than {timeout} s") from error
         if result.returncode != 0:
             raise SystemExit(f"{self.name} failed: {result.stderr[-2000:]}")
         return Rates(**json.loads(result.stdout.splitlines()[-1]))

@@ -13,11 +13,13 @@ from cpu_work import SHORT, Rates, Work, main
 class Model:
     """A model with room for the streams."""
 
-    def __init__(self, path: str, streams: int, context: int, threads: int) -> None:
+    def __init__(
+        self, path: str, streams: int, context: int, threads: int, *, repacks: bool
+    ) -> None:
         llama_cpp.llama_log_set(_SILENT, None)
         llama_cpp.llama_backend_init()
         options = llama_cpp.llama_model_default_params()
-        options.use_extra_bufts = False  # no AMX, which crashes in some virtual machines
+        options.use_extra_bufts = repacks
         options.n_gpu_layers = 0
         self._model = llama_cpp.llama_model_load_from_file(path.encode(), options)
         if not self._model:
@@ -77,7 +79,8 @@ def measure(work: Work) -> Rates:
     )
     most = max(work.streams)
     # A sequence gets an equal part of the context.
-    model = Model(work.model, most, most * max(512, work.prompt + 256), work.threads)
+    room = most * max(512, work.prompt + 256)
+    model = Model(work.model, most, room, work.threads, repacks=work.repacks)
     model.read(SHORT, 0)
     model.forget()
     if work.prompt:

@@ -53,8 +53,15 @@ def measure(work: Work) -> Rates:
             for output in engine.step():
                 if output.token_ids:
                     done[output.request_id] = done.get(output.request_id, 0) + len(output.token_ids)
-        with rates.timed(str(streams), streams * (work.tokens + 4) - sum(done.values())):
+        left = streams * (work.tokens + 4) - sum(done.values())
+        if kernels is not None:
+            kernels.ops.measure_segments(True)
+        with rates.timed(str(streams), left):
             finish(engine)
+        if kernels is not None:
+            steps = left / streams
+            spent = kernels.ops.segment_seconds()
+            rates.parts[str(streams)] = {part: time / steps for part, time in spent.items()}
     return rates
 
 

@@ -24,6 +24,7 @@ class Work:
         threads: that compute; 0 is the contender's own choice.
         blas, kernels: Quire's.
         segments: whether Quire computes steps by segments, or runs the model's code.
+        repacks: whether llama.cpp may lay weights out anew (repacked, AMX), as it does by default.
     """
 
     model: str
@@ -34,6 +35,7 @@ class Work:
     blas: str = "auto"
     kernels: str = "auto"
     segments: bool = True
+    repacks: bool = True
 
 
 SHORT = 16
@@ -46,12 +48,14 @@ class Rates:
 
     Attributes:
         computes: the instruction set and the number of threads, as the contender names them.
+        parts: seconds of a step by part, by number of streams, where the contender tells.
     """
 
     wall: dict[str, float] = field(default_factory=dict)
     cpu: dict[str, float] = field(default_factory=dict)
     weight_bytes: int = 0
     computes: str = ""
+    parts: dict[str, dict[str, float]] = field(default_factory=dict)
 
     @contextmanager
     def timed(self, what: str, tokens: int) -> Iterator[None]:
