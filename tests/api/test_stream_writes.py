@@ -1,4 +1,4 @@
-"""Writes per streamed token: one batch of events, one write."""
+"""What a streamed token costs the HTTP side: one waking, one batch of events, one write."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterable
 import pytest
 
 from quire.api.shared import sse
+from quire.serving.ticket import Ticket
 from tests.api.conftest import HTTP, Serve
 from tests.api.test_foreign_fields import BODIES
 from tests.support.scripted_engine import Script
@@ -15,7 +16,9 @@ TOKENS = 12
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_a_token_is_one_write(serve: Serve, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_is_one_waking_and_one_write(
+    serve: Serve, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written: list[bytes] = []
     writes = sse.writes
 
@@ -24,7 +27,16 @@ def test_a_token_is_one_write(serve: Serve, path: str, monkeypatch: pytest.Monke
             written.append(body)
             yield body
 
+    woken: list[Ticket] = []
+    notify = Ticket._notify
+
+    def noted(ticket: Ticket) -> None:
+        if ticket._wake is not None and not ticket._wake.done():
+            woken.append(ticket)
+        notify(ticket)
+
     monkeypatch.setattr(sse, "writes", counted)
+    monkeypatch.setattr(Ticket, "_notify", noted)
     served = serve()
     tokens = served.ids("fox ")[:1] * TOKENS
     served.engine.script = lambda _: Script(tokens, delay_s=0.01)
@@ -36,3 +48,4 @@ def test_a_token_is_one_write(serve: Serve, path: str, monkeypatch: pytest.Monke
         assert answer.read()
     served.settle()
     assert 2 <= len([body for body in written if body]) <= TOKENS + 2  # a head and an end
+    assert 2 <= len(woken) <= TOKENS + 2  # accepted, and the end

@@ -124,3 +124,37 @@ def test_more_streams_get_their_tokens_in_larger_pieces(pack: Any, clock: Clock)
     assert messages <= worker._MESSAGES + len(names)
     assert got == list(range(1, len(got) + 1))
     assert len(got) > 76
+
+
+class FewSteps(Clock):
+    """An engine with work for so many steps, each slow enough that no token waits. The other end
+    hangs up after the last.
+    """
+
+    expected_step_s = 0.05
+
+    def __init__(self, steps: int, other: socket.socket) -> None:
+        self.left, self.other = steps, other
+
+    @property
+    def has_work(self) -> bool:
+        return self.left > 0
+
+    def step(self) -> list[Output]:
+        self.left -= 1
+        if self.left == 0:
+            self.other.shutdown(socket.SHUT_WR)
+        return step(self.left)
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_a_step_is_one_frame_whatever_its_streams() -> None:
+    ours, theirs = socket.socketpair()
+    engine = FewSteps(5, theirs)
+    assert worker._Worker(ours, Frames(ours), cast(Engine, engine)).run() == 0
+    frames = Frames(theirs).read()
+    assert frames is not None
+    assert [len(read(frame)) for frame in frames] == [len(NAMES)] * 5

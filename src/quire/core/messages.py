@@ -132,8 +132,7 @@ class NextTokens(NamedTuple):
     rejected_drafts: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class StepOutputs:
+class StepOutputs(NamedTuple):
     """From the engine: the outputs of one step.
 
     Attributes:
