@@ -1,8 +1,11 @@
-"""How a row's token is drawn from its logits, where a device's kernels do that."""
+"""Operations that choose tokens by their logits."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
+
+import mlx.core as mx
 
 
 class Draw(NamedTuple):
@@ -31,3 +34,21 @@ ALL = 2**31 - 1
 """As `candidates`: all tokens are ranked."""
 GREEDY = Draw(0.0)
 """Takes the likeliest token."""
+
+
+class DrawingOperations:
+    """Chooses a token of each row of logits `[R, V]`.
+
+    Attributes:
+        draws: whether `draw` has a kernel. Tokens are drawn by MLX's operations elsewhere.
+    """
+
+    draws = False
+
+    def best(self, logits: mx.array) -> mx.array:
+        """Return the place of each row's largest logit, int32 `[R]`."""
+        return mx.argmax(logits, axis=-1).astype(mx.int32)
+
+    def draw(self, logits: mx.array, rows: Sequence[Draw]) -> mx.array:
+        """Draw a token from each row of float32 logits, int32 `[R]`, if `draws` is set."""
+        raise NotImplementedError

@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from quire.device import activations, recurrence, rotation
 from quire.device.activations import Gating
-from quire.device.draws import Draw
+from quire.device.draws import DrawingOperations
 from quire.device.expert_operations import ExpertOperations
 from quire.device.mixture import Router
 from quire.device.ranks import RankOperations
@@ -27,15 +27,13 @@ from quire.device.weights import (
 )
 
 
-class Operations(ExpertOperations, RankOperations):
+class Operations(ExpertOperations, RankOperations, DrawingOperations):
     """The operations of models, in MLX. A device with better kernels overrides them."""
 
     gather_mm_dtypes: Sequence[mx.Dtype] = (mx.float32, mx.bfloat16, mx.float16)
     """Matrix types for which `mx.gather_mm` gives correct results."""
     index_type: mx.Dtype = mx.uint32
     """Type of expert indices that MLX's expert products take without conversion."""
-    draws = False
-    """Whether `draw` has a kernel."""
 
     def reads_tiles(self, packing: Packing) -> bool:
         """Return whether `packed_linear` is fastest by weights in tiles."""
@@ -220,14 +218,6 @@ class Operations(ExpertOperations, RankOperations):
         """Return `x[r, numbers[r, j]]`: `[R, N, ...]` by `[R, n]` gives `[R, n, ...]`."""
         places = numbers.reshape(*numbers.shape, *(1 for _ in x.shape[2:]))
         return mx.take_along_axis(x, places, axis=1)
-
-    def best(self, logits: mx.array) -> mx.array:
-        """Return the place of each row's largest logit `[R, V]`, int32 `[R]`."""
-        return mx.argmax(logits, axis=-1).astype(mx.int32)
-
-    def draw(self, logits: mx.array, rows: Sequence[Draw]) -> mx.array:
-        """Draw a token from each row of float32 logits `[R, V]`, int32 `[R]`, if `draws` is set."""
-        raise NotImplementedError
 
     def gated(self, gating: Gating, x: mx.array, y: mx.array) -> mx.array:
         """Join a gate `x` and a value `y` of one shape; see `Gating`."""

@@ -10,9 +10,9 @@ import mlx.core as mx
 
 from quire.device.activations import Gating
 from quire.device.coding import VectorCoding
+from quire.device.cpu.draws import KernelDraws
 from quire.device.cpu.kernels import CPUKernels
 from quire.device.cpu.matrices import FLOATS, Matrices, known_scales
-from quire.device.draws import GREEDY, Draw
 from quire.device.mixture import mixed
 from quire.device.operations import UnfusedOperations
 from quire.device.recurrence import DeltaGates
@@ -33,14 +33,13 @@ _MULTIPLE = 16
 _MOST_TAPS = 8
 
 
-class KernelOperations(UnfusedOperations):
+class KernelOperations(KernelDraws, UnfusedOperations):
     """Operations on float32 rows by weights in float32, bfloat16 or codes. A row's bits do not
     depend on other rows.
     """
 
     index_type = mx.int32
     rows_in_place = True
-    draws = True
 
     def __init__(self, kernels: CPUKernels) -> None:
         self.kernels = kernels
@@ -240,15 +239,6 @@ class KernelOperations(UnfusedOperations):
                 coding.refits,
             )
         return self._codings[coding]
-
-    def best(self, logits: mx.array) -> mx.array:
-        rows = logits.astype(mx.float32).reshape(-1, logits.shape[-1])
-        found: mx.array = self._ops.draw(rows, [GREEDY] * len(rows))
-        return found.reshape(logits.shape[:-1])
-
-    def draw(self, logits: mx.array, rows: Sequence[Draw]) -> mx.array:
-        tokens: mx.array = self._ops.draw(logits.astype(mx.float32), list(rows))
-        return tokens
 
     def gated(self, gating: Gating, x: mx.array, y: mx.array) -> mx.array:
         name = _kernel_name(gating)

@@ -1,0 +1,28 @@
+"""Tokens drawn by the compiled kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from quire.device.draws import GREEDY, Draw, DrawingOperations
+
+
+class KernelDraws(DrawingOperations):
+    """Draws with the extension, which shares rows among threads. A row's token does not depend on
+    other rows.
+    """
+
+    draws = True
+    _ops: Any
+
+    def best(self, logits: mx.array) -> mx.array:
+        rows = logits.astype(mx.float32).reshape(-1, logits.shape[-1])
+        found: mx.array = self._ops.draw(rows, [GREEDY] * len(rows))
+        return found.reshape(logits.shape[:-1])
+
+    def draw(self, logits: mx.array, rows: Sequence[Draw]) -> mx.array:
+        tokens: mx.array = self._ops.draw(logits.astype(mx.float32), list(rows))
+        return tokens
