@@ -63,7 +63,7 @@ class Contender:
         except subprocess.TimeoutExpired as error:
             raise SystemExit(f"{self.name} took longer than {timeout} s") from error
         if result.returncode != 0:
-            raise SystemExit(f"{self.name} failed: {result.stderr[-2000:]}")
+            raise SystemExit(f"{self.name} failed ({result.returncode}): {result.stderr[-2000:]}")
         return Rates(**json.loads(result.stdout.splitlines()[-1]))
 
 

@@ -89,7 +89,7 @@ def main() -> None:
                 if left < 5 or each.name in results["failed"]:
                     continue
                 try:
-                    rates = each.round(min(left, 45))
+                    rates = each.round(min(left, 30))
                 except SystemExit as error:
                     results["failed"][each.name] = str(error)
                     print(error, file=sys.stderr)

@@ -143,14 +143,11 @@ private:
 
     // Neighbouring parts go to one thread. Threads that sleep get some if they are woken.
     void share_out(int parts, bool wakes) {
-        int takers = 1;
-        for (int i = 1; i < size_; i++) takers += wakes || !statuses_[i].sleeps;
-        takers = std::min(takers, parts);
-        for (int i = 0, taker = 0; i < size_ && taker < takers; i++) {
-            if (i > 0 && !wakes && statuses_[i].sleeps) continue;
-            shares_[i].set(round_, parts * taker / takers, parts * (taker + 1) / takers);
-            taker++;
-        }
+        takers_.clear();
+        for (int i = 0; i < size_ && (int)takers_.size() < parts; i++)
+            if (i == 0 || wakes || !statuses_[i].sleeps) takers_.push_back(i);
+        const int count = (int)takers_.size();  // decided once: threads fall asleep meanwhile
+        for (int n = 0; n < count; n++) shares_[takers_[n]].set(round_, parts * n / count, parts * (n + 1) / count);
     }
 
     bool finished() const {
@@ -200,6 +197,7 @@ private:
     std::unique_ptr<Status[]> statuses_;
     std::atomic<int> size_{1};
     std::mutex running_;  // held by who shares work out
+    std::vector<int> takers_;  // threads with parts of their own in this round
     uint32_t round_ = 0;
     uint64_t total_ = 0;  // parts of all rounds
     std::atomic<uint64_t> wakings_{0};
