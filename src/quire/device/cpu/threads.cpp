@@ -69,7 +69,10 @@ constexpr size_t kApart = 128;  // bytes: two cache lines, which are fetched tog
 class alignas(kApart) Share {
 public:
     void set(uint32_t round, int begin, int end) { state_ = (uint64_t)round << 32 | (uint64_t)begin << 16 | (uint64_t)end; }
-    bool empty() const { return next(state_) == end(state_); }
+    bool empty() const {
+        const uint64_t state = state_;
+        return next(state) == end(state);
+    }
 
     // Takes a part and returns it, or -1 if there is none; `task` is the part's.
     template <class Task> int take(const std::atomic<Task>& current, Task& task) {
