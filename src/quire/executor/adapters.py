@@ -16,7 +16,6 @@ import mlx.core as mx
 
 from quire.core.errors import ModelError
 from quire.device.device import current_device
-from quire.device.mixture import mixed
 from quire.device.operations import Operations
 from quire.device.rotation import Rotate
 from quire.device.weights import (
@@ -261,7 +260,7 @@ class _AdaptedOperations:
         else:
             gate = self.expert_product(x, chosen, experts.gate)
             inner = self._base.gated(experts.gating, gate, up)
-        return mixed(self.expert_product(inner, chosen, experts.down), weights, x.dtype)
+        return self._base.weighted_sum(self.expert_product(inner, chosen, experts.down), weights)
 
     def expert_product(self, x: mx.array, chosen: mx.array, matrices: ExpertMatrices) -> mx.array:
         y = self._base.expert_product(x, chosen, matrices)

@@ -24,6 +24,7 @@ from quire.executor.segments.runner import Attends, StepSegments, open_segments
 from quire.models.base import named_parameters
 from quire.models.weights.convert import convert
 from quire.models.weights.loader import LoadedModel, open_model
+from quire.program.values import Node
 from tests.program.programs import CONFIGS, opened
 from tests.support.parity import Company, Generated, prompts
 from tests.support.tiny_models import write_model
@@ -104,6 +105,15 @@ def test_a_packed_dense_step_is_one_segment(tmp_path: Path) -> None:
     assert segments is not None
     (only,) = segments.stages(Attends.INSIDE).order
     assert isinstance(only, Segment)
+
+
+@pytest.mark.parametrize("name", ["gemma4_moe", "qwen3_5_moe"])
+def test_experts_are_computed_inside_segments(name: str, tmp_path: Path) -> None:
+    segments = open_segments(packed(name, tmp_path).model)
+    assert segments is not None
+    stages = segments.stages(Attends.INSIDE)
+    assert any(node.kind == "experts" for node in stages.program.nodes)
+    assert not any(isinstance(each, Node) and each.kind == "experts" for each in stages.order)
 
 
 def test_threads_change_no_bit(tmp_path: Path) -> None:

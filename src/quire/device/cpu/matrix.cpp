@@ -45,6 +45,12 @@ Weight Tensors::weight(const std::vector<array>& in, int64_t expert) const {
     return w;
 }
 
+std::vector<Weight> Tensors::stack(const std::vector<array>& in, int64_t count) const {
+    std::vector<Weight> weights;
+    for (int64_t expert = 0; expert < count; expert++) weights.push_back(weight(in, expert));
+    return weights;
+}
+
 Matrix::Matrix(const array& weight, const std::optional<array>& scales, const std::optional<array>& biases,
                const std::optional<array>& offsets, int group, int bits, const std::string& mode, bool tiled)
     : arrays_{weight}, tensors_{} {
@@ -83,12 +89,14 @@ Matrix::Matrix(const array& weight, const std::optional<array>& scales, const st
     }
 }
 
-Weight Matrix::evaluated() const {
+Weight Matrix::evaluated() const { return evaluated_stack()[0]; }
+
+std::vector<Weight> Matrix::evaluated_stack() const {
     mlx::core::eval(arrays_);
     for (const array& each : arrays_) require(each.flags().row_contiguous, "the weight must be row by row");
     Tensors tensors = tensors_;
     tensors.first = 0;
-    return tensors.weight(arrays_);
+    return tensors.stack(arrays_, arrays_[0].ndim() == 3 ? arrays_[0].shape(0) : 1);
 }
 
 Tensors Matrix::among(std::vector<array>& inputs) const {
@@ -140,6 +148,70 @@ void multiply(const std::vector<Product>& products, const float* x, int64_t coun
         past = first;
         while (past < products.size() && alike(w, products[past].weight)) past++;
         multiply_arranged({products.begin() + (int64_t)first, products.begin() + (int64_t)past}, arranged, count);
+    }
+}
+
+namespace {
+
+// What one expert multiplies: pairs of rows and experts, and the rows of x that they read.
+struct ExpertRows {
+    std::vector<int32_t> pairs, sources;
+    float* arranged;
+};
+
+}  // namespace
+
+void multiply_experts(const std::vector<Weight>& stack, const int32_t* ids, int64_t pairs, int64_t together,
+                      const float* x, float* y) {
+    const Kernels& kernel = kernels();
+    std::vector<ExpertRows> shares(stack.size());
+    for (int64_t pair = 0; pair < pairs; pair++) {
+        ExpertRows& share = shares.at(ids[pair]);
+        share.pairs.push_back((int32_t)pair);
+        share.sources.push_back((int32_t)(pair / together));
+    }
+    std::vector<size_t> chosen;  // experts that have rows
+    int64_t floats = 0;
+    for (size_t e = 0; e < stack.size(); e++) {
+        if (shares[e].pairs.empty()) continue;
+        chosen.push_back(e);
+        floats += kernel.arranged_floats(stack[e], (int64_t)shares[e].pairs.size());
+    }
+    if (chosen.empty()) return;
+    float* arranged = scratch_rows(floats);
+    for (const size_t e : chosen) {
+        shares[e].arranged = arranged;
+        arranged += kernel.arranged_floats(stack[e], (int64_t)shares[e].pairs.size());
+    }
+    const int64_t columns = stack[0].columns, depth = stack[0].depth;
+    split((int64_t)chosen.size(), kLeastWork / depth + 1, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; i++) {
+            const ExpertRows& share = shares[chosen[i]];
+            const int64_t count = (int64_t)share.pairs.size();
+            kernel.arrange(stack[chosen[i]], Source{x, depth, share.sources.data()}, count, 0, count, share.arranged);
+        }
+    });
+    const int64_t rows = (pairs + (int64_t)chosen.size() - 1) / (int64_t)chosen.size();
+    split_columns(std::vector<int64_t>(chosen.size(), columns), rows, depth,
+                  [&](size_t number, int64_t begin, int64_t end) {
+        const Weight& w = stack[chosen[number]];
+        const ExpertRows& share = shares[chosen[number]];
+        const Rows part{(int64_t)share.pairs.size(), share.arranged, y, share.pairs.data(), columns};
+        kernel.product(w, part, begin, end, scratch(kernel.scratch_floats(w)));
+    });
+}
+
+void mix_rows(const float* y, const float* weights, int64_t k, int64_t width, int64_t begin, int64_t end, float* out) {
+    for (int64_t row = begin; row < end; row++) {
+        float* to = out + row * width;
+        for (int64_t j = 0; j < k; j++) {
+            const float* from = y + (row * k + j) * width;
+            const float weight = weights[row * k + j];
+            for (int64_t i = 0; i < width; i++) {
+                const float product = weight * from[i];
+                to[i] = j == 0 ? product : to[i] + product;
+            }
+        }
     }
 }
 

@@ -17,6 +17,8 @@ struct Tensors {
 
     // `expert`: which matrix of a stack.
     Weight weight(const std::vector<array>& in, int64_t expert = 0) const;
+    // The first `count` matrices of a stack.
+    std::vector<Weight> stack(const std::vector<array>& in, int64_t count) const;
 };
 
 // A matrix `[columns, depth]`, or a stack of them, of floats or codes.
@@ -31,6 +33,7 @@ public:
 
     // The weight where it lies, for as long as this object or a copy of it lives.
     Weight evaluated() const;
+    std::vector<Weight> evaluated_stack() const;
 
     // Adds the matrix to the inputs.
     Tensors among(std::vector<array>& inputs) const;
@@ -52,6 +55,13 @@ struct Product {
 
 // Rows `[count, depth]` by each weight.
 void multiply(const std::vector<Product>& products, const float* x, int64_t count);
+
+// Pairs of rows and experts: pair `p` multiplies row `p / together` of x by the matrix `ids[p]` of the stack.
+void multiply_experts(const std::vector<Weight>& stack, const int32_t* ids, int64_t pairs, int64_t together,
+                      const float* x, float* y);
+
+// Sums of y [rows, k, width] by weights [rows, k], for rows [begin, end).
+void mix_rows(const float* y, const float* weights, int64_t k, int64_t width, int64_t begin, int64_t end, float* out);
 
 // Whether rows are arranged alike for both.
 bool alike(const Weight& a, const Weight& b);

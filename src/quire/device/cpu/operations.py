@@ -11,20 +11,16 @@ import mlx.core as mx
 from quire.device.activations import Gating
 from quire.device.coding import VectorCoding
 from quire.device.cpu.draws import KernelDraws
+from quire.device.cpu.experts import KernelExperts
 from quire.device.cpu.kernels import CPUKernels
 from quire.device.cpu.matrices import FLOATS, Matrices, known_scales
-from quire.device.mixture import mixed
-from quire.device.operations import UnfusedOperations
 from quire.device.recurrence import DeltaGates
 from quire.device.rotation import Rotate
 from quire.device.weights import (
-    ExpertMatrices,
-    GatedExperts,
     GatedMatrices,
     HeadPart,
     PackedWeight,
     Packing,
-    PlainExperts,
 )
 
 _GATES = {"silu": "silu", "gelu_pytorch_tanh": "gelu_pytorch_tanh", "gelu_new": "gelu_pytorch_tanh"}
@@ -33,7 +29,7 @@ _MULTIPLE = 16
 _MOST_TAPS = 8
 
 
-class KernelOperations(KernelDraws, UnfusedOperations):
+class KernelOperations(KernelDraws, KernelExperts):
     """Operations on float32 rows by weights in float32, bfloat16 or codes. A row's bits do not
     depend on other rows.
     """
@@ -74,39 +70,6 @@ class KernelOperations(KernelDraws, UnfusedOperations):
     def reads_tiles(self, packing: Packing) -> bool:
         reads: bool = self._ops.reads_tiles(packing.bits, packing.mode)
         return reads
-
-    def experts(
-        self, x: mx.array, chosen: mx.array, weights: mx.array, experts: GatedExperts | PlainExperts
-    ) -> mx.array:
-        if x.dtype != mx.float32:
-            return super().experts(x, chosen, weights, experts)
-        up = self.expert_product(x, chosen, experts.up)
-        if isinstance(experts, PlainExperts):
-            inner = self.activate(experts.activation, up)
-        else:
-            inner = self.gated(experts.gating, self.expert_product(x, chosen, experts.gate), up)
-        return mixed(self.expert_product(inner, chosen, experts.down), weights, x.dtype)
-
-    def expert_product(self, x: mx.array, chosen: mx.array, matrices: ExpertMatrices) -> mx.array:
-        if x.dtype != mx.float32:
-            return super().expert_product(x, chosen, matrices)
-        weight = matrices.weight
-        if isinstance(weight, mx.array):
-            plain: mx.array = self._ops.expert_product(x, chosen, weight, offsets=matrices.bias)
-            return plain
-        packing = weight.packing
-        packed: mx.array = self._ops.expert_product(
-            x,
-            chosen,
-            weight.codes,
-            weight.scales,
-            weight.biases,
-            matrices.bias,
-            group_size=packing.group_size,
-            bits=packing.bits,
-            mode=packing.mode,
-        )
-        return packed
 
     def rms_norm(self, x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
         if not all(each is None or each.dtype == mx.float32 for each in (x, weight)):

@@ -62,50 +62,25 @@ array expert_product(const array& x, const array& experts, const array& weight,
                      {Shape{experts.shape(0), experts.shape(1), (int)stacked.columns()}}, inputs,
                      [t = tensors, at, k, pairs, shared, count](const std::vector<array>& in, std::vector<array>& out) {
         // The weights of all experts are looked up when the task runs: their ids are data.
-        std::vector<Weight> stack;
-        for (int64_t e = 0; e < count; e++) stack.push_back(t.weight(in, e));
-        return [stack, ids = in[at].data<int32_t>(), x = in[0].data<float>(), y = out[0].data<float>(), k, pairs,
-                shared] {
-            const Kernels& kernel = kernels();
-            struct Share {  // of one expert: pairs, and the rows of x that they read
-                std::vector<int32_t> pairs, sources;
-                float* arranged;
-            };
-            std::vector<Share> shares(stack.size());
-            for (int64_t pair = 0; pair < pairs; pair++) {
-                Share& share = shares.at(ids[pair]);
-                share.pairs.push_back((int32_t)pair);
-                share.sources.push_back((int32_t)(shared ? pair / k : pair));
-            }
-            int64_t floats = 0;
-            for (size_t e = 0; e < stack.size(); e++)
-                floats += kernel.arranged_floats(stack[e], (int64_t)shares[e].pairs.size());
-            float* arranged = scratch_rows(floats);
-            const int64_t columns = stack[0].columns, depth = stack[0].depth;
-            std::vector<size_t> chosen;  // experts that have rows
-            std::vector<int64_t> widths;
-            for (size_t e = 0; e < stack.size(); e++) {
-                shares[e].arranged = arranged;
-                arranged += kernel.arranged_floats(stack[e], (int64_t)shares[e].pairs.size());
-                if (shares[e].pairs.empty()) continue;
-                chosen.push_back(e);
-                widths.push_back(columns);
-            }
-            split((int64_t)chosen.size(), kLeastWork / depth + 1, 1, [&](int64_t begin, int64_t end) {
-                for (int64_t i = begin; i < end; i++) {
-                    const Share& share = shares[chosen[i]];
-                    const Source rows{x, depth, share.sources.data()};
-                    const int64_t count = (int64_t)share.pairs.size();
-                    kernel.arrange(stack[chosen[i]], rows, count, 0, count, share.arranged);
-                }
-            });
-            const int64_t rows = (pairs + (int64_t)chosen.size() - 1) / std::max<int64_t>(1, (int64_t)chosen.size());
-            split_columns(widths, rows, depth, [&](size_t number, int64_t begin, int64_t end) {
-                const Weight& w = stack[chosen[number]];
-                const Share& share = shares[chosen[number]];
-                const Rows part{(int64_t)share.pairs.size(), share.arranged, y, share.pairs.data(), columns};
-                kernel.product(w, part, begin, end, scratch(kernel.scratch_floats(w)));
-            });
+        return [stack = t.stack(in, count), ids = in[at].data<int32_t>(), x = in[0].data<float>(),
+                y = out[0].data<float>(), k, pairs, shared] {
+            multiply_experts(stack, ids, pairs, shared ? k : 1, x, y);
+        };
+    })[0];
+}
+
+// Weighted sums of the experts' outputs of each row: y [rows, k, width] by weights [rows, k].
+array mix(const array& y, const array& weights) {
+    using namespace mlx::core;
+    require(y.dtype() == float32 && y.ndim() == 3 && weights.dtype() == float32 && weights.ndim() == 2 &&
+                weights.shape(0) == y.shape(0) && weights.shape(1) == y.shape(1),
+            "y must be float32 [rows, k, width], weights [rows, k]");
+    return operation("quire::mix", {Shape{y.shape(0), y.shape(2)}}, {y, weights},
+                     [](const std::vector<array>& in, std::vector<array>& out) {
+        return [y = in[0].data<float>(), weights = in[1].data<float>(), rows = (int64_t)in[0].shape(0),
+                k = (int64_t)in[0].shape(1), width = (int64_t)in[0].shape(2), to = out[0].data<float>()] {
+            split(rows, kLeastWork / (k * width) + 1, 1,
+                  [&](int64_t begin, int64_t end) { mix_rows(y, weights, k, width, begin, end, to); });
         };
     })[0];
 }
@@ -211,6 +186,7 @@ NB_MODULE(_cpu, m) {
           nb::arg("scales").none() = nb::none(), nb::arg("biases").none() = nb::none(),
           nb::arg("offsets").none() = nb::none(), nb::arg("group_size") = 0, nb::arg("bits") = 0,
           nb::arg("mode") = "affine");
+    m.def("mix", &mix, nb::arg("y"), nb::arg("weights"));
     m.def("rms_norm", &rms_norm, nb::arg("x"), nb::arg("weight").none(), nb::arg("eps"),
           nb::arg("residual").none() = nb::none(), nb::arg("factor").none() = nb::none());
     m.def("rotate", &rotate, nb::arg("x"), nb::arg("cosines"), nb::arg("sines"), nb::arg("neighbours"));

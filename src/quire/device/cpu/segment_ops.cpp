@@ -38,6 +38,36 @@ private:
     std::vector<Weight> weights_;
 };
 
+// Products of rows, or of rows of each of their `k` experts, by the matrices that `chosen` names.
+class MultiplyByExperts : public Instruction {
+public:
+    MultiplyByExperts(int x, int chosen, int out, const Matrix& matrices, int64_t k, bool shared)
+        : Instruction({x, chosen}, {out}), matrices_(matrices), stack_(matrices.evaluated_stack()), k_(k),
+          together_(shared ? k : 1) {}
+    void run(Frame& frame) const override {
+        const auto* ids = (const int32_t*)frame.values[reads[1]];
+        multiply_experts(stack_, ids, frame.rows * k_, together_, frame.values[reads[0]], frame.values[writes[0]]);
+    }
+    const char* kind() const override { return "experts"; }
+
+private:
+    Matrix matrices_;  // keeps the weights alive
+    std::vector<Weight> stack_;
+    int64_t k_, together_;
+};
+
+class MixRows : public RowInstruction {
+public:
+    MixRows(int y, int weights, int out, int64_t k, int64_t width)
+        : RowInstruction({y, weights}, {out}, 2 * k * width), k_(k), width_(width) {}
+    void run_rows(const Frame& frame, int64_t begin, int64_t end) const override {
+        mix_rows(frame.values[reads[0]], frame.values[reads[1]], k_, width_, begin, end, frame.values[writes[0]]);
+    }
+
+private:
+    int64_t k_, width_;
+};
+
 // An RMS norm of each head of a row.
 class NormRows : public RowInstruction {
 public:
@@ -332,6 +362,12 @@ void bind_segments(nb::module_& m) {
         .def("products", [](Segment& s, int x, const std::vector<Matrix>& matrices, const std::vector<int>& outs) {
             s.add<MultiplyRows>(x, matrices, outs);
         })
+        .def("experts", [](Segment& s, int x, int chosen, const Matrix& matrices, int out, int64_t k, bool shared) {
+            s.add<MultiplyByExperts>(x, chosen, out, matrices, k, shared);
+        }, nb::arg("x"), nb::arg("chosen"), nb::arg("matrices"), nb::arg("out"), nb::arg("k"), nb::arg("shared"))
+        .def("mix", [](Segment& s, int y, int weights, int out, int64_t k) {
+            s.add<MixRows>(y, weights, out, k, s.body->width(out));
+        }, nb::arg("y"), nb::arg("weights"), nb::arg("out"), nb::arg("k"))
         .def("embed", [](Segment& s, int tokens, const Matrix& table, int out) { s.add<EmbedRows>(tokens, out, table); },
              nb::arg("tokens"), nb::arg("table"), nb::arg("out"))
         .def("floats", [](Segment& s, int x, int out) { s.body->add(floats(x, out, s.body->width(out))); },

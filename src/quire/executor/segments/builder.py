@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from quire.cache.specs import KVLayout
 from quire.device.cpu.matrices import Matrices
-from quire.device.weights import Matrix, PackedWeight
+from quire.device.weights import GatedExperts, Matrix, PackedWeight
 from quire.executor.segments.places import (
     Place,
     UnsupportedNode,
@@ -35,7 +35,11 @@ UNARY = frozenset(
     }
 )
 BINARY = frozenset(["Add", "Divide", "LogAddExp", "Maximum", "Minimum", "Multiply", "Subtract"])
-_READ_AS = {"embed": mx.int32, "AsType": mx.int32}
+_READ_AS = {
+    "embed": (mx.int32,),
+    "AsType": (mx.int32,),
+    "experts": (mx.float32, mx.int32),
+}
 """Types that instructions read, where they are not float32."""
 _MULTIPLE = 16
 """Head sizes must be multiples of this: the kernels' longest vector."""
@@ -82,6 +86,7 @@ class SegmentBuilder(SegmentValues):
             "rms_norm": self._rms_norm,
             "rotate": self._rotate,
             "gated": self._gated,
+            "experts": self._experts,
             "attend": self._attend,
             **dict.fromkeys(RESHAPES, self._reshape),
             "Broadcast": self._broadcast,
@@ -103,8 +108,8 @@ class SegmentBuilder(SegmentValues):
             raise UnsupportedNode(node.kind)
         read = [self._program.values[id].dtype for id in node.inputs]
         made = [self._program.values[id].dtype for id in node.outputs]
-        taken = _READ_AS.get(node.kind, mx.float32)
-        if any(each != taken for each in read) or any(each != mx.float32 for each in made):
+        taken = _READ_AS.get(node.kind, (mx.float32,))
+        if any(each not in taken for each in read) or any(each != mx.float32 for each in made):
             raise UnsupportedNode(f"{node.kind} of other types than float32")
         self._kinds[node.kind](node)
         self.computed |= set(node.outputs)
@@ -222,6 +227,32 @@ class SegmentBuilder(SegmentValues):
         width = prod(row_shape(self._program.values[node.outputs[0]]))
         self._native.gate(x, y, self._new(node.outputs[0]), name, width)
         self.instructions += 1
+
+    def _experts(self, node: Node) -> None:
+        experts = node.weight("experts")
+        known = isinstance(experts, GatedExperts) and experts.gating.plain
+        name = _GATES.get(experts.gating.activation) if known else None
+        if name is None:
+            raise UnsupportedNode("experts with this gate")
+        gate, up, down = (
+            self._matrices.of(Matrix(each.weight, each.bias)) for each in experts.matrices
+        )
+        x, chosen, weights = (node.input(role) for role in ("x", "chosen", "weights"))
+        if None in (gate, up, down) or x is None or chosen is None or weights is None:
+            raise UnsupportedNode("experts by these weights")
+        (k,) = row_shape(self._program.values[chosen])
+        inner = k * experts.up.array.shape[1]
+        ids = self._whole(chosen)
+        gates, values = self._native.value(inner), self._native.value(inner)
+        for matrices, out in ((gate, gates), (up, values)):
+            self._native.experts(self._whole(x), ids, matrices, out, k, True)
+        joined = self._native.value(inner)
+        self._native.gate(gates, values, joined, name, inner)
+        (width,) = row_shape(self._program.values[node.outputs[0]])
+        outputs = self._native.value(k * width)
+        self._native.experts(joined, ids, down, outputs, k, False)
+        self._native.mix(outputs, self._whole(weights), self._new(node.outputs[0]), k)
+        self.instructions += 5
 
     def _unary(self, name: str, node: Node) -> None:
         row_shape(self._program.values[node.inputs[0]])
