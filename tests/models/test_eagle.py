@@ -14,7 +14,7 @@ from quire.engine.draft_opening import open_drafters
 from quire.models.weights.loader import LoadedModel, open_model
 from tests.models.solo import SoloStep
 from tests.support import tiny_models
-from tests.support.eagle import write_head
+from tests.support.drafters import write_head
 
 pytestmark = pytest.mark.oracle
 torch = pytest.importorskip("torch", reason="the oracle needs torch")

@@ -38,7 +38,7 @@ _MOST_GUESSES = 8
 """Guesses of one sequence in a call."""
 _FEW_READ = 17
 """Rows of a sequence that has its prompt behind it."""
-_FORMAT = KVFormat()
+PLAIN = KVFormat()
 
 
 @dataclass(slots=True, eq=False)
@@ -55,13 +55,14 @@ class _Followed:
 
 
 @dataclass(slots=True, eq=False)
-class _Job:
+class Job:
     """The drafting of one sequence.
 
     Attributes:
         start: index of the first token that the draft model has not read.
         rows: number of tokens to read first.
         guesses: number of tokens to guess; 0 if a part of the prompt is left to read.
+        shift: position in the sequence of the draft model's first token.
         placement: blocks of the step that reads.
         after: blocks of the steps after it. Recurrent states advance in other slots there.
     """
@@ -71,6 +72,7 @@ class _Job:
     start: int
     rows: int
     guesses: int
+    shift: int
     placement: KVPlacement
     after: KVPlacement
     tokens: list[int] = field(default_factory=list)
@@ -113,7 +115,7 @@ class ModelDrafter:
         limits = Limits(
             groups, self._manager, block_size=block_size, max_context=loaded.context_length
         )
-        self._context = limits.context(_FORMAT)
+        self._context = limits.context(PLAIN)
         self._recurrent = tuple(recurrent_groups(groups))
         self._followed: dict[int, _Followed] = {}
         """By sequence number, the one that was drafted longest ago first."""
@@ -150,9 +152,9 @@ class ModelDrafter:
         followed = self._followed.get(number)
         return None if followed is None else followed.own.progress.computed
 
-    def position(self, number: int, index: int) -> int:
-        """Return the position in a sequence of the draft model's token `index`."""
-        return index
+    def _shift(self, number: int) -> int:
+        """Return the position in a sequence of the draft model's first token."""
+        return 0
 
     def forget(self, number: int) -> None:
         followed = self._followed.pop(number, None)
@@ -161,9 +163,9 @@ class ModelDrafter:
 
     # -- what to read --------------------------------------------------------------------------
 
-    def _jobs(self, queries: Iterable[DraftQuery]) -> dict[int, _Job]:
+    def _jobs(self, queries: Iterable[DraftQuery]) -> dict[int, Job]:
         """Return the sequences to read and draft in this call, by number."""
-        jobs: dict[int, _Job] = {}
+        jobs: dict[int, Job] = {}
         room = max(_FIRST_READ, min(_MOST_READ, self._read_times.rows_within(self._read_s)))
         held = {query.number for query in queries}
         for query in queries:
@@ -188,7 +190,7 @@ class ModelDrafter:
         first = 0 if known is None else len(known.own.progress.tokens)
         return max(query.tokens[first:], default=0) < self._model.embedded_tokens
 
-    def _job(self, query: DraftQuery, room: int, held: set[int]) -> _Job | None:
+    def _job(self, query: DraftQuery, room: int, held: set[int]) -> Job | None:
         followed = self._follow(query, held)
         if followed is None:
             return None
@@ -198,19 +200,24 @@ class ModelDrafter:
         guesses = 0
         if start + rows == length:
             guesses = min(query.limit, _MOST_GUESSES, self._context - length)
-        end = start + rows + max(0, guesses - 1)
+        end = self._end(start + rows, guesses)
         while not self._extend(own, end, spares=guesses > 1):
             if not self._make_room(held):
                 return None
-        return _Job(
+        return Job(
             query,
             followed,
             start=start,
             rows=rows,
             guesses=guesses,
+            shift=self._shift(query.number),
             placement=KVPlacement(()),
             after=KVPlacement(()),
         )
+
+    def _end(self, read: int, guesses: int) -> int:
+        """Return how many tokens need blocks, `read` of which are known."""
+        return read + max(0, guesses - 1)
 
     def _follow(self, query: DraftQuery, held: set[int]) -> _Followed | None:
         """Return the draft model's copy of a sequence with all known tokens; None without room."""
@@ -238,7 +245,7 @@ class ModelDrafter:
         request = Request(query.request.id, tuple(query.tokens))
         own = ModelSequence(
             request,
-            _FORMAT,
+            PLAIN,
             identity=b"",
             number=query.number,
             parts=SequenceParts(TokenPositions()),
@@ -265,23 +272,14 @@ class ModelDrafter:
 
     # -- steps ---------------------------------------------------------------------------------
 
-    def _draft(self, jobs: list[_Job]) -> None:
-        """Process the known tokens, then draft token by token. Tokens stay on the device
-        meanwhile.
-        """
+    def _draft(self, jobs: list[Job]) -> None:
+        """Process the known tokens, then draft."""
         started = self._clock()
-        reads = [self._reading(job, job.followed.own.blocks.spares.values()) for job in jobs]
-        self._launch(StepPlan(tuple(reads), self._manager.take_changes()))
-        most = max(job.guesses for job in jobs)
-        for depth in range(1, most):
-            deeper = [self._guessing(job, depth) for job in jobs if job.guesses > depth]
-            self._launch(StepPlan(tuple(deeper)))
-            self._collect(jobs)
-        self._launch(None)
-        self._collect(jobs)
+        steps = self._run(jobs)
         seconds = self._clock() - started
+        most = max(job.guesses for job in jobs)
         if any(job.rows > _FEW_READ for job in jobs):
-            self._read_times.observe(sum(job.rows for job in jobs), seconds / max(1, most))
+            self._read_times.observe(sum(job.rows for job in jobs), seconds / steps)
         elif most:
             self._guess_times.observe(len(jobs), seconds / most)
         for job in jobs:
@@ -290,48 +288,29 @@ class ModelDrafter:
             job.followed.guessed = tuple(job.tokens[:-1])
             self._tables.release_passed(own)
 
+    def _run(self, jobs: list[Job]) -> int:
+        """Run the steps of some jobs; return their number. Tokens stay on the device meanwhile."""
+        reads = [reading(job, job.followed.own.blocks.spares.values()) for job in jobs]
+        self._launch(StepPlan(tuple(reads), self._manager.take_changes()))
+        most = max(job.guesses for job in jobs)
+        for depth in range(1, most):
+            deeper = [_guessing(job, depth) for job in jobs if job.guesses > depth]
+            self._launch(StepPlan(tuple(deeper)))
+            self._collect(jobs)
+        self._launch(None)
+        self._collect(jobs)
+        return max(1, most)
+
     def _launch(self, plan: StepPlan | None) -> None:
         self._executor.flush()
         self._executor.launch(plan)
 
-    def _collect(self, jobs: list[_Job]) -> None:
+    def _collect(self, jobs: list[Job]) -> None:
         """Take the tokens of the step before the last launched one."""
         sampled = self._executor.collect().tokens
         for job in jobs:
             if job.query.number in sampled:
                 job.tokens += sampled[job.query.number].tokens
-
-    def _reading(self, job: _Job, spares: Iterable[Block]) -> ScheduledSequence:
-        """Return the rows that process the known tokens and sample the first draft."""
-        own, end = job.followed.own, job.start + job.rows
-        sampling = (_sampling(job, self.position(job.query.number, end)),) if job.guesses else ()
-        return ScheduledSequence(
-            id=own.id,
-            number=own.number,
-            format=_FORMAT,
-            start=job.start,
-            count=job.rows,
-            tokens=own.progress.tokens[job.start : end],
-            positions=range(job.start, end),
-            placement=job.placement,
-            sampling=sampling,
-            snapshots=tuple((slot.pool.group, slot.id) for slot in spares),
-        )
-
-    def _guessing(self, job: _Job, depth: int) -> ScheduledSequence:
-        """Return the row of a guess, which is on the device, and samples the one after it."""
-        own, start = job.followed.own, job.start + job.rows + depth - 1
-        return ScheduledSequence(
-            id=own.id,
-            number=own.number,
-            format=_FORMAT,
-            start=start,
-            count=1,
-            tokens=array("i"),
-            positions=range(start, start + 1),
-            placement=job.after,
-            sampling=(_sampling(job, self.position(job.query.number, start + 1)),),
-        )
 
     def _start_over(self) -> None:
         """Forget every sequence after a failed step."""
@@ -339,6 +318,40 @@ class ModelDrafter:
             self.forget(number)
         self._manager.reset()
         self._executor.clear()
+
+
+def reading(job: Job, spares: Iterable[Block] = ()) -> ScheduledSequence:
+    """Return the rows that process the known tokens and sample the first draft."""
+    own, end = job.followed.own, job.start + job.rows
+    sampling = (guess_sampling(job, end),) if job.guesses else ()
+    return ScheduledSequence(
+        id=own.id,
+        number=own.number,
+        format=PLAIN,
+        start=job.start,
+        count=job.rows,
+        tokens=own.progress.tokens[job.start : end],
+        positions=range(job.start, end),
+        placement=job.placement,
+        sampling=sampling,
+        snapshots=tuple((slot.pool.group, slot.id) for slot in spares),
+    )
+
+
+def _guessing(job: Job, depth: int) -> ScheduledSequence:
+    """Return the row of a guess, which is on the device, and samples the one after it."""
+    own, start = job.followed.own, job.start + job.rows + depth - 1
+    return ScheduledSequence(
+        id=own.id,
+        number=own.number,
+        format=PLAIN,
+        start=start,
+        count=1,
+        tokens=array("i"),
+        positions=range(start, start + 1),
+        placement=job.after,
+        sampling=(guess_sampling(job, start + 1),),
+    )
 
 
 def _with_spares(own: ModelSequence, placement: KVPlacement) -> KVPlacement:
@@ -351,8 +364,10 @@ def _with_spares(own: ModelSequence, placement: KVPlacement) -> KVPlacement:
     return replace(placement, tables=tuple(tables))
 
 
-def _sampling(job: _Job, position: int) -> RowSampling:
-    """Return how to sample a guess: as its request samples, but for penalties of repeats."""
+def guess_sampling(job: Job, index: int) -> RowSampling:
+    """Return how to sample the draft model's token `index`: as its request samples, but for
+    penalties of repeats.
+    """
     given = job.query.request.sampling
     own = SamplingParams(
         temperature=given.temperature,
@@ -362,7 +377,7 @@ def _sampling(job: _Job, position: int) -> RowSampling:
         typical_p=given.typical_p,
         seed=given.seed,
     )
-    return RowSampling(own, position)
+    return RowSampling(own, job.shift + index)
 
 
 def _agreed(guessed: Sequence[int], tokens: Sequence[int]) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from quire.cache.pools import Pools
 from quire.core.config import EngineConfig
 from quire.core.errors import ModelError
 from quire.core.figures import size
@@ -14,8 +15,9 @@ from quire.core.kv_format import KVFormat
 from quire.core.original_configs import read_config
 from quire.core.speculation import DRAFT, HEAD
 from quire.device.dtypes import DTYPES
+from quire.engine.draft_blocks import BlockDrafter, BlockExecutor
 from quire.engine.draft_model import ModelDrafter
-from quire.engine.draft_states import HeadExecutor, StatesDrafter
+from quire.engine.draft_states import HeadExecutor, StatesDrafter, StatesParts
 from quire.engine.memory import RoomCheck, kv_budget, refuse, sequence_bytes
 from quire.executor.factory import open_executor, open_pools
 from quire.executor.guessing import AssistantGuesser, Guesser, HeadGuesser, LayerGuesser
@@ -23,6 +25,7 @@ from quire.executor.hidden_rows import HiddenRows
 from quire.executor.segments.rows import open_row_segments
 from quire.executor.segments.runner import open_segments
 from quire.models.base import LanguageModel, named_parameters
+from quire.models.dflash import build_dflash, is_dflash
 from quire.models.draft_head import GuessStep, TokenGuesser, open_draft_head
 from quire.models.eagle import build_eagle, is_eagle
 from quire.models.families.gemma4 import Gemma4
@@ -81,6 +84,9 @@ def _open_named(
     if is_eagle(described := read_config(folder)):
         config, head, states = _open_eagle(config, folder, described, loaded=loaded)
         return config, (head,), states
+    if is_dflash(described):
+        config, blocks, states = _open_dflash(config, folder, described, loaded=loaded)
+        return config, (blocks,), states
     described = checked_config(folder)
     if described["model_type"] in TYPES:
         guesser, nbytes = _open_assistant(folder, described, loaded)
@@ -111,7 +117,7 @@ def _open_assistant(
             f"speculate: {folder} is an assistant for Gemma 4; {loaded.path} is another model"
         )
     assistant = build_assistant(config, loaded.model, folder)
-    load_drafter(assistant, folder, config, dtype=DTYPES[loaded.dtype], named=named)
+    load_drafter(assistant, folder, config, DTYPES[loaded.dtype], named)
     nbytes = sum(array.nbytes for array in named_parameters(assistant).values())
     log.info("assistant %s: %s of weights", folder, size(nbytes))
     return AssistantGuesser(loaded.model, assistant), nbytes
@@ -124,23 +130,47 @@ def _open_eagle(
     tensors = find_weights(folder).read(described, None)
     own_table = any(name.endswith("embed_tokens.weight") for name in tensors)
     head = build_eagle(described, loaded.model, folder, own_table=own_table)
-    load_drafter(head, folder, described, dtype=DTYPES[loaded.dtype], named=head.sanitize)
-    nbytes = sum(array.nbytes for array in named_parameters(head).values())
-    config, share = _shared_budget(_without(config, nbytes), head, loaded.dtype, loaded=loaded)
-    log.info("EAGLE-3 head %s: %s of weights, KV budget %s", folder, size(nbytes), size(share))
-    states, offsets = HiddenRows(loaded.model), dict[int, int]()
-    opened = replace(loaded, model=head, path=folder)
-    executor = HeadExecutor(head, open_pools(opened, config), states, offsets=offsets)
-    drafter = StatesDrafter(
+    config, pools, parts = _open_states(config, folder, described, drafter=head, loaded=loaded)
+    executor = HeadExecutor(head, pools, parts.states, offsets=parts.offsets)
+    return config, StatesDrafter(executor, parts), parts.states
+
+
+def _open_dflash(
+    config: EngineConfig, folder: Path, described: dict[str, Any], loaded: LoadedModel
+) -> tuple[EngineConfig, BlockDrafter, HiddenRows]:
+    """Open a DFlash drafter; return it with the states that it reads, and the memory left."""
+    drafter = build_dflash(described, loaded.model, folder)
+    config, pools, parts = _open_states(config, folder, described, drafter=drafter, loaded=loaded)
+    executor = BlockExecutor(drafter, pools, parts.states, offsets=parts.offsets)
+    return config, BlockDrafter(executor, parts), parts.states
+
+
+def _open_states(
+    config: EngineConfig,
+    folder: Path,
+    described: dict[str, Any],
+    drafter: LanguageModel,
+    loaded: LoadedModel,
+) -> tuple[EngineConfig, Pools, StatesParts]:
+    """Load a drafter that reads the model's states, and divide the memory.
+
+    Returns:
+        The settings with the memory left, the drafter's pools, and what else it is made of.
+    """
+    load_drafter(drafter, folder, described, dtype=DTYPES[loaded.dtype], named=drafter.sanitize)
+    nbytes = sum(array.nbytes for array in named_parameters(drafter).values())
+    config, share = _shared_budget(_without(config, nbytes), drafter, loaded.dtype, loaded=loaded)
+    log.info("drafter %s: %s of weights, KV budget %s", folder, size(nbytes), size(share))
+    opened = replace(loaded, model=drafter, path=folder)
+    parts = StatesParts(
         opened,
-        executor,
         budget=share,
         block_size=config.block_size,
         read_s=config.step_ms / 1e3,
-        states=states,
-        offsets=offsets,
+        states=HiddenRows(loaded.model),
+        offsets={},
     )
-    return config, drafter, states
+    return config, open_pools(opened, config), parts
 
 
 def _without(config: EngineConfig, nbytes: int) -> EngineConfig:
@@ -174,7 +204,7 @@ def open_draft_model(
     )
     check_vocabulary(draft, loaded)
     config = _without(config, draft.parameter_bytes)
-    config, share = _shared_budget(config, draft.model, draft.dtype, loaded=loaded)
+    config, share = _shared_budget(config, draft.model, draft.dtype, loaded)
     log.info(
         "draft model %s: %s of weights, KV budget %s",
         *(name, size(draft.parameter_bytes), size(share)),
@@ -182,7 +212,7 @@ def open_draft_model(
     plain = EngineConfig(str(draft.path), block_size=config.block_size)
     executor = open_executor(draft, plain, segments=open_segments(draft.model))
     return config, ModelDrafter(
-        draft, executor, share, block_size=config.block_size, read_s=config.step_ms / 1e3
+        draft, executor, share, config.block_size, read_s=config.step_ms / 1e3
     )
 
 
@@ -200,7 +230,7 @@ def _shared_budget(
     budget = kv_budget(config, loaded.parameter_bytes)
     tokens = config.max_context or loaded.context_length
     own, theirs = (
-        sequence_bytes(model, DTYPES[name], config.block_size, format=format, tokens=tokens)
+        sequence_bytes(model, DTYPES[name], config.block_size, format, tokens)
         for model, name, format in (
             (draft, dtype, KVFormat()),
             (loaded.model, loaded.dtype, config.kv_format),

@@ -8,7 +8,7 @@ cache, whose states nobody computed, it sees the rest of the prompt alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
@@ -58,28 +58,37 @@ class HeadExecutor(EagerExecutor):
         return Computed(hidden)
 
 
-class StatesDrafter(ModelDrafter):
-    """Drafts by a head.
+@dataclass(frozen=True)
+class StatesParts:
+    """What a drafter that reads the model's states is made of.
 
-    Args:
+    Attributes:
+        loaded: the drafter's own model.
+        budget, block_size, read_s: see `ModelDrafter`.
         states: the model's states.
-        offsets: see `HeadExecutor`; written here.
+        offsets: see `HeadExecutor`; the drafter writes them.
     """
 
-    keeps_guesses = False  # their keys come from the head's own states
+    loaded: LoadedModel
+    budget: int
+    block_size: int
+    read_s: float
+    states: HiddenRows
+    offsets: dict[int, int]
 
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        executor: Executor,
-        budget: int,
-        block_size: int,
-        read_s: float,
-        states: HiddenRows,
-        offsets: dict[int, int],
-    ) -> None:
-        super().__init__(loaded, executor, budget, block_size, read_s)
-        self._states, self._offsets = states, offsets
+
+class StatesDrafter(ModelDrafter):
+    """Drafts by a head."""
+
+    keeps_guesses = False  # their keys come from the head's own states
+    skipped = 1
+    """Tokens between a row's state and its token."""
+
+    def __init__(self, executor: Executor, parts: StatesParts) -> None:
+        super().__init__(
+            parts.loaded, executor, parts.budget, parts.block_size, read_s=parts.read_s
+        )
+        self._states, self._offsets = parts.states, parts.offsets
 
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft | None]:
         own = [self._own(query) for query in queries]
@@ -90,8 +99,8 @@ class StatesDrafter(ModelDrafter):
                 self._states.drop_before(query.number, self._offsets[query.number] + read)
         return drafts
 
-    def position(self, number: int, index: int) -> int:
-        return self._offsets[number] + 1 + index
+    def _shift(self, number: int) -> int:
+        return self._offsets[number] + self.skipped
 
     def forget(self, number: int) -> None:
         super().forget(number)
@@ -107,4 +116,4 @@ class StatesDrafter(ModelDrafter):
         if read is None or not there.start <= self._offsets[number] + read <= there.stop:
             super().forget(number)
             self._offsets[number] = there.start
-        return replace(query, tokens=query.tokens[self._offsets[number] + 1 :])
+        return replace(query, tokens=query.tokens[self._shift(number) :])

@@ -1,4 +1,4 @@
-"""An EAGLE-3 head drafts from the model's hidden states, and changes no answer."""
+"""EAGLE-3 heads and DFlash drafters draft from the model's hidden states, and change no answer."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -23,20 +24,23 @@ from quire.scheduler.draft_lengths import EveryDraft
 from quire.scheduler.drafts import Draft, DraftQuery
 from tests.engine.test_speculation import FORMATS, SAMPLED, bound
 from tests.models.solo import SoloStep
-from tests.support.eagle import speculators, write_head
+from tests.support.drafters import speculators, write_dflash, write_head
 from tests.support.everyday import everyday
 from tests.support.parity import Company, assert_same, prompts
 from tests.support.tiny_models import tiny_model
 
+WRITERS = {"eagle": write_head, "dflash": write_dflash}
+DAILY = (("eagle", "qwen3_5", "page-4"), ("dflash", "qwen3_moe", "plain"))
+
 
 class Opened:
-    """A tiny model and its head."""
+    """A tiny model and its head, or another drafter that `write` makes."""
 
-    def __init__(self, folder: Path, family: str) -> None:
+    def __init__(self, folder: Path, family: str, write: Any = write_head) -> None:
         path = tiny_model(folder / "model", family)
         self.plain = open_model(str(path), dtype="float32")
         self.loaded = open_model(str(path), dtype="float32")
-        write_head(folder / "head", self.loaded)
+        write(folder / "head", self.loaded)
         self.config = EngineConfig(
             str(path),
             kv_memory=64 << 20,
@@ -104,15 +108,15 @@ def test_guesses_are_the_head_s_however_rows_are_computed(llama: Opened) -> None
 
 
 @pytest.mark.parametrize(
-    ("family", "format"),
+    ("kind", "family", "format"),
     everyday(
-        product(("llama", "qwen3", "qwen3_moe", "qwen3_5", "qwen3_5_moe"), FORMATS),
-        lambda family, format: (family, format.name) == ("qwen3_5", "page-4"),
+        product(WRITERS, ("llama", "qwen3", "qwen3_moe", "qwen3_5", "qwen3_5_moe"), FORMATS),
+        lambda kind, family, format: (kind, family, format.name) in DAILY,
     ),
     ids=lambda each: getattr(each, "name", each),
 )
-def test_a_head_changes_no_token(tmp_path: Path, family: str, format: KVFormat) -> None:
-    opened = Opened(tmp_path, family)
+def test_drafters_change_no_token(tmp_path: Path, kind: str, family: str, format: KVFormat) -> None:
+    opened = Opened(tmp_path, family, WRITERS[kind])
     config = replace(opened.config, kv_format=format)
     wanted = prompts((3, 32, 40), tokens=20)
     plain = opened.alone(config)
@@ -123,6 +127,7 @@ def test_a_head_changes_no_token(tmp_path: Path, family: str, format: KVFormat) 
     assert dict(company.engine.stats().drafts)["draft"] > 30
 
 
+@pytest.mark.slow
 def test_bound_and_sampled_answers_are_the_same(llama: Opened) -> None:
     lengths = (5, 30, 64, 70, 12, 33, 3, 40, 20)
     wanted = prompts(lengths, tokens=16)
@@ -139,6 +144,7 @@ def test_bound_and_sampled_answers_are_the_same(llama: Opened) -> None:
     assert dict(company.engine.stats().drafts)["draft"] > 30
 
 
+@pytest.mark.slow
 def test_a_cached_prefix_and_pre_emption_change_nothing(llama: Opened) -> None:
     """The head has no states of a prefix that was found in the cache, and drafts from the rest."""
     config = replace(llama.config, block_size=16)
@@ -189,3 +195,23 @@ def test_an_engine_opens_with_its_head(llama: Opened) -> None:
     expected = Company(llama.plain, llama.config).run([asked])
     assert tokens == expected[asked.id].tokens
     engine.close()
+
+
+def test_a_dflash_drafter_of_another_model_is_refused(llama: Opened, tmp_path: Path) -> None:
+    write_dflash(tmp_path / "drafter", llama.loaded)
+    config = json.loads((tmp_path / "drafter" / "config.json").read_text())
+    changes = {
+        "hidden_size is 128, the model's 64": {"hidden_size": 128},
+        r"layers \[9\]; the model has 3": {
+            "dflash_config": {"mask_token_id": 7, "target_layer_ids": [8]}
+        },
+        "no token 900, the mask": {
+            "dflash_config": {"mask_token_id": 900, "target_layer_ids": [0]}
+        },
+    }
+    for message, change in changes.items():
+        (tmp_path / "drafter" / "config.json").write_text(json.dumps(config | change))
+        with pytest.raises(ModelError, match=message):
+            open_drafters(
+                llama.loaded, replace(llama.config, draft_model=str(tmp_path / "drafter"))
+            )

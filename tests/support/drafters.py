@@ -1,4 +1,4 @@
-"""Checkpoints of EAGLE-3 heads with random weights, in both published layouts."""
+"""Checkpoints of drafters that read hidden states, with random weights: EAGLE-3, DFlash."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 
 from quire.models.base import named_parameters
 from quire.models.decoder import DecoderModel
+from quire.models.dflash import DFlash, DFlashArguments
 from quire.models.eagle import EagleArguments, EagleHead
 from quire.models.registry import build
 from quire.models.weights.loader import LoadedModel
@@ -64,15 +66,53 @@ def write_head(
     assert isinstance(described, DecoderModel)
     args = EagleArguments.of(config)
     head = EagleHead(args, described.description, loaded.model, own_table=own_table)
-    weights = {}
-    for number, (name, place) in enumerate(sorted(named_parameters(head).items())):
-        noise = mx.random.normal(place.shape, key=mx.random.key(number))
-        near_one = 1 + 0.1 * noise
-        drawn = near_one if place.ndim == 1 else 1.5 * noise * place.shape[-1] ** -0.5
-        weights[name.replace("layers.0.", "midlayer.")] = drawn
+    drawn = _drawn(head)
+    weights = {name.replace("layers.0.", "midlayer."): each for name, each in drawn.items()}
     if "d2t" in weights:  # every second token
         weights["d2t"] = mx.arange(DRAFT_VOCABULARY).astype(mx.int64)
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    return weights
+
+
+def write_dflash(folder: Path, loaded: LoadedModel, **changes: Any) -> dict[str, mx.array]:
+    """Write a DFlash drafter, and return its tensors by the published names."""
+    config = {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "vocab_size": loaded.model.vocab_size,
+        "hidden_size": loaded.config["hidden_size"],
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": True,
+        "block_size": 8,
+        "num_target_layers": 3,
+        "dflash_config": {"mask_token_id": 7, "target_layer_ids": [0, 2]},
+        **changes,
+    }
+    assert isinstance(loaded.model, DecoderModel)
+    described = build({key: each for key, each in config.items() if key != "dflash_config"})
+    assert isinstance(described, DecoderModel)
+    drafter = DFlash(DFlashArguments.of(config), described.description, loaded.model)
+    weights = _drawn(drafter)
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    return weights
+
+
+def _drawn(module: nn.Module) -> dict[str, mx.array]:
+    """Draw a module's weights."""
+    weights = {}
+    for number, (name, place) in enumerate(sorted(named_parameters(module).items())):
+        noise = mx.random.normal(place.shape, key=mx.random.key(number))
+        near_one = 1 + 0.1 * noise
+        weights[name] = near_one if place.ndim == 1 else 1.5 * noise * place.shape[-1] ** -0.5
     return weights
