@@ -117,7 +117,7 @@ def _open_assistant(
             f"speculate: {folder} is an assistant for Gemma 4; {loaded.path} is another model"
         )
     assistant = build_assistant(config, loaded.model, folder)
-    load_drafter(assistant, folder, config, DTYPES[loaded.dtype], named)
+    load_drafter(assistant, folder, config, dtype=DTYPES[loaded.dtype], named=named)
     nbytes = sum(array.nbytes for array in named_parameters(assistant).values())
     log.info("assistant %s: %s of weights", folder, size(nbytes))
     return AssistantGuesser(loaded.model, assistant), nbytes
@@ -204,7 +204,7 @@ def open_draft_model(
     )
     check_vocabulary(draft, loaded)
     config = _without(config, draft.parameter_bytes)
-    config, share = _shared_budget(config, draft.model, draft.dtype, loaded)
+    config, share = _shared_budget(config, draft.model, draft.dtype, loaded=loaded)
     log.info(
         "draft model %s: %s of weights, KV budget %s",
         *(name, size(draft.parameter_bytes), size(share)),
@@ -212,7 +212,7 @@ def open_draft_model(
     plain = EngineConfig(str(draft.path), block_size=config.block_size)
     executor = open_executor(draft, plain, segments=open_segments(draft.model))
     return config, ModelDrafter(
-        draft, executor, share, config.block_size, read_s=config.step_ms / 1e3
+        draft, executor, share, block_size=config.block_size, read_s=config.step_ms / 1e3
     )
 
 
@@ -230,7 +230,7 @@ def _shared_budget(
     budget = kv_budget(config, loaded.parameter_bytes)
     tokens = config.max_context or loaded.context_length
     own, theirs = (
-        sequence_bytes(model, DTYPES[name], config.block_size, format, tokens)
+        sequence_bytes(model, DTYPES[name], config.block_size, format=format, tokens=tokens)
         for model, name, format in (
             (draft, dtype, KVFormat()),
             (loaded.model, loaded.dtype, config.kv_format),

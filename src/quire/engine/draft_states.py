@@ -86,7 +86,7 @@ class StatesDrafter(ModelDrafter):
 
     def __init__(self, executor: Executor, parts: StatesParts) -> None:
         super().__init__(
-            parts.loaded, executor, parts.budget, parts.block_size, read_s=parts.read_s
+            parts.loaded, executor, parts.budget, block_size=parts.block_size, read_s=parts.read_s
         )
         self._states, self._offsets = parts.states, parts.offsets
 
