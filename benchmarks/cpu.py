@@ -119,7 +119,7 @@ def beside_llama(args: argparse.Namespace, shape: str, tokens: int) -> dict[str,
     def work(model: str, blas: str = "auto", *, segments: bool = True) -> Work:
         path = str(args.models / model)
         given = args.prompt, args.streams, tokens, args.threads
-        return Work(path, *given, blas, args.kernels, segments)
+        return Work(path, *given, blas, args.kernels, segments, repacks=not args.no_repack)
 
     def quire(name: str, blas: str, *, segments: bool = True) -> Contender:
         own = work(shape, blas, segments=segments)
@@ -181,6 +181,11 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=256, help="tokens of the prompt")
     parser.add_argument("--streams", type=int, nargs="*", default=[1, 8, 32])
     parser.add_argument("--threads", type=int, default=usable_cores().count, help="of each")
+    parser.add_argument(
+        "--no-repack",
+        action="store_true",
+        help="llama.cpp reads weights as they lie: its AMX crashes in some virtual machines",
+    )
     parser.add_argument("--only-shapes", action="store_true", help="neither embedded nor formats")
     parser.add_argument("--kernels", default="auto", help="the instruction set of Quire's kernels")
     parser.add_argument("--tokens", type=int, default=24, help="that each stream generates")
