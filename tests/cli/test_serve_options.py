@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -280,3 +281,28 @@ def test_a_model_is_split_by_a_number_by_cards_or_by_hosts(
     assert config.hosts is not None
     with pytest.raises(QuireError, match="the hosts file has 2 hosts"):
         ModelOptions(hosts=str(hosts), tensor_parallel=3).engine_config("m")
+
+
+def test_a_model_is_split_by_layers_in_proportions(tmp_path: Path) -> None:
+    parsed = parse(["serve", "m", "--pipeline", "3:1"])
+    assert isinstance(parsed, ModelOptions)
+    config = parsed.engine_config("m")
+    assert (config.ranks, config.pipeline) == (2, (3, 1))
+    hosts = tmp_path / "hosts.json"
+    hosts.write_text('[{"ssh": "a", "ips": ["10.0.0.1"]}, {"ssh": "b", "ips": ["10.0.0.2"]}]')
+    config = ModelOptions(hosts=str(hosts), pipeline="auto").engine_config("m")
+    assert (config.ranks, config.pipeline) == (2, ())
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"pipeline": "3"}, "proportions of two machines or more"),
+        ({"pipeline": "3:0"}, "proportions of two machines or more"),
+        ({"pipeline": "auto"}, "say --hosts"),
+        ({"pipeline": "1:1", "tensor_parallel": 2}, "say one"),
+    ],
+)
+def test_proportions_that_say_nothing_are_refused(options: dict[str, Any], why: str) -> None:
+    with pytest.raises((QuireError, ValueError), match=why):
+        ModelOptions(**options).engine_config("m")

@@ -48,11 +48,19 @@ async def outputs(ticket: Ticket) -> list[Output]:
 
 
 async def answers(
-    folder: Path, ranks: int, hosts: Hosts | None = None
+    folder: Path,
+    ranks: int,
+    hosts: Hosts | None = None,
+    pipeline: tuple[int, ...] | None = None,
 ) -> list[tuple[list[int], list[float]]]:
     """Tokens and log-probabilities of `requests`, by an engine of so many processes."""
     config = EngineConfig(
-        str(folder), ranks=ranks, hosts=hosts, kv_memory=32 << 20, dtype="float32"
+        str(folder),
+        ranks=ranks,
+        hosts=hosts,
+        pipeline=pipeline,
+        kv_memory=32 << 20,
+        dtype="float32",
     )
     engine = await ProcessEngine.start(config, "warning")
     found = []
@@ -87,6 +95,18 @@ async def test_a_split_model_gives_the_tokens_of_one_process(
 ) -> None:
     folder = write_model(tmp_path, CONFIGS[name] | changes)
     alone, split = await answers(folder, 1), await answers(folder, ranks)
+    for one, other in zip(alone, split, strict=True):
+        assert one[0] == other[0]
+        assert other[1] == pytest.approx(one[1], abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pipeline", [(3, 1), ()], ids=["in proportions", "by memory"])
+async def test_a_model_split_by_layers_gives_the_tokens_of_one_process(
+    tmp_path: Path, pipeline: tuple[int, ...]
+) -> None:
+    folder = write_model(tmp_path, CONFIGS["gemma3_text"])
+    alone, split = await answers(folder, 1), await answers(folder, 2, pipeline=pipeline)
     for one, other in zip(alone, split, strict=True):
         assert one[0] == other[0]
         assert other[1] == pytest.approx(one[1], abs=1e-4)
@@ -145,9 +165,13 @@ async def test_a_host_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_a_process_that_dies_ends_the_engine(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pipeline", [None, (1, 1)], ids=["each layer", "by layers"])
+async def test_a_process_that_dies_ends_the_engine(
+    tmp_path: Path, pipeline: tuple[int, ...] | None
+) -> None:
     folder = write_model(tmp_path, CONFIGS["llama"])
-    engine = await ProcessEngine.start(EngineConfig(str(folder), ranks=2), "warning")
+    config = EngineConfig(str(folder), ranks=2, pipeline=pipeline)
+    engine = await ProcessEngine.start(config, "warning")
     (leader,) = [
         each for each in psutil.Process().children() if "quire.engine.worker" in each.cmdline()
     ]

@@ -185,6 +185,8 @@ def test_four_ranks(opened: Opened, split: Split, family: str) -> None:
         ("llama", {"intermediate_size": 96}),  # three groups for two ranks
         ("gemma4_moe, text", {"moe_intermediate_size": 64}),
         ("qwen3_5, text", {}),
+        ("qwen3_moe", {"moe_intermediate_size": 32}),  # one group: whole experts on each rank
+        ("gpt_oss", {"intermediate_size": 32}),
     ],
 )
 def test_packed_weights(split: Split, tmp_path: Path, family: str, changes: dict[str, Any]) -> None:

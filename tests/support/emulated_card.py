@@ -36,7 +36,7 @@ _MLX_ALIGNED = 8
 """Bytes, of MLX's arrays on a CPU."""
 _TOLERANCE = 2e-2
 _MOST_RANKS = 4
-_WAITS = "await("
+_WAITS = "received("
 """Of sources of kernels that wait for those of other ranks."""
 
 

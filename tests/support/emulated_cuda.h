@@ -74,8 +74,6 @@ static inline float powf(float x, float y) { return __builtin_powf(x, y); }
 static inline float fmodf(float x, float y) { return __builtin_fmodf(x, y); }
 static inline void sincosf(float x, float* sine, float* cosine) { *sine = __builtin_sinf(x); *cosine = __builtin_cosf(x); }
 static inline float __expf(float x) { return __builtin_expf(x); }
-template <typename E>
-static inline E __ldcv(const E* from) { return *from; }
 static inline float __int_as_float(int x) { float y; memcpy(&y, &x, 4); return y; }
 static inline int atomicAdd(int* to, int more) { *to += more; return *to - more; }
 static inline float sqrtf(float x) { return __builtin_sqrtf(x); }
@@ -94,10 +92,19 @@ static inline uint places_of(uint codes) { return (codes ^ codes >> 1) & 0x77777
 static inline uint chosen(uint x, uint y, uint mask) { return (x & mask) | (y & ~mask); }
 static inline uint bytes_at(uint low, uint high, uint places) { return __byte_perm(low, high, places); }
 
-// Flags of other ranks, whose kernels run in other threads.
-static inline void tell(uint* flag, uint round) { __atomic_store_n(flag, round, __ATOMIC_RELEASE); }
-static inline void await(const uint* flag, uint round) {
-  while ((int)(__atomic_load_n(flag, __ATOMIC_ACQUIRE) - round) < 0) sched_yield();
+// Pieces of other ranks, whose kernels run in other threads.
+static inline void sent(uint4* to, const uint* words, uint round) {
+  uint* at = (uint*)to;
+  at[0] = words[0];
+  at[2] = words[1];
+  __atomic_store_n(at + 1, round, __ATOMIC_RELEASE);
+  __atomic_store_n(at + 3, round, __ATOMIC_RELEASE);
+}
+static inline void received(const uint4* from, uint* words, uint round) {
+  const uint* at = (const uint*)from;
+  while (__atomic_load_n(at + 3, __ATOMIC_ACQUIRE) != round) sched_yield();
+  words[0] = at[0];
+  words[1] = at[2];
 }
 
 namespace emulated {

@@ -24,12 +24,16 @@ class Lockstep:
     """The ranks of a model of a folder. Like `Followers` it makes the leading executor.
 
     Args:
+        pipeline: see `open_model`.
         options: further arguments of `open_model`.
     """
 
-    def __init__(self, folder: str, size: int, **options: Any) -> None:
+    def __init__(
+        self, folder: str, size: int, pipeline: tuple[int, ...] = (), **options: Any
+    ) -> None:
         self._models = [
-            open_model(folder, part=Part(rank, size), **options) for rank in range(size)
+            open_model(folder, part=Part(rank, size), pipeline=pipeline, **options)
+            for rank in range(size)
         ]
         self.loaded, self.part = self._models[0], Part(0, size)
         self._calls: list[deque[Call]] = []

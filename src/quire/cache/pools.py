@@ -105,9 +105,10 @@ class Pools:
         """
         claimed = self.block_bytes(key)
         copied = key.tail or key.group in self._recurrent
-        if not copied or current_device().operations.rows_in_place:
+        layers = len(self.groups[key.group].layers)
+        if not copied or not layers or current_device().operations.rows_in_place:
             return claimed
-        return claimed + -(-claimed // len(self.groups[key.group].layers))
+        return claimed + -(-claimed // layers)
 
     def kv(self, group: int, format: KVFormat) -> KVPool:
         """Return the pool of a group of keys and values."""

@@ -18,6 +18,7 @@ from quire.cli.values import (
     Numbers,
     Place,
     Places,
+    Proportions,
     Seconds,
     Whole,
 )
@@ -114,6 +115,11 @@ class EngineOptions(ProcessorOptions):
         1,
         description="processes that the model is split over, by heads and by columns: one a card; "
         "auto is as many as there are cards, or hosts",
+    )
+    pipeline: Proportions | None = Field(
+        None,
+        description="split the model by layers over machines on slow links, in these proportions "
+        "(3:1, a number for each process); auto is by the memory of the hosts",
     )
     hosts: Place | None = Field(
         None,
@@ -262,6 +268,8 @@ class ModelOptions(SamplingOptions, EngineOptions, KVOptions):
 
     def _ranks(self, hosts: Hosts | None) -> int:
         asked = self.tensor_parallel
+        if self.pipeline is not None:
+            return self._stages(self.pipeline, hosts)
         if hosts is None:
             return max(1, count_cards()) if asked == "auto" else asked
         if asked not in ("auto", 1, len(hosts.hosts)):
@@ -270,6 +278,17 @@ class ModelOptions(SamplingOptions, EngineOptions, KVOptions):
                 "list a machine with several GPUs once for each GPU"
             )
         return len(hosts.hosts)
+
+    def _stages(self, weights: tuple[int, ...], hosts: Hosts | None) -> int:
+        """Return the number of processes that a model is split over by layers."""
+        if self.tensor_parallel != 1:
+            raise QuireError("--pipeline splits by layers, --tensor-parallel each layer: say one")
+        if not weights and hosts is None:
+            raise QuireError("--pipeline auto: say --hosts, or proportions such as --pipeline 1:1")
+        if weights and hosts is not None and len(weights) != len(hosts.hosts):
+            count = len(hosts.hosts)
+            raise QuireError(f"--pipeline has {len(weights)} numbers, the hosts file {count} hosts")
+        return len(weights) if hosts is None else len(hosts.hosts)
 
     def engine_config(self, model: str) -> EngineConfig:
         """Return the engine's settings for a model.
@@ -296,6 +315,7 @@ class ModelOptions(SamplingOptions, EngineOptions, KVOptions):
             kv_skip_layers=self.kv_skip_layers,
             ranks=self._ranks(hosts),
             hosts=hosts,
+            pipeline=self.pipeline,
             max_sequences=self.max_sequences,
             max_context=self.max_context,
             step_ms=self.step_ms,

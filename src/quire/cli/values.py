@@ -123,6 +123,21 @@ _MOST_COUNTED, _MOST_BYTES, _MOST_S = 10**15, 10**18, 1e9
 """Upper bound of counts: more than any machine has, and small enough that products fit 64 bits."""
 
 Count = Annotated[int, Field(ge=1, le=_MOST_COUNTED), Flag("N")]
+
+
+def _proportions(value: object) -> object:
+    if value == "auto":
+        return ()
+    if not isinstance(value, str):
+        return value
+    parts = value.split(":")
+    if len(parts) < 2 or not all(each.isdecimal() and int(each) for each in parts):
+        raise ValueError("say auto, or the proportions of two machines or more, such as 3:1")
+    return tuple(map(int, parts))
+
+
+Proportions = Annotated[tuple[int, ...], BeforeValidator(_proportions), Flag("A:B")]
+"""Whole numbers of which each machine gets its part; empty for "auto"."""
 CountOrAuto = Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto), Flag("N")]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Whole = BeforeValidator(_whole)

@@ -78,6 +78,8 @@ class EngineConfig:
         reserved: bytes of free memory reserved for other engines of this server.
         ranks: number of processes that the model is split over.
         hosts: where these run; None is this machine.
+        pipeline: weights by which the model's layers are divided among the processes; empty for
+            weights by their memory; None splits each layer instead.
         sharers: engines of this server that may yet be opened, this one included; what is free for
             KV blocks is split among them.
     """
@@ -108,6 +110,7 @@ class EngineConfig:
     reserved: int = 0
     ranks: int = 1
     hosts: Hosts | None = None
+    pipeline: tuple[int, ...] | None = None
     sharers: int = 1
 
 

@@ -49,6 +49,7 @@ def open_engine(
         adapter=config.adapter,
         max_context=config.max_context,
         part=WHOLE if followers is None else followers.part,
+        pipeline=() if followers is None else ranks.pipeline_of(config, followers.part),
         with_head=config.speculate == HEAD,
         check_room=room.check,
         on_progress=lambda done, total: on_progress(Progress("weights", done, total)),

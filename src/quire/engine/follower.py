@@ -22,7 +22,7 @@ from quire.device.loading import load_mlx
 from quire.device.private import use_private_cache
 from quire.device.ranks import join
 from quire.engine.follower_process import Probed, Ready
-from quire.engine.ranks import BEGIN, PROBE, Call, Follow, SplitExecutor
+from quire.engine.ranks import BEGIN, PROBE, Call, Follow, SplitExecutor, pipeline_of
 from quire.models.weights.loader import LoadedModel, open_model
 
 log = logging.getLogger("quire.ranks")
@@ -106,6 +106,7 @@ def _opened(opening: Follow, output: _Output) -> LoadedModel:
         adapter=config.adapter,
         max_context=config.max_context,
         part=opening.part,
+        pipeline=pipeline_of(config, opening.part),
     )
 
 

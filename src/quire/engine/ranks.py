@@ -19,6 +19,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from quire.cache.blocks import PoolKey
 from quire.cache.specs import KVLayout
 from quire.constraints.masks import TokenMask
 from quire.core.config import EngineConfig
@@ -29,13 +30,16 @@ from quire.core.media import MediaKey
 from quire.core.speculation import HEAD
 from quire.device.cards import count_cards
 from quire.device.device import current_device
-from quire.device.ranks import Part, chosen_backend, join
+from quire.device.ranks import Part, chosen_backend, collectives, join
 from quire.engine.follower_process import FollowerProcess
 from quire.executor.contents import Contents
 from quire.executor.executor import Executor
 from quire.executor.factory import open_pools
 from quire.executor.graphs.executor import GraphExecutor
 from quire.executor.graphs.runner import open_cuda_graphs
+from quire.executor.inputs import StepInputs
+from quire.executor.step import Computed
+from quire.models.stages import LayeredModel
 from quire.models.weights.loader import LoadedModel
 from quire.scheduler.plan import StepPlan
 
@@ -125,15 +129,33 @@ class SplitExecutor(GraphExecutor):
     def __init__(
         self, loaded: LoadedModel, config: EngineConfig, part: Part, **others: Any
     ) -> None:
-        model, pools = loaded.model, open_pools(loaded, config)
+        model, by_rank = loaded.model, loaded.layers_by_rank
+        self._stages = [(len(each), open_pools(loaded, config, each)) for each in by_rank]
+        pools = self._stages[part.rank][1] if by_rank else open_pools(loaded, config)
         graphs = None
-        if _hosts(config).beside(0) == part.size:
+        if _hosts(config).beside(0) == part.size and not by_rank:
             layout = KVLayout.of(model.layout)
             graphs = open_cuda_graphs(model, layout, pools, loaded.fingerprint, part=part)
         super().__init__(model, pools, graphs, **others)
 
     def _holds_back(self) -> bool:
         return False
+
+    def block_bytes(self, pool: PoolKey) -> int:
+        """Return what a block claims of this process's budget. Of a model split by layers, another
+        process's memory is taken to be in proportion to its layers, and may hold fewer blocks.
+        """
+        if not self._stages:
+            return super().block_bytes(pool)
+        own, _ = self._stages[0]
+        return max(-(-pools.claimed_bytes(pool) * own // count) for count, pools in self._stages)
+
+    def _run(self, inputs: StepInputs) -> Computed:
+        halves = inputs.halves() if self._stages else None
+        if halves is None:
+            return super()._run(inputs)
+        assert isinstance(self.model, LayeredModel), "it is split by layers"
+        return Computed(mx.concatenate(self.model.together(halves)))
 
     def probe(self) -> float:
         """Return the seconds that this rank's rows of the head take for one row: the same work on
@@ -146,7 +168,7 @@ class SplitExecutor(GraphExecutor):
         times = []
         for _ in range(_PROBES):
             started = time.perf_counter()
-            mx.eval(model.lm_head(row))
+            mx.eval(model.logits(row) if self._stages else model.lm_head(row))
             mx.synchronize()
             times.append(time.perf_counter() - started)
         return median(times)
@@ -208,25 +230,36 @@ class LeadingExecutor(SplitExecutor):
 
 def check_split(config: EngineConfig) -> None:
     """Raise `ModelError` if a setting does not go with a split model."""
-    hosts = _hosts(config)
+    hosts, flag = _hosts(config), "--tensor-parallel"
+    if config.pipeline is not None:
+        flag = "--pipeline"
     cards, here = count_cards(), hosts.beside(0)
     if chosen_backend(hosts.backend) == "nccl" and 0 < cards < here:
         raise ModelError(
-            f"--tensor-parallel: {here} processes on this machine need a GPU each, and it has "
-            f"{cards}"
+            f"{flag}: {here} processes on this machine need a GPU each, and it has {cards}"
         )
     if config.adapters:
-        raise ModelError("--tensor-parallel: split models do not support adapters of requests")
+        raise ModelError(f"{flag}: split models do not support adapters of requests")
     if config.speculate == HEAD:
-        raise ModelError(
-            "--tensor-parallel: split models do not support the model's own draft head"
-        )
+        raise ModelError(f"{flag}: split models do not support the model's own draft head")
     if config.draft_model is not None:
-        raise ModelError("--tensor-parallel: split models do not support draft models")
+        raise ModelError(f"{flag}: split models do not support draft models")
     if config.disk is not None:
-        raise ModelError("--tensor-parallel: split models do not support --kv-disk")
+        raise ModelError(f"{flag}: split models do not support --kv-disk")
     if config.batch_invariant and current_device().kernel_language:
-        raise ModelError("--tensor-parallel: split models do not support --batch-invariant on GPUs")
+        raise ModelError(f"{flag}: split models do not support --batch-invariant on GPUs")
+
+
+def pipeline_of(config: EngineConfig, part: Part) -> tuple[int, ...]:
+    """Return the weights by which layers are divided; empty if each layer is split. All ranks call
+    it at the same point.
+    """
+    if config.pipeline is None:
+        return ()
+    if config.pipeline:
+        return config.pipeline
+    own = mx.array([current_device().weight_memory() >> 20], mx.int32)
+    return tuple(int(each) for each in collectives().gathered(own).tolist())  # type: ignore[union-attr,arg-type]
 
 
 def shared(config: EngineConfig) -> EngineConfig:

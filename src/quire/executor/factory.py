@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from quire.cache.disk_transfer import SpillTo
 from quire.cache.pools import Pools
 from quire.cache.specs import KVLayout
@@ -17,9 +19,14 @@ from quire.executor.segments.runner import StepSegments
 from quire.models.weights.loader import LoadedModel
 
 
-def open_pools(loaded: LoadedModel, config: EngineConfig) -> Pools:
-    """Return the empty pools of a model."""
+def open_pools(loaded: LoadedModel, config: EngineConfig, layers: range | None = None) -> Pools:
+    """Return the empty pools of a model, or of some of its layers."""
     groups = KVLayout.of(loaded.model.layout).groups
+    if layers is not None:
+        groups = tuple(
+            replace(group, layers=tuple(each for each in group.layers if each in layers))
+            for group in groups
+        )
     return Pools(groups, config.block_size, DTYPES[loaded.dtype])
 
 

@@ -152,6 +152,20 @@ class StepInputs(_Rows):
         """Return a step of the sampled rows, whose indices are `rows`."""
         return self._one_by_one([each for each in self.ending if each.sampled], int32(rows))
 
+    def halves(self) -> tuple[ForwardContext, ForwardContext] | None:
+        """Return the step as two of about as many rows; None if there is one sequence, or media."""
+        if len(self.sequences) < 2 or self.media is not None or self.cross is not None:
+            return None
+        cut = min(range(1, len(self._starts)), key=lambda n: abs(2 * self._starts[n] - self._total))
+        row = self._starts[cut]
+        first = self._of_rows(self.sequences[:cut], slice(0, row))
+        return first, self._of_rows(self.sequences[cut:], slice(row, self._total))
+
+    def _of_rows(self, sequences: list[ScheduledSequence], rows: slice) -> _Rows:
+        part = _Rows(sequences, self._attention)
+        part.tokens, part.positions = self.tokens[rows], self.positions[..., rows]
+        return part
+
     def _one_by_one(self, sequences: list[ScheduledSequence], index: mx.array) -> _Rows:
         """Return a step of the wanted rows of some sequences, each as if it were alone."""
         ends = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Self
@@ -12,21 +12,29 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from quire.cache.specs import LayerSpec
+from quire.core.errors import ModelError
 from quire.device.collectives import gathered
-from quire.models.base import ForwardContext, LanguageModel, Module, named_parameters
-from quire.models.decoder_layers import DecoderLayer, layer_of
+from quire.models.base import ForwardContext, Module, named_parameters
+from quire.models.decoder_layers import layer_of
 from quire.models.description import Description
 from quire.models.layers.common import embed, project_logits
 from quire.models.layers.rope import Rope
 from quire.models.prediction_head import PredictionHead
-from quire.models.shares import Cuts, Split, head_rows
+from quire.models.shares import Cuts, Split, Stage, head_rows
+from quire.models.stages import Elsewhere, LayeredModel, handed_on
 from quire.models.weights.names import Names, translate
 
 log = logging.getLogger("quire.models")
 
 
 class Decoder(Module):
-    """The model without its head, `model.` in most checkpoints."""
+    """The model without its head, `model.` in most checkpoints.
+
+    Attributes:
+        stage: this rank's layers, of a model split by layers.
+    """
+
+    stage: Stage | None = None
 
     def __init__(self, whole: Description) -> None:
         super().__init__()
@@ -34,7 +42,7 @@ class Decoder(Module):
         self.embed_tokens = nn.Embedding(whole.vocab_size + whole.marks, whole.hidden_size)
         if whole.positions:
             self.embed_positions = nn.Embedding(whole.positions, whole.hidden_size)
-        self.layers: list[DecoderLayer] = []
+        self.layers: list[Module] = []
         first = 0
         for layer in whole.layers:
             self.layers.append(layer_of(whole, layer, first))
@@ -52,23 +60,38 @@ class Decoder(Module):
 
     def __call__(self, step: ForwardContext) -> mx.array:
         """Return normalised hidden states `[T, hidden]`, and the captured ones joined to them."""
+        if self.stage is not None:
+            return self.together([step])[0]
+        states = self.through(self.begin(step), step, range(len(self.layers)))
+        y: mx.array = self.norm(states[-1])
+        if not self._captured:
+            return y
+        return mx.concatenate([y, *(states[each] for each in self._captured)], axis=-1)
+
+    def together(self, steps: Sequence[ForwardContext]) -> list[mx.array]:
+        """Return normalised hidden states of several steps, of which ranks compute one each at a
+        time.
+        """
+        assert self.stage is not None, "the model is split by layers"
+        return [self.norm(x) for x in handed_on(self, self.stage, steps)]
+
+    def begin(self, step: ForwardContext) -> mx.array:
+        """Return the first layer's input, `[T, hidden]`."""
         x = self.embedded(step.tokens)
         if "embed_positions" in self:
             x = x + embed(self.embed_positions, step.positions, x.dtype)
-        if step.media is not None:
-            x = step.media.replaced(x)
+        return x if step.media is None else step.media.replaced(x)
+
+    def through(self, x: mx.array, step: ForwardContext, layers: Iterable[int]) -> list[mx.array]:
+        """Return the input of each layer, and the last layer's output, `[T, hidden]` each."""
         rotate = {kind: rope(step.positions) for kind, rope in self._ropes}
-        inputs = []
-        for index, layer in enumerate(self.layers):
-            inputs.append(x)
-            x = layer(x, step, rotate)
+        states = [x]
+        for index in layers:
+            x = self.layers[index](x, step, rotate)
             if step.media is not None:
                 x = step.media.deepened(x, index)
-        y: mx.array = self.norm(x)
-        if not self._captured:
-            return y
-        inputs.append(x)
-        return mx.concatenate([y, *(inputs[each] for each in self._captured)], axis=-1)
+            states.append(x)
+        return states
 
     def capture(self, layers: tuple[int, ...]) -> None:
         self._captured = layers
@@ -79,7 +102,7 @@ class Decoder(Module):
         return self._captured
 
 
-class DecoderModel(LanguageModel):
+class DecoderModel(LayeredModel):
     """A decoder with its head, built from a description.
 
     Args:
@@ -152,6 +175,25 @@ class DecoderModel(LanguageModel):
         table, head = self.model.embed_tokens, self.lm_head
         logits = project_logits(hidden, table, head, softcap=whole.logit_softcap)
         return gathered(logits, whole.part)[:, : whole.vocab_size]
+
+    def staged(self, stage: Stage) -> tuple[Self, tuple[range, ...]]:
+        counts = [len(layer.mixers) for layer in self.description.layers]
+        parts = stage.parts(len(counts))
+        kept = tuple(range(sum(counts[: e.start]), sum(counts[: e.stop])) for e in parts)
+        if any(self.layout[each].owner(each) not in part for part in kept for each in part):
+            raise ModelError("--pipeline: layers that share keys would be in different processes")
+        here = parts[stage.part.rank]
+        own = copy(self)
+        own.model = copy(self.model)
+        own.model.layers = [
+            layer if number in here else Elsewhere()
+            for number, layer in enumerate(self.model.layers)
+        ]
+        own.model.stage = stage
+        return own, kept
+
+    def together(self, steps: Sequence[ForwardContext]) -> list[mx.array]:
+        return self.model.together(steps)
 
     def share(self, split: Split) -> tuple[Self, Cuts]:
         described, cuts = self.description.share(split)

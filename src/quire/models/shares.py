@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import mlx.core as mx
 
@@ -129,19 +130,51 @@ class Split:
             return 1
         return self.heads(count, what)
 
+    def divides(self, count: int) -> bool:
+        """Return whether `width` can divide `count` values."""
+        size, group = self.part.size, self.group
+        whole = count % size == 0 and count // size % group == 0
+        return whole or (count % group == 0 and count // group >= size)
+
     def width(self, count: int) -> tuple[int, Run]:
         """Return this rank's number of values between two products, and the run that they stand in.
 
         Ranks have as many each if packed weights can be cut so, else as many groups as possible.
         """
         size, group = self.part.size, self.group
-        piece = count // size
-        if count % size or piece % group:
-            piece = group
-            if count % group or count // group < size:
-                raise ModelError(
-                    f"--tensor-parallel {size}: {count} values between two products, packed in "
-                    f"groups of {group}, cannot be divided by it"
-                )
+        if not self.divides(count):
+            raise ModelError(
+                f"--tensor-parallel {size}: {count} values between two products, packed in "
+                f"groups of {group}, cannot be divided by it"
+            )
+        piece = group if count % size or count // size % group else count // size
         run = count // piece, piece
         return len(self.part.within(run[0])) * piece, run
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A rank of those that have consecutive layers each.
+
+    Attributes:
+        weights: of each rank; layers are divided in these proportions.
+    """
+
+    part: Part
+    weights: tuple[int, ...]
+
+    def parts(self, count: int) -> list[range]:
+        """Return each rank's part of `count` layers.
+
+        Raises:
+            ModelError: there are fewer layers than ranks.
+        """
+        ranks = self.part.size
+        if count < ranks:
+            raise ModelError(f"--pipeline: the model has {count} layers for {ranks} processes")
+        ends, total = [0], sum(self.weights)
+        for rank in range(ranks):
+            wanted = round(count * sum(self.weights[: rank + 1]) / total)
+            later = ranks - 1 - rank
+            ends.append(min(max(wanted, ends[-1] + 1), count - later))
+        return [range(*each) for each in pairwise(ends)]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from quire.core.errors import ModelError
 from quire.device.ranks import Part
 from quire.models.base import LanguageModel, named_parameters
-from quire.models.shares import Cut, Cuts, Split, head_rows, own_piece
+from quire.models.shares import Cut, Cuts, Split, Stage, head_rows, own_piece
+from quire.models.stages import LayeredModel
 
 _HEAD, _TABLE = "lm_head.", "model.embed_tokens."
 Weights = dict[str, mx.array]
@@ -30,6 +32,24 @@ def split_model(
         ready |= {name.replace(_TABLE, _HEAD): each for name, each in tied.items()}
     heads = {name: _rows(each, part) for name, each in ready.items() if name.startswith(_HEAD)}
     return own, ready | heads
+
+
+def split_by_layers(
+    model: LanguageModel, weights: Weights, stage: Stage
+) -> tuple[LanguageModel, Weights, tuple[range, ...]]:
+    """Return a rank's layers of a model, their weights, and each rank's layers in the model's
+    layout. All that is no layer is on each rank.
+
+    Raises:
+        ModelError: the model cannot be split so.
+    """
+    if not isinstance(model, LayeredModel):
+        raise ModelError("--pipeline: this family cannot be split by layers yet")
+    own, kept = model.staged(stage)
+    here, places = named_parameters(own), named_parameters(model)
+    gone = {name.rpartition(".")[0] for name in places.keys() - here.keys()}
+    left = {name: each for name, each in weights.items() if name.rpartition(".")[0] not in gone}
+    return own, left, kept
 
 
 def _cut_of(name: str, cuts: Cuts) -> Cut | None:

@@ -15,16 +15,15 @@ import numpy as np
 from quire.device.cuda.driver import DriverError, driver_call
 from quire.device.ranks import Part, agreed, collectives
 
-MOST_BLOCKS = 96
-"""Most thread blocks of an exchange. Cards with wgmma have at least 114 multiprocessors."""
-SLOT = 16 << 10
-"""Bytes that a thread block sends to a rank before it waits for that rank's."""
-_LINE = 128
-FLAGS = -(-MOST_BLOCKS * 4 // _LINE) * _LINE
-"""Where the ranks' flags begin, after the counts of rounds."""
+MOST_BLOCKS = 128
+"""Most thread blocks of an exchange: about as many as a large card has multiprocessors."""
+THREADS, PIECES = 256, 4
+"""Threads of a block, and the most pieces that each sends before it waits for the others'."""
+SLOT = 16 * THREADS * PIECES
+"""Bytes of what a thread block sends at once."""
 MOST_RANKS = 8
-SLOTS = FLAGS + MOST_RANKS * FLAGS
-"""Where what ranks send begins."""
+SLOTS = 4 * MOST_BLOCKS
+"""Where what ranks send begins, after the counts of rounds."""
 _HANDLE = 64
 _OPEN_WHEN_USED = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 

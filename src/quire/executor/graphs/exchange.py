@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from quire.device.cuda.inboxes import FLAGS, MOST_BLOCKS, SLOT, SLOTS
+from quire.device.cuda.inboxes import MOST_BLOCKS, PIECES, SLOT, SLOTS, THREADS
 from quire.device.gpu_kernels import kernel_text
 from quire.device.ranks import Part
 from quire.executor.graphs.operands import UnsupportedNode, row_width
@@ -16,18 +16,19 @@ from quire.executor.graphs.recorder import Buffer, Recorder
 from quire.executor.graphs.source import C_TYPES, ROUNDED, source_text
 from quire.program.values import Node
 
-_THREADS = 256
-_PIECES = {16: "uint4", 8: "uint2", 4: "unsigned", 2: "unsigned short"}
+_PIECES = {8: "uint2", 4: "unsigned", 2: "unsigned short"}
 """Types by their bytes, of what a thread sends at once."""
-_WAITING = """
-__device__ __forceinline__ void tell(unsigned* flag, unsigned round) {
-  asm volatile("st.release.sys.global.u32 [%0], %1;" :: "l"(flag), "r"(round) : "memory");
+_SENDING = """
+__device__ __forceinline__ void sent(uint4* to, const unsigned* words, unsigned round) {
+  asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %2};"
+               :: "l"(to), "r"(words[0]), "r"(round), "r"(words[1]) : "memory");
 }
-__device__ __forceinline__ void await(const unsigned* flag, unsigned round) {
+__device__ __forceinline__ void received(const uint4* from, unsigned* words, unsigned round) {
   for (unsigned turn = 0; POLLS == 0 || turn < POLLS; turn++) {
-    unsigned found;
-    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(found) : "l"(flag) : "memory");
-    if ((int)(found - round) >= 0) return;
+    unsigned one, two;
+    asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(one), "=r"(words[1]), "=r"(two) : "l"(from) : "memory");
+    if (one == round && two == round) return;
   }
 }
 """
@@ -40,7 +41,7 @@ class Exchange:
     Attributes:
         width: elements of a rank's row.
         gathered: whether the ranks' rows are put side by side, else they are added up.
-        polls: after how many looks at a flag a block no longer waits; 0 waits without end.
+        polls: after how many looks a thread no longer waits for a piece; 0 waits without end.
     """
 
     part: Part
@@ -50,7 +51,7 @@ class Exchange:
     gathered: bool
     polls: int = 0
 
-    threads = _THREADS
+    threads = THREADS
 
     @property
     def _bytes(self) -> int:
@@ -60,14 +61,14 @@ class Exchange:
 
     @property
     def _turns(self) -> int:
-        """How often all of `MOST_BLOCKS` thread blocks would send a piece of each thread."""
+        """How many pieces each thread of `MOST_BLOCKS` thread blocks would send."""
         row = self.width * self.dtype.size
-        return -(-self.max_rows * row // (self._bytes * _THREADS * MOST_BLOCKS))
+        return -(-self.max_rows * row // (self._bytes * THREADS * MOST_BLOCKS))
 
     @property
     def grid(self) -> tuple[int, int, int]:
         pieces = self.max_rows * self.width * self.dtype.size // self._bytes
-        return min(MOST_BLOCKS, -(-pieces // _THREADS)), 1, 1
+        return min(MOST_BLOCKS, -(-pieces // THREADS)), 1, 1
 
     @property
     def text(self) -> str:
@@ -76,12 +77,11 @@ class Exchange:
             "RANK": self.part.rank,
             "RANKS": self.part.size,
             "BLOCKS": self.grid[0],
-            "THREADS": _THREADS,
+            "THREADS": THREADS,
             "MOST_BLOCKS": MOST_BLOCKS,
-            "FLAGS": FLAGS,
             "SLOTS": SLOTS,
             "SLOT": SLOT,
-            "UNROLL": min(SLOT // _THREADS // 16, self._turns),
+            "UNROLL": min(PIECES, self._turns),
             "PIECES": self.width * self.dtype.size // self._bytes,
             "ELEMENTS": self._bytes // self.dtype.size,
             "GATHERED": int(self.gathered),
@@ -91,7 +91,7 @@ class Exchange:
         parameters = ["const long long* inboxes", f"const {element}* x", f"{element}* y"]
         body = [f"typedef {element} E;", f"typedef {piece} Piece;", "wait_for_others();"]
         body.append(kernel_text("quire.executor.graphs", "exchange.cuh"))
-        return source_text(parameters, body, _THREADS, constants, functions=_WAITING)
+        return source_text(parameters, body, THREADS, constants, functions=_SENDING)
 
 
 def record_exchange(

@@ -20,7 +20,7 @@ from quire.device.mixture import Router
 from quire.device.weights import ExpertMatrices, GatedExperts, PackedWeight, Packing, PlainExperts
 from quire.models.base import Module
 from quire.models.layers.feed_forward import MLP, width_cuts
-from quire.models.shares import Cut, Cuts, Run, Split, inputs, within
+from quire.models.shares import Cut, Cuts, Run, Split, inputs, rows, within
 
 
 class ExpertLinear(Module):
@@ -128,6 +128,7 @@ class Mixture:
         latent_dim: width of the experts' inputs and outputs, if projections reduce rows to it; else
             0.
         latent_bias: whether these projections and the shared expert have biases.
+        own: this rank's experts, if each rank has whole ones; None means all.
 
     Raises:
         ModelError: a row would go to more experts than there are.
@@ -148,6 +149,7 @@ class Mixture:
     gated: bool = True
     latent_dim: int = 0
     latent_bias: bool = False
+    own: range | None = None
 
     def __post_init__(self) -> None:
         if self.router.k > self.experts:
@@ -160,22 +162,31 @@ class Mixture:
         return SparseMoE(self, hidden_size)
 
     def share(self, split: Split) -> tuple[Self, Cuts]:
-        """Divide each expert's width. All ranks choose the same experts."""
-        width, run = split.width(self.width)
-        cuts = within("experts", expert_cuts(run))
+        """Divide each expert's width, or the experts if there are too few groups of packed weights.
+        All ranks choose the same experts.
+        """
+        own, width = None, self.width
+        if split.divides(width) or self.experts % split.part.size:
+            width, run = split.width(width)
+            cuts = within("experts", expert_cuts(run))
+        else:
+            own = split.part.within(self.experts)
+            whole = rows((self.experts, 1))
+            cuts = within("experts", dict.fromkeys(("gate_proj", "up_proj", "down_proj"), whole))
         if self.latent_bias:
             cuts["fc2_latent_proj"] = inputs()
         shared_width = 0
         if self.shared_width:
             shared_width, run = split.width(self.shared_width)
             cuts |= within("shared_expert", width_cuts(run))
-        return replace(self, width=width, shared_width=shared_width), cuts
+        return replace(self, width=width, shared_width=shared_width, own=own), cuts
 
     def stacked(self, size: int) -> Module:
         """Return the experts, with inputs and outputs of `size` values."""
+        count = self.experts if self.own is None else len(self.own)
         if not self.gated:
-            return UngatedExperts(self.experts, size, self.width, activation=self.activation)
-        return Experts(self.experts, size, self.width, gating=self._gating(), bias=self.bias)
+            return UngatedExperts(count, size, self.width, activation=self.activation)
+        return Experts(count, size, self.width, gating=self._gating(), bias=self.bias)
 
     def _gating(self) -> Gating:
         if self.clamp is not None:
@@ -217,6 +228,8 @@ class SparseMoE(Module):
         inner = self.fc1_latent_proj(x) if self._kind.latent_dim else x
         operations, router = current_device().operations, self._kind.router
         chosen, weights = operations.route(logits, correction, per_expert=None, router=router)
+        if self._kind.own is not None:
+            chosen, weights = _of_own(self._kind.own, chosen, weights)
         if self._kind.weighted_input:
             y = self._of_weighted(inner, chosen, weights)
         else:
@@ -236,6 +249,15 @@ class SparseMoE(Module):
         rows, chosen = weighted.flatten(0, 1), chosen.reshape(-1, 1)
         y: mx.array = self.experts(rows, chosen, mx.ones(chosen.shape))
         return y.reshape(weighted.shape).sum(axis=1)
+
+
+def _of_own(own: range, chosen: mx.array, weights: mx.array) -> tuple[mx.array, mx.array]:
+    """Return chosen experts by their numbers on this rank. Others become the first one, without
+    weight.
+    """
+    number = chosen.astype(mx.int32) - own.start
+    here = (number >= 0) & (number < len(own))
+    return mx.where(here, number, 0).astype(chosen.dtype), mx.where(here, weights, 0)
 
 
 def expert_cuts(run: Run) -> Cuts:

@@ -27,7 +27,8 @@ from quire.models.layers.linear import (
 )
 from quire.models.registry import FAMILIES, build
 from quire.models.settings import Settings
-from quire.models.split import split_model
+from quire.models.shares import Stage
+from quire.models.split import split_by_layers, split_model
 from quire.models.tokenizers.conversion import with_tokenizer
 from quire.models.weights import quantization
 from quire.models.weights.adapter import Adapter
@@ -67,6 +68,7 @@ class LoadedModel:
         trained_length: context length of training, see `trained_length`.
         dtype: name of the activations' type, e.g. "bfloat16".
         read_adapter: loads an adapter that requests name, by its folder or hub id.
+        layers_by_rank: the layers of the layout that each process has, of a model split by layers.
     """
 
     model: LanguageModel
@@ -79,6 +81,7 @@ class LoadedModel:
     trained_length: int
     dtype: str
     read_adapter: Callable[[str], LowRank]
+    layers_by_rank: tuple[range, ...] = ()
 
 
 def open_model(
@@ -88,6 +91,7 @@ def open_model(
     adapter: str | None = None,
     max_context: int | None = None,
     part: Part = WHOLE,
+    pipeline: tuple[int, ...] = (),
     with_head: bool = False,
     check_room: CheckRoom = lambda model, dtype, nbytes: None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
@@ -101,6 +105,7 @@ def open_model(
         max_context: the most tokens of prompt and answer together; None means the model's maximum.
             LongRoPE's rotations depend on whether it exceeds the trained context.
         part: this process's part of a split model.
+        pipeline: weights of all processes by which layers are divided; empty splits each layer.
         check_room: called before the weights are loaded.
         on_progress: called with the bytes of weights loaded so far, and the total.
         with_head: whether to load the checkpoint's multi-token prediction head, if it has one.
@@ -108,39 +113,48 @@ def open_model(
     Raises:
         ModelError: the folder cannot be opened; the message names what is wrong with it.
     """
-    if dtype and dtype not in DTYPES:
-        raise ModelError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
     folder = with_tokenizer(find_folder(path_or_hub_id))
     added = None if adapter is None else Adapter.open(adapter)
     config = _for_context(checked_config(folder), max_context)
     model = build(config)
     files = find_weights(folder)
     behind = _projections(folder)
-    target = DTYPES.get(dtype) or current_device().default_dtype or files.default_dtype
+    target = _target(dtype) or files.default_dtype
     with WeightIdentity(_hashed(files, added, behind, part)) as identity:
-        model = _load_weights(
-            *(model, part, files, config, folder, target, added, check_room), with_head=with_head
+        model, layers_by_rank = _load_weights(
+            *(model, part, files, config, folder, target, added, check_room),
+            with_head=with_head,
+            stage=Stage(part, pipeline) if pipeline else None,
         )
         if behind:
             model["pooled"] = open_projections(behind)
-        model.eval()
-        parameter_bytes = sum(array.nbytes for array in named_parameters(model).values())
-        _evaluate(model, on_progress)
+        _evaluate(model.eval(), on_progress)
         resolved = _dtype_name(model)
-        described = _described(config, resolved, added, model)
-        fingerprint = identity.digest(described.encode())
+        fingerprint = identity.digest(_described(config, resolved, added, model).encode())
     return LoadedModel(
         model=model,
         config=config,
         path=folder,
         eos_ids=end_token_ids(folder),
         fingerprint=fingerprint,
-        parameter_bytes=parameter_bytes,
+        parameter_bytes=sum(array.nbytes for array in named_parameters(model).values()),
         context_length=context_length(config),
         trained_length=trained_length(config),
         dtype=resolved,
         read_adapter=partial(_beside, model, files, config, DTYPES[resolved]),
+        layers_by_rank=layers_by_rank,
     )
+
+
+def _target(dtype: str) -> mx.Dtype | None:
+    """Return the type of weights that was asked for, or that the device prefers.
+
+    Raises:
+        ModelError: there is no such type.
+    """
+    if dtype and dtype not in DTYPES:
+        raise ModelError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
+    return DTYPES.get(dtype) or current_device().default_dtype
 
 
 def _projections(folder: Path) -> tuple[Path, ...]:
@@ -212,8 +226,10 @@ def _load_weights(
     check_room: CheckRoom,
     *,
     with_head: bool,
-) -> LanguageModel:
-    """Attach weights, which stay lazy, to a model or to this process's part of it; return it.
+    stage: Stage | None,
+) -> tuple[LanguageModel, tuple[range, ...]]:
+    """Attach weights, which stay lazy, to a model or to this process's part of it. Return it, and
+    the layers of each process if it is split by layers.
 
     Args:
         target: dtype of the weights; None keeps theirs.
@@ -228,12 +244,15 @@ def _load_weights(
         if adapter is not None:
             read = adapter.merged(read, model, target)
         weights = model.sanitize(_cast(read, target))
-        if part.size > 1:
+        layers: tuple[range, ...] = ()
+        if stage is not None:
+            model, weights, layers = split_by_layers(model, weights, stage)
+        elif part.size > 1:
             model, weights = split_model(model, weights, part)
         dtype = weights[model.typed_by].dtype if model.typed_by in weights else mx.float32
         check_room(model, dtype, _bytes(weights.values(), narrow=narrow))
         _attach(model, weights, folder)
-        return model
+        return model, layers
     except ModelError as error:
         method = unsupported_method(config)
         if method is None:

@@ -1,13 +1,11 @@
-// Exchanges the rows of several ranks, whose memory each can write to: each thread block sends its pieces to the same
-// block of every other rank, waits for theirs, and then adds the ranks' pieces up or puts them side by side.
+// Exchanges the rows of several ranks, whose memory each can write to: each thread sends its pieces to the same thread of
+// every other rank, waits for theirs, and then adds the ranks' pieces up or puts them side by side.
 //
-// inboxes [RANKS]: address of each rank's inbox, as this rank reaches it. An inbox has, in order: a count of rounds for
-// each of its own blocks, a flag of each rank's blocks, and two slots for what each of these sends. A flag is the round
-// of which the slot holds the pieces. Blocks of two ranks take turns: a block that has the flag of a round knows that the
-// other has read the slot of the round before, so two slots suffice, whatever is launched next.
-//
-// The flag is stored after all threads' pieces (a release at system scope behind a barrier), and the slot is read after
-// the flag, past the first-level cache, which may hold what an earlier round brought.
+// inboxes [RANKS]: address of each rank's inbox, as this rank reaches it. An inbox has a count of rounds for each of its
+// own blocks, and two slots for what each rank's blocks send. A piece of up to 8 bytes travels with the number of its
+// round beside each 4 bytes, in one store, so that nothing is sent but the pieces, and no thread waits for another one's.
+// Two threads take turns: one that has the piece of a round knows that the other has read that of the round before, so
+// two slots suffice, whatever is launched next.
 char* const inbox = (char*)inboxes[RANK];
 unsigned* const rounds = (unsigned*)inbox;
 const int block = blockIdx.x, thread = threadIdx.x;
@@ -22,19 +20,15 @@ for (size_t first = (size_t)block * THREADS; first < count; first += (size_t)BLO
     const size_t at = first + (size_t)n * BLOCKS * THREADS + thread;
     if (at >= count) continue;
     own[n] = ((const Piece*)x)[at];
+    __align__(8) unsigned words[2] = {};
+    *(Piece*)words = own[n];
     #pragma unroll
     for (int rank = 0; rank < RANKS; rank++) {
       if (rank == RANK) continue;
-      Piece* to = (Piece*)((char*)inboxes[rank] + slot + ((size_t)RANK * MOST_BLOCKS + block) * SLOT);
-      to[n * THREADS + thread] = own[n];
+      char* to = (char*)inboxes[rank] + slot + ((size_t)RANK * MOST_BLOCKS + block) * SLOT;
+      sent((uint4*)to + n * THREADS + thread, words, round);
     }
   }
-  __syncthreads();
-  if (thread < RANKS && thread != RANK) {
-    tell((unsigned*)((char*)inboxes[thread] + FLAGS) + RANK * MOST_BLOCKS + block, round);
-    await((const unsigned*)(inbox + FLAGS) + thread * MOST_BLOCKS + block, round);
-  }
-  __syncthreads();
   #pragma unroll
   for (int n = 0; n < UNROLL; n++) {
     const size_t at = first + (size_t)n * BLOCKS * THREADS + thread;
@@ -42,11 +36,16 @@ for (size_t first = (size_t)block * THREADS; first < count; first += (size_t)BLO
     float sums[ELEMENTS] = {};
     #pragma unroll
     for (int rank = 0; rank < RANKS; rank++) {
-      const char* from = inbox + slot + ((size_t)rank * MOST_BLOCKS + block) * SLOT;
-      const Piece piece = rank == RANK ? own[n] : __ldcv((const Piece*)from + n * THREADS + thread);
-      if (GATHERED) ((Piece*)y)[at / PIECES * (PIECES * RANKS) + rank * PIECES + at % PIECES] = piece;
+      __align__(8) unsigned words[2] = {};
+      if (rank == RANK) {
+        *(Piece*)words = own[n];
+      } else {
+        const char* from = inbox + slot + ((size_t)rank * MOST_BLOCKS + block) * SLOT;
+        received((const uint4*)from + n * THREADS + thread, words, round);
+      }
+      if (GATHERED) ((Piece*)y)[at / PIECES * (PIECES * RANKS) + rank * PIECES + at % PIECES] = *(Piece*)words;
       #pragma unroll
-      for (int e = 0; e < ELEMENTS; e++) sums[e] += number(((const E*)&piece)[e]);
+      for (int e = 0; e < ELEMENTS; e++) sums[e] += number(((const E*)words)[e]);
     }
     if (GATHERED) continue;
     Piece sum;
@@ -55,4 +54,5 @@ for (size_t first = (size_t)block * THREADS; first < count; first += (size_t)BLO
     ((Piece*)y)[at] = sum;
   }
 }
+__syncthreads();
 if (thread == 0) rounds[block] = round;
