@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,12 +22,14 @@ from quire.core.config import EngineConfig
 from quire.core.request import Request, SamplingParams
 from quire.device import device
 from quire.engine.assembly import assemble
+from quire.engine.engine import Engine
 from quire.executor.eager import EagerExecutor
 from quire.executor.step import LaunchedStep
 from quire.models.base import named_parameters
 from quire.models.registry import build
 from quire.models.weights.loader import LoadedModel
 from quire.models.weights.low_rank import LowRank
+from quire.scheduler.plan import StepPlan
 from tests.support.grown import grown
 
 _NEEDED = {
@@ -57,6 +60,8 @@ LEVEL = (
 MORE = {"phi3": 56, "deepseek_v3": 131}
 """Configurations whose steps launch more, and how many primitives at most: mlx-lm keeps matrices
 joined that files have joined (Phi-3), or spells an operation in fewer steps."""
+_TIMED = 10
+"""Steps whose building is timed."""
 VIEWS = frozenset(
     {"Reshape", "Transpose", "Broadcast", "ExpandDims", "Squeeze", "Unflatten", "Flatten"}
     | {"AsStrided", "StopGradient", "Slice", "Split"}
@@ -120,6 +125,14 @@ def counted(name: str) -> dict[str, Any]:
     return config
 
 
+def deepened(name: str, layers: int = 16) -> dict[str, Any]:
+    """Return a configuration as `counted` does, with more layers of the same kinds."""
+    config = counted(name) | {"num_hidden_layers": layers}
+    if kinds := config.get("layer_types"):
+        config["layer_types"] = [kinds[n % len(kinds)] for n in range(layers)]
+    return config
+
+
 def launches(config: dict[str, Any], streams: int = 8) -> Counter[str]:
     """Return the primitives of a step in which `streams` sequences generate, by name.
 
@@ -134,56 +147,107 @@ def launches(config: dict[str, Any], streams: int = 8) -> Counter[str]:
 
     start = EagerExecutor._start
     with as_metal(), pytest.MonkeyPatch.context() as patch:
-        mx.random.seed(0)
-        model = build(config)
-        weights = named_parameters(model)
-        mx.eval(list(weights.values()))
-        size = sum(each.nbytes for each in weights.values())
-        loaded = LoadedModel(
-            model,
-            config,
-            Path(),
-            frozenset(),
-            "counted",
-            size,
-            512,
-            512,
-            "float32",
-            read_adapter=lambda place: LowRank({}, place),
-        )
-        engine = assemble(loaded, EngineConfig("", kv_memory=64 << 20, speculate="off"))
-        for number in range(streams):
-            prompt = tuple(range(3 + number, 12 + number))
-            sampling = SamplingParams(temperature=0)
-            engine.add(Request(f"r{number}", prompt, sampling, max_tokens=40))
-        for _ in range(12):
-            engine.step()
+        engine = _generating(config, streams)
         patch.setattr(EagerExecutor, "_start", noted)
         with one_primitive_each():
             engine.step()
     return found[-1]
 
 
+def build_seconds(config: dict[str, Any], streams: int = 8) -> float:
+    """Return the processor time in which the arrays of such a step are built: planning and
+    sampling's arrays included, the least of several steps."""
+    found: list[float] = []
+
+    def timed(self: EagerExecutor, plan: StepPlan, before: LaunchedStep | None) -> LaunchedStep:
+        started = time.thread_time()
+        step = build_step(self, plan, before)
+        found.append(time.thread_time() - started)
+        return step
+
+    build_step = EagerExecutor._build
+    with as_metal(), pytest.MonkeyPatch.context() as patch:
+        engine = _generating(config, streams)
+        patch.setattr(EagerExecutor, "_build", timed)
+        with one_primitive_each():
+            for _ in range(_TIMED):
+                engine.step()
+    return min(found)
+
+
+def _generating(config: dict[str, Any], streams: int) -> Engine:
+    """Return an engine in which `streams` sequences generate."""
+    mx.random.seed(0)
+    model = build(config)
+    weights = named_parameters(model)
+    mx.eval(list(weights.values()))
+    size = sum(each.nbytes for each in weights.values())
+    loaded = LoadedModel(
+        model,
+        config,
+        Path(),
+        frozenset(),
+        "counted",
+        size,
+        512,
+        512,
+        "float32",
+        read_adapter=lambda place: LowRank({}, place),
+    )
+    engine = assemble(loaded, EngineConfig("", kv_memory=64 << 20, speculate="off"))
+    for number in range(streams):
+        prompt = tuple(range(3 + number, 12 + number))
+        sampling = SamplingParams(temperature=0)
+        engine.add(Request(f"r{number}", prompt, sampling, max_tokens=40))
+    for _ in range(12):
+        engine.step()
+    return engine
+
+
 def launches_of_mlx_lm(config: dict[str, Any], streams: int = 8) -> Counter[str]:
     """Return the same of mlx-lm's model of a configuration, with its caches for batches."""
-    from mlx_lm.models import cache
-    from mlx_lm.utils import _get_classes
+    step = _MLXLM(config, streams)
+    with one_primitive_each():
+        return primitives(step.built())
 
-    model_class, arguments = _get_classes(config)
-    model = model_class(arguments.from_dict(config))
-    mx.eval(model.parameters())
 
-    def for_batches(one: Any) -> Any:
-        if isinstance(one, cache.RotatingKVCache):
-            return cache.BatchRotatingKVCache(one.max_size, [0] * streams)
-        return cache.BatchKVCache([0] * streams)
+def build_seconds_of_mlx_lm(config: dict[str, Any], streams: int = 8) -> float:
+    """Return the processor time in which mlx-lm builds a step; see `build_seconds`."""
+    step, found = _MLXLM(config, streams), list[float]()
+    with one_primitive_each():
+        for _ in range(_TIMED):
+            started = time.thread_time()
+            arrays = step.built()
+            found.append(time.thread_time() - started)
+            mx.eval(arrays)
+    return min(found)
 
-    caches = [for_batches(each) for each in cache.make_prompt_cache(model)]
-    prompt = mx.array([[5 + n] * 9 for n in range(streams)])
-    tokens = mx.argmax(model(prompt, cache=caches)[:, -1], axis=-1)
-    mx.eval(tokens)
-    with one_primitive_each():  # as its `generate_step`, which always makes log-probabilities
-        logits = model(tokens[:, None], cache=caches)[:, -1]
-        tokens = mx.argmax(logits - mx.logsumexp(logits, axis=-1, keepdims=True), axis=-1)
-        kept = [array for each in caches for array in (each.keys, each.values)]
-        return primitives([tokens, *kept])
+
+class _MLXLM:
+    """mlx-lm's model of a configuration, and sequences that generate in a batch."""
+
+    def __init__(self, config: dict[str, Any], streams: int) -> None:
+        from mlx_lm.models import cache
+        from mlx_lm.utils import _get_classes
+
+        model_class, arguments = _get_classes(config)
+        self._model = model_class(arguments.from_dict(config))
+        mx.eval(self._model.parameters())
+
+        def for_batches(one: Any) -> Any:
+            if isinstance(one, cache.RotatingKVCache):
+                return cache.BatchRotatingKVCache(one.max_size, [0] * streams)
+            return cache.BatchKVCache([0] * streams)
+
+        self._caches = [for_batches(each) for each in cache.make_prompt_cache(self._model)]
+        prompt = mx.array([[5 + n] * 9 for n in range(streams)])
+        self._tokens = mx.argmax(self._model(prompt, cache=self._caches)[:, -1], axis=-1)
+        mx.eval(self._tokens)
+
+    def built(self) -> list[mx.array]:
+        """Return the arrays of the next step, as `generate_step` of mlx-lm, which always makes
+        log-probabilities."""
+        logits = self._model(self._tokens[:, None], cache=self._caches)[:, -1]
+        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        self._tokens = mx.argmax(logprobs, axis=-1)
+        return [self._tokens, *(array for c in self._caches for array in (c.keys, c.values))]

@@ -199,9 +199,9 @@ class StepAttention:
     ) -> mx.array:
         """Attend for rows that each see at least one key."""
         if len(parts) == 1:
-            return self._attend(
-                parts[0], owner, q, k=k, v=v, scoring=scoring._replace(chosen=chosen[0])
-            )
+            if chosen[0] is not None:
+                scoring = scoring._replace(chosen=chosen[0])
+            return self._attend(parts[0], owner, q, k=k, v=v, scoring=scoring)
         outs = []
         for part, keys in zip(parts, chosen, strict=True):
             own_k = None if k is None else k[part.keys]

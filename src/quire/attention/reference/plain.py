@@ -54,6 +54,8 @@ def _by_heads(
     group, dims = q.shape[1] // kv_heads, sum(each.shape[-1] for each in store.arrays())
     head_bytes = count * length * store.shape.block_size * dims * 4  # float32 at most
     at_once = max(1, current_device().gathered_bytes // head_bytes)
+    if at_once >= kv_heads and not after:
+        return attend(q, blocks, scoring)
     outs = list(after[-1:])
     for first in range(0, kv_heads, at_once):
         heads = slice(first, min(kv_heads, first + at_once))
@@ -89,14 +91,14 @@ def _single_rows(
     if _spells_out(scoring):
         return _decode_spelled_out(_scaled(q, scoring.scale), k, v, batch=batch, scoring=scoring)
     out = mx.fast.scaled_dot_product_attention(
-        q[:, :, None],  # [B, heads, 1, head_dim]
+        mx.expand_dims(q, 2),  # [B, heads, 1, head_dim]
         k,
         v,
         scale=scoring.scale,
         mask=batch.mask,
         sinks=scoring.sinks,
     )
-    return out[:, :, 0]
+    return out.squeeze(2)
 
 
 def prefill(q: mx.array, store: LayerStore, chunk: Chunk, scoring: Scoring) -> mx.array:
