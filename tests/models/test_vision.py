@@ -12,9 +12,11 @@ import pytest
 from quire.core.errors import ModelError, RequestError
 from quire.device import bidirectional
 from quire.models.base import MediaEncoder
+from quire.models.registry import build
 from quire.models.vision.gemma4 import Gemma4VisionArguments
 from quire.models.weights.loader import open_model
 from tests.models.solo import image_features, picture, solo_logits
+from tests.support.seeing import CONFIGS as SEEING
 from tests.support.tiny_models import gemma4_vision_config, random_weights
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -135,3 +137,20 @@ def test_pictures_of_one_shape_are_encoded_together(tmp_path: Path) -> None:
     assert vision.takes_several
     assert _differ(alone[0], alone[1]) > 0.01
     assert _differ(together, mx.concatenate(alone)) < 1e-5
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v", "paddleocr_vl"])
+def test_families_that_take_several_pictures_encode_each_by_itself(family: str) -> None:
+    mx.random.seed(0)
+    config = SEEING[family]
+    model = build(config)
+    model.load_weights(list(random_weights(config).items()), strict=False)
+    vision, shape = model.encoders["image"], (8, 12)
+    size = vision.feature_bytes(shape)
+    one, other = (mx.random.randint(0, 256, (size,)).astype(mx.uint8) for _ in range(2))
+    assert vision.takes_several
+    alone = zip(vision(one, shape), vision(other, shape), strict=True)
+    together = vision(mx.concatenate([one, other]), shape)
+    for level, parts in zip(together, alone, strict=True):
+        assert _differ(parts[0], parts[1]) > 0.01
+        assert _differ(level, mx.concatenate(parts)) < 1e-4

@@ -60,7 +60,7 @@ class ProgramModel:
             steps.append(narrowed[0])
             given["wanted"], sizes["R"] = narrowed[1], len(narrowed[1])
         for part, each in enumerate(steps):
-            given |= {f"tokens.{part}": each.tokens, f"positions.{part}": each.positions}
+            given |= {f"tokens.{part}": each.tokens, f"positions.{part}": each.positions.T}
         self.steps += 1
         body = self._traced(variant).body
         (hidden,) = replay(body, current_device().operations, given, sizes, steps)

@@ -64,16 +64,17 @@ _OF_FAMILIES: Mapping[str, Mapping[str, Any]] = {
 def grown(name: str) -> dict[str, Any]:
     """Return a configuration with the head sizes of published models and four times the width."""
     config = CONFIGS[name]
-    return _grown(config) | dict(_OF_FAMILIES.get(config["model_type"], {}))
+    return grown_config(config) | dict(_OF_FAMILIES.get(config["model_type"], {}))
 
 
-def _grown(config: Mapping[str, Any]) -> dict[str, Any]:
+def grown_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration with all sizes grown."""
     return {key: _value(key, value) for key, value in config.items()}
 
 
 def _value(key: str, value: Any) -> Any:
     if isinstance(value, dict):
-        return _grown(value)
+        return grown_config(value)
     if key in _AS_PUBLISHED and value:
         return _AS_PUBLISHED[key]
     if key in ("short_factor", "long_factor"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate, chain
+from itertools import accumulate
 
 import mlx.core as mx
 import numpy as np
@@ -17,7 +17,8 @@ from quire.device.recurrence import DeltaGates
 from quire.executor.recurrent_rows import RecurrentRows, recurrent_rows
 from quire.models.base import CrossRows, ForwardContext
 from quire.models.media_rows import MediaRows
-from quire.scheduler.plan import Positions, ScheduledSequence, StepPlan
+from quire.scheduler.plan import ScheduledSequence, StepPlan
+from quire.scheduler.positions import joined_positions
 
 
 class _Rows:
@@ -137,7 +138,7 @@ class StepInputs(_Rows):
             ends = zip(firsts, wanted, strict=True)
             self.wanted_rows = [row for end, rows in ends for row in range(end - rows, end)]
             self.wanted = int32(self.wanted_rows)
-        self.positions = mx.array(_joined([each.positions for each in self.sequences]))
+        self.positions = mx.array(joined_positions([each.positions for each in self.sequences]))
         self.tokens = self._gather_tokens(sampled, previous)
 
     def sampled_rows_only(self) -> tuple[ForwardContext, mx.array] | None:
@@ -221,18 +222,3 @@ def _in_row_order(sequences: Iterable[ScheduledSequence], size: int) -> list[Sch
     for own in by_format.values():
         own.sort(key=lambda each: preferred_order(each.start, each.count, size))
     return [each for own in by_format.values() for each in own]
-
-
-def _joined(positions: list[Positions]) -> npt.NDArray[np.int32] | npt.NDArray[np.float32]:
-    """Concatenate the positions of all sequences: int32 `[T]`, or float32 `[axes, T]`."""
-    if all(isinstance(each, range) for each in positions):
-        return np.fromiter(chain.from_iterable(positions), dtype=np.int32)
-    axes = max(len(each) for each in positions if not isinstance(each, range))
-    parts = [
-        np.broadcast_to(np.array(each, np.float32), (axes, _length(each))) for each in positions
-    ]
-    return np.concatenate(parts, axis=1)
-
-
-def _length(positions: Positions) -> int:
-    return len(positions) if isinstance(positions, range) else positions.shape[-1]

@@ -54,14 +54,26 @@ def drop_idle_views(program: Program) -> Program:
     """Remove views and casts that change nothing, and nodes whose outputs nobody reads."""
     alias: dict[int, int] = {}
     kept: list[Node] = []
+    transposed: dict[int, Node] = {}
     for node in program.nodes:
         node = replace(node, inputs=tuple(alias.get(id, id) for id in node.inputs))
+        before = transposed.get(node.inputs[0]) if node.kind == "Transpose" else None
         if _changes_nothing(program, node):
             alias[node.outputs[0]] = node.inputs[0]
+        elif before is not None and _undoes(node, before):
+            alias[node.outputs[0]] = before.inputs[0]
         else:
             kept.append(node)
+            if node.kind == "Transpose":
+                transposed[node.outputs[0]] = node
     outputs = tuple(alias.get(id, id) for id in program.outputs)
     return _pruned(replace(program, nodes=tuple(kept), outputs=outputs))
+
+
+def _undoes(node: Node, before: Node) -> bool:
+    """Return whether a transpose puts the axes back that another one moved."""
+    axes = before.arguments[0]
+    return [axes[axis] for axis in node.arguments[0]] == sorted(axes)
 
 
 def _changes_nothing(program: Program, node: Node) -> bool:

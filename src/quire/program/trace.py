@@ -77,12 +77,9 @@ def trace_body(model: LanguageModel, variant: Variant | None = None) -> Program:
 
 
 def steps_of(model: LanguageModel) -> Variant:
-    """Return the kind of step that holds text and, if the model has encoders, media rows.
-
-    Media rows with positions of several axes are left out.
-    """
+    """Return the kind of step that holds text and, if the model has encoders, media rows."""
     encoders = model.encoders.values()
-    if not encoders or model.position_axes:
+    if not encoders:
         return Variant()
     how = Variant()
     with traced_by(operations := TracedOperations(KnownWeights(named_parameters(model)))):
@@ -90,7 +87,8 @@ def steps_of(model: LanguageModel) -> Variant:
             TracedStep(operations, model, how, given=how.fields(_points(how.symbols)[0]))
         )
     levels = max(each.levels for each in encoders)
-    return Variant(media=hidden.shape[-1], levels=levels, dtype=hidden.dtype)
+    media = hidden.shape[-1]
+    return Variant(model.position_axes, media=media, levels=levels, dtype=hidden.dtype)
 
 
 def trace_rows(module: nn.Module, widths: Mapping[str, int], dtype: mx.Dtype) -> Program:

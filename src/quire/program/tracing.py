@@ -208,7 +208,8 @@ class Variant:
     """The kind of step that a program is for. Its numbers of rows stay open.
 
     Attributes:
-        axes: axes of positions; 0 means int32 `[T]`, more mean float32 `[axes, T]`.
+        axes: axes of positions; 0 means int32 `[T]`, more mean float32 `[T, axes]`, which the model
+            sees as `[axes, T]`.
         narrowed: whether sharing layers compute only the R wanted rows.
         media: width of the media rows that replace embeddings; 0 for none.
         levels: arrays of media rows; see `MediaRows`.
@@ -238,7 +239,7 @@ class Variant:
         for part, symbol in enumerate(("T", "R") if self.narrowed else ("T",)):
             rows = sizes[symbol]
             made[f"tokens.{part}"] = mx.zeros(rows, dtype=mx.int32)
-            shape, dtype = ((self.axes, rows), mx.float32) if self.axes else ((rows,), mx.int32)
+            shape, dtype = ((rows, self.axes), mx.float32) if self.axes else ((rows,), mx.int32)
             made[f"positions.{part}"] = mx.zeros(shape, dtype=dtype)
         if self.narrowed:
             made["wanted"] = mx.zeros(sizes["R"], dtype=mx.int32)
@@ -270,7 +271,8 @@ class TracedStep:
         self._operations, self._model, self._variant = operations, model, variant
         self._given, self._part = given, part
         self._owner = KVLayout.of(model.layout).owner
-        self.tokens, self.positions = given[f"tokens.{part}"], given[f"positions.{part}"]
+        self.tokens, positions = given[f"tokens.{part}"], given[f"positions.{part}"]
+        self.positions = positions.T if variant.axes else positions
         self.media: MediaRows | None = None
         self.cross: CrossRows | None = None
         if variant.media and not part:

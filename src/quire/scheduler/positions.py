@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import numpy as np
 import numpy.typing as npt
 
@@ -13,6 +15,21 @@ def alike(positions: Positions) -> npt.NDArray[np.float32] | None:
     if isinstance(positions, range):
         return np.array(positions, np.float32)
     return positions[0] if (positions == positions[0]).all() else None
+
+
+def joined_positions(positions: list[Positions]) -> npt.NDArray[np.int32] | npt.NDArray[np.float32]:
+    """Concatenate the positions of all sequences: int32 `[T]`, or float32 `[axes, T]`."""
+    if all(isinstance(each, range) for each in positions):
+        return np.fromiter(chain.from_iterable(positions), dtype=np.int32)
+    axes = max(len(each) for each in positions if not isinstance(each, range))
+    parts = [
+        np.broadcast_to(np.array(each, np.float32), (axes, _length(each))) for each in positions
+    ]
+    return np.concatenate(parts, axis=1)
+
+
+def _length(positions: Positions) -> int:
+    return len(positions) if isinstance(positions, range) else positions.shape[-1]
 
 
 class TokenPositions:

@@ -14,16 +14,27 @@ from quire.executor.inputs import StepInputs
 from quire.executor.step import Computed
 from tests.engine.test_image_parity import showing
 from tests.executor.graphs.recorded import Compared, opened
-from tests.executor.graphs.test_recording import FAMILIES
+from tests.executor.graphs.test_recording import FAMILIES as TEXTS
 from tests.support.emulated_card import emulate_card
 from tests.support.emulated_metal import why_not
+from tests.support.grown import grown_config
 from tests.support.parity import prompts
+from tests.support.seeing import CONFIGS as SEEING
 from tests.support.tiny_models import gemma4_vision_config
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 PLAIN = EngineConfig("", kv_memory=64 << 20, prefix_cache=False)
-SEEN_WHOLE = FAMILIES["gemma4_moe"] | {"use_bidirectional_attention": "vision"}
+SEEN_WHOLE = TEXTS["gemma4_moe"] | {"use_bidirectional_attention": "vision"}
+QWEN = SEEING["qwen3_vl"]
+FAMILIES: dict[str, dict[str, Any]] = {
+    "seen whole": gemma4_vision_config(SEEN_WHOLE),
+    "axes and levels": QWEN
+    | {
+        "text_config": grown_config(QWEN["text_config"]),
+        "vision_config": QWEN["vision_config"] | {"out_hidden_size": 256},
+    },
+}
 
 
 @pytest.fixture(autouse=True)
@@ -59,11 +70,12 @@ def asked(name: str, seed: int) -> list[Request]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 def test_pictures_are_read_in_recorded_steps(
-    compared: Compared, graphed: list[tuple[int, bool]]
+    family: str, compared: Compared, graphed: list[tuple[int, bool]]
 ) -> None:
     """Rows of a picture see each other, and several pictures are read in one step."""
-    loaded = opened(gemma4_vision_config(SEEN_WHOLE))
+    loaded = opened(FAMILIES[family])
     rounds = [asked(name, seed) for seed, name in enumerate(("one", "two"))]
     compared.assert_agree(loaded, PLAIN, rounds, ["one-r0", "two-r0", "two-r1"], counts=[2])
     assert any(one for _, one in graphed)

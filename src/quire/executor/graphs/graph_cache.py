@@ -33,7 +33,7 @@ from quire.executor.graphs.recorder import Buffer, Recorder, launches
 from quire.executor.graphs.recording import Recording
 from quire.executor.graphs.states import LayerStates, layer_states, unplaced_states
 from quire.program.trace import StepPrograms
-from quire.program.values import Node
+from quire.program.values import Node, bound
 
 log = logging.getLogger("quire.engine")
 
@@ -140,6 +140,8 @@ class GraphCache:
         """Nodes of the body without kernels."""
         self._head = served_head(programs.head, card())
         self._inputs: dict[int, InputLayout] = {}
+        positions = programs.body.values[programs.body.fields["positions.0"]].shape
+        self._axes = bound(positions, {"T": 1})[1] if len(positions) > 1 else 0
         hidden = programs.body.values[programs.body.outputs[0]]
         width = hidden.shape[-1]
         assert isinstance(width, int), "the hidden size is fixed"
@@ -198,6 +200,7 @@ class GraphCache:
                 _MAX_ENTRIES,
                 address=self._extension.pointer,
                 tile_rows=tile_rows,
+                axes=self._axes,
             )
         return self._inputs[rows]
 

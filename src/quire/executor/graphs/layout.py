@@ -19,7 +19,7 @@ from quire.core.arrays import Ints
 from quire.executor.graphs.records import StepRecord, addresses, by_row, record_type
 from quire.executor.graphs.states import StateInputs, write_states
 from quire.scheduler.plan import ScheduledSequence
-from quire.scheduler.positions import alike
+from quire.scheduler.positions import alike, joined_positions
 
 _HEAD_INTS = 4
 """Integers before the positions: the number of rows, and padding."""
@@ -49,25 +49,29 @@ class GroupInputs:
 
 
 @cache
-def step_type(max_rows: int, groups: int) -> np.dtype[np.void]:
+def step_type(max_rows: int, groups: int, axes: int = 0) -> np.dtype[np.void]:
     """Return the structured type of a step's inputs, but for its tokens and block tables.
 
     A group is one of `GroupInputs`; a group of states uses its start, see `states_of`.
+
+    Args:
+        axes: axes of positions, as in `Variant`.
     """
     group = record_type(GroupInputs, max_rows)
+    positions = (np.float32, (max_rows, axes)) if axes else (np.int32, (max_rows,))
     return np.dtype(
         [
             ("rows", np.int32, (_HEAD_INTS,)),
-            ("positions", np.int32, (max_rows,)),
+            ("positions", *positions),
             ("placed", np.bool_, (max_rows,)),
             ("groups", group, (groups,)),
         ]
     )
 
 
-def step_record(max_rows: int, groups: int) -> StepRecord:
+def step_record(max_rows: int, groups: int, axes: int = 0) -> StepRecord:
     """Return the inputs of a step, all 0."""
-    return np.zeros(1, step_type(max_rows, groups))
+    return np.zeros(1, step_type(max_rows, groups, axes))
 
 
 def group_of(step: StepRecord, number: int) -> StepRecord:
@@ -77,7 +81,7 @@ def group_of(step: StepRecord, number: int) -> StepRecord:
 
 def states_of(step: StepRecord, number: int) -> StepRecord:
     """Return the inputs of a group of states, by the fields of `StateInputs`. A view."""
-    max_rows = step["positions"].shape[-1]
+    max_rows = step["placed"].shape[-1]
     own = record_type(StateInputs, max_rows)
     return group_of(step, number).view(np.uint8)[: own.itemsize].view(own)
 
@@ -91,6 +95,7 @@ class InputLayout:
         address: returns the device address of an array.
         tile_rows: for each group, the rows of a tile for sequences with many rows; empty if each
             row is a tile.
+        axes: axes of positions, as in `Variant`.
     """
 
     def __init__(
@@ -100,11 +105,13 @@ class InputLayout:
         entries: int,
         address: Callable[[mx.array], int],
         tile_rows: Sequence[int] = (),
+        axes: int = 0,
     ) -> None:
         self.max_rows = max_rows
+        self.axes = axes
         self.tile_rows = tile_rows
         self.entries = entries
-        inputs = step_type(max_rows, groups)
+        inputs = step_type(max_rows, groups, axes)
         assert inputs.fields is not None, "a step has inputs"
         self._memory = mx.zeros((max_rows + inputs.itemsize // 4 + entries,), dtype=mx.int32)
         mx.eval(self._memory)
@@ -150,7 +157,7 @@ def step_numbers(
     Args:
         placed: which rows are media; None if none are.
     """
-    step = step_record(memory.max_rows, len(layout.groups))
+    step = step_record(memory.max_rows, len(layout.groups), memory.axes)
     step["rows"][0, 0] = sum(each.count for each in rows)
     if placed is not None:
         step["placed"][0, : len(placed)] = placed
@@ -177,8 +184,13 @@ def write_positions(step: StepRecord, rows: Sequence[ScheduledSequence]) -> bool
     """Write each row's position into a step's inputs.
 
     Returns:
-        False if a row's position differs between axes, or is no whole number.
+        False if there is one axis, and a row's position differs between axes, or is no whole
+        number.
     """
+    if step["positions"].ndim > 2:
+        found = joined_positions([each.positions for each in rows])
+        step["positions"][0, : found.shape[-1]] = found.T.reshape(found.shape[-1], -1)
+        return True
     if all(isinstance(each.positions, range) for each in rows):
         whole = np.fromiter(chain.from_iterable(each.positions for each in rows), np.int32)
         step["positions"][0, : len(whole)] = whole

@@ -143,8 +143,13 @@ class Rope:
         # `mx.fast.rope` takes reciprocals; a pair that is not rotated has an infinite one.
         with np.errstate(divide="ignore"):
             self._periods = mx.array(1.0 / frequencies, dtype=mx.float32)
-        self._axes = mx.array(_axes(len(frequencies), parameters))
-        mx.eval(self._frequencies, self._periods, self._axes)
+        axes = np.array(_axes(len(frequencies), parameters))
+        self._by_axis = [
+            (int(axis), mx.array(np.where(axes == axis, frequencies, 0), dtype=mx.float32))
+            for axis in np.unique(axes)
+        ]
+        """The frequencies of the pairs that an axis rotates, 0 for other pairs, by axis."""
+        mx.eval(self._frequencies, self._periods, *(each for _, each in self._by_axis))
 
     @property
     def frequencies(self) -> mx.array:
@@ -200,7 +205,12 @@ class Rope:
         if positions.ndim == 1:
             angles = positions.astype(mx.float32)[:, None] * self._frequencies  # [T, dims / 2]
         else:
-            angles = positions[self._axes].T.astype(mx.float32) * self._frequencies
+            # A sum, not a gather: so a fused kernel computes it.
+            columns = positions.T.astype(mx.float32)
+            parts = [
+                columns[:, axis : axis + 1] * frequencies for axis, frequencies in self._by_axis
+            ]
+            angles = sum(parts[1:], parts[0])
         cos, sin = mx.cos(angles), mx.sin(angles)
         if self._gain != 1:
             cos, sin = cos * self._gain, sin * self._gain

@@ -79,6 +79,10 @@ class HunyuanTower(VisionTower):
 class HunyuanPictureEncoder(QwenPictureEncoder):
     """The encoder of pictures; an item's shape is its rows and columns of patches."""
 
+    @property
+    def takes_several(self) -> bool:
+        return False  # rows begin and end with the picture
+
     def rows(self, shape: tuple[int, ...]) -> int:
         squares = super().rows(shape)
         return squares + shape[0] // self.visual.kind.merge + 2

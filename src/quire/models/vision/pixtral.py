@@ -71,6 +71,10 @@ class PixtralPictureEncoder(QwenPictureEncoder):
         super().__init__(visual)
         self.table = table
 
+    @property
+    def takes_several(self) -> bool:
+        return False  # rows end with the picture
+
     def rows(self, shape: tuple[int, ...]) -> int:
         return super().rows(shape) + shape[0] // self.visual.kind.merge
 

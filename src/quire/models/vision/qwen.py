@@ -399,20 +399,29 @@ class QwenPictureEncoder(CutEncoder):
     def levels(self) -> int:
         return 1 + len(self.visual.kind.levels)
 
+    @property
+    def takes_several(self) -> bool:
+        return True
+
     def encode(self, features: mx.array, shape: tuple[int, ...]) -> Encoding:
         rows, columns = shape
-        patches = features.reshape(rows * columns, self.visual.kind.patch_values)
+        patches = features.reshape(-1, self.visual.kind.patch_values)
+        items = len(patches) // (rows * columns)  # apart from each other, as moments are
         patches = mx.tile(patches, (1, self.visual.kind.frames))
-        return (yield from self.visual.encode(patches, (1, rows, columns)))
+        return (yield from self.visual.encode(patches, (items, rows, columns)))
 
 
 class QwenVideoEncoder(QwenPictureEncoder):
-    """The encoder of videos.
+    """The encoder of videos, which takes one at a time.
 
     An item's shape is its moments, its rows and columns of patches, and the microseconds between
     moments. A moment has as many frames as a patch. Moments are independent, so a piece is one
     layer of a few moments.
     """
+
+    @property
+    def takes_several(self) -> bool:
+        return False
 
     def feature_bytes(self, shape: tuple[int, ...]) -> int:
         moments, rows, columns, _ = shape
