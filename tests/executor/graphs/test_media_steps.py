@@ -76,6 +76,6 @@ def test_pictures_are_read_in_recorded_steps(
 ) -> None:
     """Rows of a picture see each other, and several pictures are read in one step."""
     loaded = opened(FAMILIES[family])
-    rounds = [asked(name, seed) for seed, name in enumerate(("one", "two"))]
+    rounds = [asked(name, seed) for seed, name in enumerate(("one", "two", "three"))]
     compared.assert_agree(loaded, PLAIN, rounds, ["one-r0", "two-r0", "two-r1"], counts=[2])
     assert any(one for _, one in graphed)

@@ -9,7 +9,6 @@ from itertools import chain
 
 import mlx.core as mx
 import numpy as np
-import numpy.typing as npt
 
 from quire.attention.metadata import AttentionMetadata, build_metadata
 from quire.attention.paged import packed
@@ -147,20 +146,16 @@ def step_numbers(
     layout: KVLayout,
     memory: InputLayout,
     block_size: int,
-    placed: npt.NDArray[np.bool_] | None = None,
 ) -> Ints | None:
     """Return a step's inputs except its tokens and media, in the layout of `InputLayout`.
 
     None if the block tables are too long, if positions differ between axes or are no whole numbers,
     or if a state goes to too many slots.
-
-    Args:
-        placed: which rows are media; None if none are.
     """
     step = step_record(memory.max_rows, len(layout.groups), memory.axes)
     step["rows"][0, 0] = sum(each.count for each in rows)
-    if placed is not None:
-        step["placed"][0, : len(placed)] = placed
+    if any(each.media for each in rows):
+        _write_placed(step, rows)
     if not write_positions(step, rows):
         return None
     tables: list[Ints] = []
@@ -178,6 +173,16 @@ def step_numbers(
         tables.append(metadata.block_table)
         entries += len(metadata.block_table)
     return None if entries > memory.entries else np.concatenate([step.view(np.int32), *tables])
+
+
+def _write_placed(step: StepRecord, rows: Sequence[ScheduledSequence]) -> None:
+    """Write which rows are media into a step's inputs."""
+    first = 0
+    for each in rows:
+        for placed in each.media:
+            begin, end = max(placed.start, each.start), min(placed.end, each.end)
+            step["placed"][0, first + begin - each.start : first + end - each.start] = True
+        first += each.count
 
 
 def write_positions(step: StepRecord, rows: Sequence[ScheduledSequence]) -> bool:

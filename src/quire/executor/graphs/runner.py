@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import mlx.core as mx
-import numpy as np
 
 from quire.attention.backend import AttentionCase
 from quire.cache.pools import Pools
@@ -303,12 +302,8 @@ class CUDAGraphs:
         layout = self._cache.inputs(max_rows)
         if graphs is None:
             return None
-        given, placed = self._media_inputs(inputs), None
-        if inputs.media is not None:
-            placed = np.array(inputs.media.placed)[:, 0]
-        numbers = step_numbers(
-            inputs.sequences, self._layout, layout, self._pools.block_size, placed=placed
-        )
+        given = self._media_inputs(inputs)
+        numbers = step_numbers(inputs.sequences, self._layout, layout, self._pools.block_size)
         if numbers is None:
             return None
         rows = sum(each.count for each in inputs.sequences)
