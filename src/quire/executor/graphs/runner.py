@@ -28,7 +28,7 @@ from quire.device.ranks import WHOLE, Part, agreed
 from quire.device.verified import Check, Verification, verified_kernels
 from quire.executor.graphs.coding_check import DeviceRunner
 from quire.executor.graphs.exchange_check import verified_inboxes
-from quire.executor.graphs.graph_cache import MAX_ROWS, WIDE_ROWS, GraphCache
+from quire.executor.graphs.graph_cache import MAX_ROWS, WIDE_ROWS, GraphCache, StepGraphs
 from quire.executor.graphs.indexers import most_keys
 from quire.executor.graphs.layout import step_numbers
 from quire.executor.graphs.operands import UnsupportedNode
@@ -196,9 +196,6 @@ class CUDAGraphs:
         computed = None
         if self._known(format, max_rows) is not False and self._in_reach(inputs.sequences):
             computed = self._computed(inputs, max_rows)
-            if computed is None:  # something is still to be done to the pools
-                mx.eval(*self._pools.arrays(range(len(self._layout.group))))
-                computed = self._computed(inputs, max_rows)
         if computed is None:
             raise EngineFailure(f"batch-invariant: steps of {max_rows} rows cannot be graphed")
         return computed
@@ -298,7 +295,7 @@ class CUDAGraphs:
         return AttentionCase(own, spec, tokens, heads, 1, mx.bfloat16, softcap=False, sinks=False)
 
     def _launched(self, inputs: StepInputs, max_rows: int) -> mx.array | None:
-        graphs = self._cache.graph(max_rows, inputs.sequences[0].format)
+        graphs = self._graphs_of(max_rows, inputs.sequences[0].format)
         layout = self._cache.inputs(max_rows)
         if graphs is None:
             return None
@@ -321,6 +318,16 @@ class CUDAGraphs:
             found = segment.compute(output, rows)
             output = replay(graph=graph.handle, inputs=found, targets=segment.targets)
         return output
+
+    def _graphs_of(self, max_rows: int, format: KVFormat) -> StepGraphs | None:
+        """Return the graphs of a step. What is still to be written to the pools, such as copies of
+        blocks whose beginning a prompt shares, is launched before.
+        """
+        graphs = self._cache.graph(max_rows, format)
+        if graphs is None:
+            mx.async_eval(*self._pools.arrays(range(len(self._layout.group))))
+            graphs = self._cache.graph(max_rows, format)
+        return graphs
 
     def _media_inputs(self, inputs: StepInputs) -> dict[int, mx.array]:
         """Return the levels of a step's media rows, by the address that graphs read them from."""
