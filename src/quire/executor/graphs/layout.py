@@ -193,8 +193,8 @@ def write_positions(step: StepRecord, rows: Sequence[ScheduledSequence]) -> bool
         number.
     """
     if step["positions"].ndim > 2:
-        found = joined_positions([each.positions for each in rows])
-        step["positions"][0, : found.shape[-1]] = found.T.reshape(found.shape[-1], -1)
+        joined = joined_positions([each.positions for each in rows])
+        step["positions"][0, : joined.shape[-1]] = joined.T.reshape(joined.shape[-1], -1)
         return True
     if all(isinstance(each.positions, range) for each in rows):
         whole = np.fromiter(chain.from_iterable(each.positions for each in rows), np.int32)
