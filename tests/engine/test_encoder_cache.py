@@ -14,6 +14,7 @@ from quire.core.errors import RequestError
 from quire.core.kv_format import KVFormat
 from quire.core.media import MediaItem, MediaKey, PlacedMedia
 from quire.core.request import Request
+from quire.device.device import current_device
 from quire.engine.request_media import RequestMedia
 from quire.executor.encoder_cache import EncoderCache
 from quire.models.base import MediaEncoder
@@ -150,3 +151,16 @@ def test_items_of_a_group_are_encoded_by_one_call() -> None:
     found = encoders.rows([scheduled("a", 0, 8, [[1, 2]], KVFormat(), images=media)])
     assert found is not None
     assert np.array(found.levels[0])[1:3].tolist() == [[8, 9], [10, 11]]
+
+
+@pytest.mark.parametrize(("fuses", "rows", "most"), [(True, 2, 4), (True, 4000, 2), (False, 2, 1)])
+def test_few_items_are_encoded_together_where_they_are_large(
+    fuses: bool, rows: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Together(Several):
+        takes_several = True
+
+    monkeypatch.setattr(current_device(), "fuses", fuses)
+    request = Request("a", (1,) * rows, media=(PlacedMedia(0, sound(rows, "waves")),))
+    (pieces,) = RequestMedia({"waves": Together()}).pieces(request).values()
+    assert pieces.together == most

@@ -12,8 +12,8 @@ from quire.core.request import Request
 from quire.device.device import current_device
 from quire.models.base import MediaEncoder
 
-_MOST_TOGETHER = 4
-"""Most items that one call encodes; bounds the memory of hidden states."""
+_MOST_TOGETHER, _ROWS_TOGETHER = 4, 10_000
+"""Most items, and hidden states of a piece, that one call encodes; bounds its memory."""
 
 
 class RequestMedia:
@@ -68,4 +68,7 @@ class RequestMedia:
         pieces = encoder.pieces(item.shape)
         # On a CPU a call costs little beside its work, and items one by one have equal bits.
         several = encoder.takes_several and current_device().fuses
-        return replace(pieces, together=_MOST_TOGETHER) if several else pieces
+        if not several:
+            return pieces
+        most = min(_MOST_TOGETHER, _ROWS_TOGETHER // max(1, pieces.rows))
+        return replace(pieces, together=max(1, most))
