@@ -32,6 +32,7 @@ from quire.executor.graphs.pools import LayerPool, PlainPool, kind_of, shape_of
 from quire.executor.graphs.recorder import Buffer, Recorder, launches
 from quire.executor.graphs.recording import Recording
 from quire.executor.graphs.states import LayerStates, layer_states, unplaced_states
+from quire.models.media_rows import MediaRows
 from quire.program.trace import StepPrograms
 from quire.program.values import Node, bound
 
@@ -203,6 +204,17 @@ class GraphCache:
                 axes=self._axes,
             )
         return self._inputs[rows]
+
+    def media_inputs(self, media: MediaRows | None) -> dict[int, mx.array]:
+        """Return the levels of a step's media rows, by the address that graphs read them from."""
+        if media is None:
+            return {}
+        levels = list(media.levels)
+        levels += [mx.zeros_like(levels[0])] * (len(self.media) - len(levels))
+        return {
+            self._extension.pointer(buffer): level.astype(buffer.dtype)
+            for buffer, level in zip(self.media, levels, strict=True)
+        }
 
     def output(self, max_rows: int) -> tuple[mx.array, bool]:
         """Return the output buffer of graphs of `max_rows` rows, and whether it holds logits."""

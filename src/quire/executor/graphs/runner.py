@@ -299,7 +299,7 @@ class CUDAGraphs:
         layout = self._cache.inputs(max_rows)
         if graphs is None:
             return None
-        given = self._media_inputs(inputs)
+        given = self._cache.media_inputs(inputs.media)
         numbers = step_numbers(inputs.sequences, self._layout, layout, self._pools.block_size)
         if numbers is None:
             return None
@@ -328,19 +328,6 @@ class CUDAGraphs:
             mx.async_eval(*self._pools.arrays(range(len(self._layout.group))))
             graphs = self._cache.graph(max_rows, format)
         return graphs
-
-    def _media_inputs(self, inputs: StepInputs) -> dict[int, mx.array]:
-        """Return the levels of a step's media rows, by the address that graphs read them from."""
-        if inputs.media is None:
-            return {}
-        buffers, dtype = self._cache.media, self._cache.media[0].dtype
-        levels = list(inputs.media.levels)
-        levels += [mx.zeros_like(levels[0])] * (len(buffers) - len(levels))
-        pointer = self._extension.pointer
-        return {
-            pointer(buffer): level.astype(dtype)
-            for buffer, level in zip(buffers, levels, strict=True)
-        }
 
     def _verified(
         self, inputs: StepInputs, max_rows: int, run_eagerly: Callable[[], mx.array]

@@ -31,7 +31,8 @@ from quire.models.layers.routers import SoftmaxRouter
 from quire.models.settings import Settings
 from quire.models.vision.ernie import PAIR, ErnieTower, SpatialMerging
 from quire.models.vision.paddle import PaddleMerging, PictureTower
-from quire.models.vision.qwen import QwenVision, Table
+from quire.models.vision.place_table import Table
+from quire.models.vision.qwen import QwenVision
 from quire.models.weights.names import Names, Weights, renamed
 
 

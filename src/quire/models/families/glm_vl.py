@@ -18,7 +18,8 @@ from quire.models.families.zhipu import (
 from quire.models.layers.feed_forward import MLP
 from quire.models.settings import Settings
 from quire.models.vision.glm import GlmMerging
-from quire.models.vision.qwen import QwenVision, Table
+from quire.models.vision.place_table import Table
+from quire.models.vision.qwen import QwenVision
 
 
 def glm4v(s: Settings) -> LanguageModel:

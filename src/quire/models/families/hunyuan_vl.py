@@ -32,7 +32,8 @@ from quire.models.vision.hunyuan import (
     HunyuanTower,
     placed_by_picture,
 )
-from quire.models.vision.qwen import QwenVision, Table
+from quire.models.vision.place_table import Table
+from quire.models.vision.qwen import QwenVision
 from quire.models.vision.vision_language import VisionLanguageModel
 from quire.models.weights.names import Weights, renamed
 

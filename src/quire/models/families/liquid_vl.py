@@ -18,8 +18,9 @@ from quire.models.layers.feed_forward import MLP
 from quire.models.settings import FULL, Settings
 from quire.models.vision.lfm import LayersMerging, LfmTower
 from quire.models.vision.paddle import PictureTower
+from quire.models.vision.place_table import Table
 from quire.models.vision.projectors import LayersProjector
-from quire.models.vision.qwen import QwenVision, Table
+from quire.models.vision.qwen import QwenVision
 from quire.models.vision.vision_language import TextPositionsModel
 
 _DECODERS = {"lfm2": lfm2, "lfm2_moe": lfm2_moe}

@@ -36,7 +36,8 @@ from quire.models.layers.kimi_delta import KimiDelta
 from quire.models.layers.latent_attention import LatentAttention
 from quire.models.settings import FULL, LINEAR, Settings
 from quire.models.vision.paddle import PaddleMerging, PictureTower
-from quire.models.vision.qwen import QwenVision, Table
+from quire.models.vision.place_table import Table
+from quire.models.vision.qwen import QwenVision
 from quire.models.vision.vision_language import TextPositionsModel
 from quire.models.weights.names import Names, Weights, renamed
 

@@ -16,7 +16,8 @@ from quire.models.families.siglip import SIGLIP_PARTS, UNREAD, siglip
 from quire.models.settings import Settings
 from quire.models.vision.paddle import PictureTower
 from quire.models.vision.phi import MLPMerging
-from quire.models.vision.qwen import QwenVision, Table
+from quire.models.vision.place_table import Table
+from quire.models.vision.qwen import QwenVision
 from quire.models.vision.vision_language import TextPositionsModel
 
 

@@ -29,7 +29,8 @@ from quire.models.families.qwen import (
 )
 from quire.models.layers.feed_forward import MLP
 from quire.models.settings import Settings
-from quire.models.vision.qwen import QwenVision, Table, VisionTower
+from quire.models.vision.place_table import Table
+from quire.models.vision.qwen import QwenVision, VisionTower
 from quire.models.vision.vision_language import (
     VISUAL,
     AudioVisionLanguageModel,
