@@ -5,13 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from quire.cache.specs import FullKV, KVLayout
 from quire.core.config import EngineConfig
+from quire.core.kv_format import KVFormat
+from quire.core.media import MediaItem, PlacedMedia
 from quire.core.request import Request
+from quire.executor.graphs.layout import InputLayout, step_numbers, step_type
 from quire.executor.graphs.runner import CUDAGraphs
 from quire.executor.inputs import StepInputs
 from quire.executor.step import Computed
+from tests.engine.rows import scheduled
 from tests.engine.test_image_parity import showing
 from tests.executor.graphs.recorded import Compared, opened
 from tests.executor.graphs.test_recording import FAMILIES as TEXTS
@@ -79,3 +85,18 @@ def test_pictures_are_read_in_recorded_steps(
     rounds = [asked(name, seed) for seed, name in enumerate(("one", "two", "three"))]
     compared.assert_agree(loaded, PLAIN, rounds, ["one-r0", "two-r0", "two-r1"], counts=[2])
     assert any(one for _, one in graphed)
+
+
+@pytest.mark.parametrize("media", [True, False])
+def test_inputs_say_which_rows_are_media(media: bool) -> None:
+    """A chunk that begins in a picture, behind a row of another sequence."""
+    item = MediaItem("image", b"", (1, 4), 4, b"same")
+    text = scheduled("a", 9, 1, [[1]], KVFormat())
+    shown = scheduled("b", 3, 4, [[2]], KVFormat(), images=(PlacedMedia(2, item),))
+    layout = KVLayout.of((FullKV(1, 64),))
+    memory = InputLayout(1, 64, 100, lambda array: 0, axes=3)
+    numbers = step_numbers([text, shown], layout, memory, 64, media=media)
+    assert numbers is not None
+    step = numbers.view(np.uint8)[: step_type(64, 1, 3).itemsize].view(step_type(64, 1, 3))
+    assert np.flatnonzero(step["placed"][0]).tolist() == ([1, 2, 3] if media else [])
+    assert step["positions"][0, :5].tolist() == [[at] * 3 for at in (9, 3, 4, 5, 6)]

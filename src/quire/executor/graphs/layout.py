@@ -146,15 +146,20 @@ def step_numbers(
     layout: KVLayout,
     memory: InputLayout,
     block_size: int,
+    *,
+    media: bool = False,
 ) -> Ints | None:
     """Return a step's inputs except its tokens and media, in the layout of `InputLayout`.
 
     None if the block tables are too long, if positions differ between axes or are no whole numbers,
     or if a state goes to too many slots.
+
+    Args:
+        media: whether rows of media replace embeddings; without it they are attended to.
     """
     step = step_record(memory.max_rows, len(layout.groups), memory.axes)
     step["rows"][0, 0] = sum(each.count for each in rows)
-    if any(each.media for each in rows):
+    if media:
         _write_placed(step, rows)
     if not write_positions(step, rows):
         return None

@@ -300,7 +300,13 @@ class CUDAGraphs:
         if graphs is None:
             return None
         given = self._cache.media_inputs(inputs.media)
-        numbers = step_numbers(inputs.sequences, self._layout, layout, self._pools.block_size)
+        numbers = step_numbers(
+            inputs.sequences,
+            self._layout,
+            layout,
+            self._pools.block_size,
+            media=inputs.media is not None,
+        )
         if numbers is None:
             return None
         rows = sum(each.count for each in inputs.sequences)
