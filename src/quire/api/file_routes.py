@@ -1,4 +1,4 @@
-"""The operations of files and batches."""
+"""Routes of files and batches."""
 
 from __future__ import annotations
 
@@ -12,120 +12,42 @@ from quire.api.batches.messages import (
     MessageBatchRequest,
 )
 from quire.api.operations import LINES, Operation
+from quire.api.resources import Resource
 
-_STORED = (404, 413, 415, 429, 501)
+_STORED, _FOUND = (404, 413, 415, 429, 501), (404, 501)
+_FILES = Resource("/v1/files", "file", "the files", stored=_STORED, found=_FOUND)
+_BATCHES = Resource("/v1/batches", "batch", "the batches", stored=_STORED, found=_FOUND)
+_MESSAGES = Resource(
+    "/v1/messages/batches", "batch of messages", "the batches of messages", _STORED, _FOUND
+)
 
 FILES: tuple[Operation, ...] = (
-    Operation(
-        lambda e: e.files.create,
-        "post",
-        path="/v1/files",
-        summary="Upload a file, as a form with file and purpose",
-        statuses=_STORED,
-    ),
-    Operation(
-        lambda e: e.files.list,
-        "get",
-        path="/v1/files",
-        summary="Files",
-        statuses=(404, 501),
-        query=FilesQuery,
-    ),
-    Operation(
-        lambda e: e.files.retrieve,
-        "get",
-        path="/v1/files/{id}",
-        summary="A file",
-        statuses=(404, 501),
-    ),
-    Operation(
-        lambda e: e.files.content,
-        "get",
-        path="/v1/files/{id}/content",
-        summary="Download a file's contents",
-        answers=(),
-        statuses=(404, 501),
-    ),
-    Operation(
-        lambda e: e.files.delete,
-        "delete",
-        path="/v1/files/{id}",
-        summary="Delete a file",
-        statuses=(404, 501),
-    ),
-    Operation(
+    _FILES.create(lambda e: e.files.create, "Upload a file, as a form with file and purpose"),
+    _FILES.list(lambda e: e.files.list, FilesQuery),
+    _FILES.retrieve(lambda e: e.files.retrieve),
+    _FILES.part(lambda e: e.files.content, "content", "Download a file's contents", answers=()),
+    _FILES.delete(lambda e: e.files.delete),
+    _BATCHES.create(
         lambda e: e.batches.create,
-        "post",
-        path="/v1/batches",
-        summary="Create a batch, which answers the requests of a file in the background",
-        body=BatchRequestFields,
-        statuses=_STORED,
+        "Create a batch, which answers the requests of a file in the background",
+        BatchRequestFields,
     ),
-    Operation(
-        lambda e: e.batches.list,
-        "get",
-        path="/v1/batches",
-        summary="Batches",
-        statuses=(404, 501),
-        query=PageQuery,
-    ),
-    Operation(
-        lambda e: e.batches.retrieve,
-        "get",
-        path="/v1/batches/{id}",
-        summary="A batch",
-        statuses=(404, 501),
-    ),
-    Operation(
-        lambda e: e.batches.cancel,
-        "post",
-        path="/v1/batches/{id}/cancel",
-        summary="Cancel a batch",
-        statuses=(404, 501),
-    ),
-    Operation(
+    _BATCHES.list(lambda e: e.batches.list, PageQuery),
+    _BATCHES.retrieve(lambda e: e.batches.retrieve),
+    _BATCHES.cancel(lambda e: e.batches.cancel),
+    _MESSAGES.create(
         lambda e: e.message_batches.create,
-        "post",
-        path="/v1/messages/batches",
-        summary="Create a batch of messages, as Anthropic's API does",
-        body=MessageBatchRequest,
-        statuses=_STORED,
+        "Create a batch of messages, as Anthropic's API does",
+        MessageBatchRequest,
     ),
-    Operation(
-        lambda e: e.message_batches.list,
-        "get",
-        path="/v1/messages/batches",
-        summary="List the batches of messages",
-        statuses=(404, 501),
-        query=MessageBatchesQuery,
-    ),
-    Operation(
-        lambda e: e.message_batches.retrieve,
-        "get",
-        path="/v1/messages/batches/{id}",
-        summary="Retrieve a batch of messages",
-        statuses=(404, 501),
-    ),
-    Operation(
-        lambda e: e.message_batches.cancel,
-        "post",
-        path="/v1/messages/batches/{id}/cancel",
-        summary="Cancel a batch of messages",
-        statuses=(404, 501),
-    ),
-    Operation(
-        lambda e: e.message_batches.delete,
-        "delete",
-        path="/v1/messages/batches/{id}",
-        summary="Delete a batch of messages",
-        statuses=(404, 501),
-    ),
-    Operation(
+    _MESSAGES.list(lambda e: e.message_batches.list, MessageBatchesQuery),
+    _MESSAGES.retrieve(lambda e: e.message_batches.retrieve),
+    _MESSAGES.cancel(lambda e: e.message_batches.cancel),
+    _MESSAGES.delete(lambda e: e.message_batches.delete),
+    _MESSAGES.part(
         lambda e: e.message_batches.results,
-        "get",
-        path="/v1/messages/batches/{id}/results",
-        summary="Download the results of a batch of messages, as JSON Lines",
+        "results",
+        "Download the results of a batch of messages, as JSON Lines",
         answers=(LINES,),
-        statuses=(404, 501),
     ),
 )

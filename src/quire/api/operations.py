@@ -68,6 +68,9 @@ class Endpoints:
     document: Endpoint
 
 
+EndpointOf = Callable[[Endpoints], Endpoint]
+
+
 @dataclass(frozen=True, slots=True)
 class Operation:
     """One method of one path, as OpenAPI calls it.
@@ -85,7 +88,7 @@ class Operation:
         form: whether the body is a form with a file, whose requests take a slot and hold a model.
     """
 
-    endpoint: Callable[[Endpoints], Endpoint]
+    endpoint: EndpointOf
     method: str
     path: str
     summary: str

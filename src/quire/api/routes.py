@@ -14,7 +14,6 @@ from quire.api.ollama.schema import ChatRequest as OllamaChatRequest
 from quire.api.ollama.schema import EmbedRequest, GenerateRequest, ShowRequest
 from quire.api.operations import EVENTS, JSON, LINES, TEXT, Operation
 from quire.api.rerank.endpoint import RerankRequest, ScoreRequest
-from quire.api.responses.listing import ItemsQuery
 from quire.api.responses.schema import CompactRequest, ResponsesRequest
 from quire.api.responses.schema import CountRequest as ResponsesCountRequest
 from quire.api.shared.kept_streams import StreamQuery
@@ -92,35 +91,6 @@ OPERATIONS: tuple[Operation, ...] = (
         summary="Compact a conversation: return its user messages and a summary",
         body=CompactRequest,
         statuses=_GENERATING,
-    ),
-    Operation(
-        lambda e: e.responses.retrieve,
-        "get",
-        "/v1/responses/{id}",
-        summary="Retrieve a stored response",
-        statuses=(404,),
-    ),
-    Operation(
-        lambda e: e.responses.cancel,
-        "post",
-        "/v1/responses/{id}/cancel",
-        summary="Cancel a background response",
-        statuses=(404,),
-    ),
-    Operation(
-        lambda e: e.responses.input_items,
-        "get",
-        "/v1/responses/{id}/input_items",
-        summary="List the input items of a stored response",
-        query=ItemsQuery,
-        statuses=(404,),
-    ),
-    Operation(
-        lambda e: e.responses.delete,
-        "delete",
-        "/v1/responses/{id}",
-        summary="Delete a stored response",
-        statuses=(404,),
     ),
     Operation(
         lambda e: e.streams.resume,

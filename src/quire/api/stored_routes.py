@@ -1,9 +1,10 @@
-"""Routes of stored conversations and chat completions."""
+"""Routes of responses, conversations and chat completions that are kept."""
 
 from __future__ import annotations
 
 from quire.api.chat.stored import ChatsQuery, ChatUpdate, MessagesQuery
 from quire.api.operations import Operation
+from quire.api.resources import Resource
 from quire.api.responses.conversations import (
     ConversationFields,
     ConversationUpdate,
@@ -11,105 +12,51 @@ from quire.api.responses.conversations import (
 )
 from quire.api.responses.listing import ItemsQuery
 
-_FOUND = (404,)
+_STORED = (404, 429, 503)
+_RESPONSES = Resource("/v1/responses", "stored response", "the stored responses")
+_CONVERSATIONS = Resource("/v1/conversations", "conversation", "the conversations", stored=_STORED)
+_ITEMS = Resource(
+    f"{_CONVERSATIONS.own}/items",
+    "item of a conversation",
+    "the items of a conversation",
+    stored=_STORED,
+    key="item",
+    article="an",
+)
+_CHATS = Resource("/v1/chat/completions", "stored chat completion", "the stored chat completions")
 
 STORED: tuple[Operation, ...] = (
-    Operation(
-        lambda e: e.conversations.create,
-        "post",
-        path="/v1/conversations",
-        summary="Create a conversation, which responses can continue",
-        body=ConversationFields,
-        statuses=(404, 429, 503),
-    ),
-    Operation(
-        lambda e: e.conversations.retrieve,
-        "get",
-        path="/v1/conversations/{id}",
-        summary="A conversation",
-        statuses=_FOUND,
-    ),
-    Operation(
-        lambda e: e.conversations.update,
-        "post",
-        path="/v1/conversations/{id}",
-        summary="Replace the metadata of a conversation",
-        body=ConversationUpdate,
-        statuses=_FOUND,
-    ),
-    Operation(
-        lambda e: e.conversations.delete,
-        "delete",
-        path="/v1/conversations/{id}",
-        summary="Delete a conversation",
-        statuses=_FOUND,
-    ),
-    Operation(
-        lambda e: e.conversations.items,
-        "get",
-        path="/v1/conversations/{id}/items",
-        summary="List the items of a conversation",
+    _RESPONSES.retrieve(lambda e: e.responses.retrieve),
+    _RESPONSES.cancel(lambda e: e.responses.cancel),
+    _RESPONSES.part(
+        lambda e: e.responses.input_items,
+        "input_items",
+        "List the input items of a stored response",
         query=ItemsQuery,
-        statuses=_FOUND,
     ),
-    Operation(
-        lambda e: e.conversations.add_items,
-        "post",
-        path="/v1/conversations/{id}/items",
-        summary="Append items to a conversation",
-        body=ItemsFields,
-        statuses=(404, 429, 503),
+    _RESPONSES.delete(lambda e: e.responses.delete),
+    _CONVERSATIONS.create(
+        lambda e: e.conversations.create,
+        "Create a conversation, which responses can continue",
+        ConversationFields,
     ),
-    Operation(
-        lambda e: e.conversations.item,
-        "get",
-        path="/v1/conversations/{id}/items/{item}",
-        summary="Retrieve an item of a conversation",
-        statuses=_FOUND,
+    _CONVERSATIONS.retrieve(lambda e: e.conversations.retrieve),
+    _CONVERSATIONS.update(lambda e: e.conversations.update, ConversationUpdate),
+    _CONVERSATIONS.delete(lambda e: e.conversations.delete),
+    _ITEMS.list(lambda e: e.conversations.items, ItemsQuery),
+    _ITEMS.create(
+        lambda e: e.conversations.add_items, "Append items to a conversation", ItemsFields
     ),
-    Operation(
-        lambda e: e.conversations.delete_item,
-        "delete",
-        path="/v1/conversations/{id}/items/{item}",
-        summary="Delete an item of a conversation",
-        statuses=_FOUND,
-    ),
-    Operation(
-        lambda e: e.chats.list,
-        "get",
-        path="/v1/chat/completions",
-        summary="List the stored chat completions",
-        query=ChatsQuery,
-        statuses=_FOUND,
-    ),
-    Operation(
-        lambda e: e.chats.retrieve,
-        "get",
-        path="/v1/chat/completions/{id}",
-        summary="Retrieve a stored chat completion",
-        statuses=_FOUND,
-    ),
-    Operation(
-        lambda e: e.chats.update,
-        "post",
-        path="/v1/chat/completions/{id}",
-        summary="Replace the metadata of a stored chat completion",
-        body=ChatUpdate,
-        statuses=_FOUND,
-    ),
-    Operation(
-        lambda e: e.chats.delete,
-        "delete",
-        path="/v1/chat/completions/{id}",
-        summary="Delete a stored chat completion",
-        statuses=_FOUND,
-    ),
-    Operation(
+    _ITEMS.retrieve(lambda e: e.conversations.item),
+    _ITEMS.delete(lambda e: e.conversations.delete_item),
+    _CHATS.list(lambda e: e.chats.list, ChatsQuery),
+    _CHATS.retrieve(lambda e: e.chats.retrieve),
+    _CHATS.update(lambda e: e.chats.update, ChatUpdate),
+    _CHATS.delete(lambda e: e.chats.delete),
+    _CHATS.part(
         lambda e: e.chats.messages,
-        "get",
-        path="/v1/chat/completions/{id}/messages",
-        summary="List the input messages of a stored chat completion",
+        "messages",
+        "List the input messages of a stored chat completion",
         query=MessagesQuery,
-        statuses=_FOUND,
     ),
 )
