@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from quire import LLM, AsyncLLM
 from quire.core.errors import ContextOverflow, RequestError
 from quire.llm.media import with_urls
+from quire.serving.ticket import Ticket
 from tests.support.child import Child
 
 PROMPTS = [f"{number} + {number + 1} =" for number in range(300)]
@@ -145,3 +146,22 @@ async def test_async_twins() -> None:
         assert (await llm.chat(asks("Hi."), max_tokens=2)).usage.completion_tokens == 2
         assert len(await llm.embed(["a", "b", "c"])) == 3
         assert len(await llm.score("a", ["b"])) == 1
+
+
+def test_many_answers_wake_the_program_once_each(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    woken = 0
+    wait = Ticket._woken
+
+    async def counted(ticket: Ticket) -> None:
+        nonlocal woken
+        woken += 1
+        await wait(ticket)
+
+    monkeypatch.setattr(Ticket, "_woken", counted)
+    prompts = [[3 + number, 5, 8] for number in range(24)]
+    answers = llm.generate(prompts, max_tokens=12, temperature=0, ignore_eos=True)
+    assert [each.usage.completion_tokens for each in answers] == [12] * len(prompts)
+    assert woken <= len(prompts)
+    with llm.stream(prompts[0], max_tokens=12, temperature=0, ignore_eos=True) as stream:
+        assert "".join(stream) == answers[0].text
+    assert woken > len(prompts) + 1

@@ -35,6 +35,8 @@ OnError = Literal["raise", "keep"]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+_HELD = 256
+"""Tokens of an answer that wait for each other where nothing is streamed."""
 _AHEAD = 4
 """Requests that are prepared and queued for each running one."""
 _VECTORS_TOGETHER = 256
@@ -79,6 +81,11 @@ class AsyncStream:
                 if index == 0:
                     yield event
         self._ended = True
+
+    def hold(self) -> None:
+        """Let tokens wait for each other, because only the whole answer is wanted."""
+        for choice in self._run.choices:
+            choice.hold(_HELD)
 
     async def aclose(self) -> None:
         """End the answer if it has not ended."""
@@ -322,7 +329,10 @@ class AsyncLLM:
     ) -> list[Answer]:
         async def answer(item: Item) -> Answer:
             try:
-                async with await self._stream(spec(item), options) as stream:
+                asked = spec(item)
+                async with await self._stream(asked, options) as stream:
+                    if not asked.stops and not asked.tools:  # which may end an answer early
+                        stream.hold()
                     async for _ in stream.events():
                         pass
                     return stream.answer

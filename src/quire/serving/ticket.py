@@ -27,13 +27,15 @@ class Ticket:
         self._wake: asyncio.Future[None] | None = None
         self._last: Output | None = None
         self._ended = False
+        self._patience = self._held = 0
+        """Tokens that may wait before the reader is woken, and those that do."""
 
     def put(self, output: Output) -> None:
         """Add an output of the engine."""
         self._last = output
         self._ready.append(output)
         self._ended = output.finish is not None
-        self._notify()
+        self._notify(len(output.token_ids))
 
     def put_tokens(self, further: NextTokens) -> None:
         """Add an output that consists of more tokens only."""
@@ -51,7 +53,7 @@ class Ticket:
             )
         else:
             self._ready.append(self._further(further.token_ids))
-        self._notify()
+        self._notify(len(further.token_ids))
 
     def fail(self, failure: Failure) -> None:
         """End the request with an error, because the engine will send nothing more."""
@@ -77,6 +79,12 @@ class Ticket:
             accepted_drafts=last.accepted_drafts,
             rejected_drafts=last.rejected_drafts,
         )
+
+    def hold(self, tokens: int) -> None:
+        """Wake the reader only after so many tokens, or at the end. For readers that stream
+        nothing.
+        """
+        self._patience = tokens
 
     def take(self, room: int) -> list[Output]:
         """Return the outputs that have arrived and were not read yet, without waiting.
@@ -107,8 +115,7 @@ class Ticket:
             while not self._ready:
                 if self._ended:
                     return
-                self._wake = asyncio.get_running_loop().create_future()
-                await self._wake
+                await self._woken()
             output = self._ready.popleft()
             yield output
             if output.finish is not None:
@@ -123,6 +130,14 @@ class Ticket:
         if not self._ended:
             self._abort(self._id, reason)
 
-    def _notify(self) -> None:
+    async def _woken(self) -> None:
+        self._wake = asyncio.get_running_loop().create_future()
+        await self._wake
+
+    def _notify(self, tokens: int) -> None:
+        self._held += tokens
+        if self._held < self._patience and not self._ended:
+            return
+        self._held = 0
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
