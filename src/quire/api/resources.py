@@ -44,7 +44,9 @@ class Resource:
 
     def list(self, endpoint: EndpointOf, query: type[Wire]) -> Operation:
         """Return the operation that lists them."""
-        return Operation(endpoint, "get", self.path, f"List {self.many}", query=query, statuses=self.found)
+        return Operation(
+            endpoint, "get", self.path, f"List {self.many}", query=query, statuses=self.found
+        )
 
     def retrieve(self, endpoint: EndpointOf) -> Operation:
         """Return the operation that shows one."""
