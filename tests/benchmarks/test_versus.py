@@ -29,6 +29,9 @@ class Scripted:
         self._left: dict[str, int] = {}
         self._steps = 0
 
+    def prepare(self, asked: Asked) -> Asked:
+        return asked
+
     def add(self, asked: Asked) -> None:
         self.asked.append(asked)
         self._left[asked.name] = asked.max_tokens
