@@ -306,3 +306,20 @@ def test_a_model_is_split_by_layers_in_proportions(tmp_path: Path) -> None:
 def test_proportions_that_say_nothing_are_refused(options: dict[str, Any], why: str) -> None:
     with pytest.raises((QuireError, ValueError), match=why):
         ModelOptions(**options).engine_config("m")
+
+
+@pytest.mark.parametrize(
+    ("former", "name"),
+    [("--allowed-hosts", "--allowed-host"), ("--cors-origins", "--cors-origin")],
+)
+def test_a_renamed_flag_works_with_a_warning_and_is_hidden(
+    former: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    value = "https://a.example" if "origin" in name else "a.example"
+    assert config(former, value, name, value) == config(name, value, name, value)
+    assert capsys.readouterr().err == f"quire: warning: {former} is now called {name}\n"
+    with pytest.raises(SystemExit):
+        parse(["serve", "--help"])
+    shown = capsys.readouterr().out
+    assert name in shown
+    assert former not in shown

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import inspect
 import shutil
+import sys
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from quire import __version__
@@ -28,6 +29,31 @@ class _Commands(_Help):
     def __init__(self, prog: str) -> None:
         super().__init__(prog)
         self._action_max_length = 14
+
+
+class _FormerFlag(argparse.Action):
+    """The former name of a renamed flag: it works with a warning, and the help hides it."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, renamed: argparse.Action) -> None:
+        super().__init__(
+            option_strings,
+            dest,
+            nargs=renamed.nargs,
+            default=argparse.SUPPRESS,
+            help=argparse.SUPPRESS,
+        )
+        self._renamed = renamed
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        name = self._renamed.option_strings[0]
+        print(f"quire: warning: {option_string} is now called {name}", file=sys.stderr)
+        self._renamed(parser, namespace, values, name)
 
 
 class Parser(argparse.ArgumentParser):
@@ -86,10 +112,13 @@ def add_options(parser: argparse.ArgumentParser, options: type[Options]) -> None
             continue
         if option.title not in groups:
             groups[option.title] = parser.add_argument_group(option.title)
-        names = [option.name] if option.flag.positional else [option.spelling]
-        names += [option.flag.also] if option.flag.also else []
+        name = option.name if option.flag.positional else option.spelling
         place = exclusive if option.name in options.alternatives else groups[option.title]
-        place.add_argument(*names, **_arguments(option))
+        action = place.add_argument(name, **_arguments(option))
+        if option.flag.former:
+            place.add_argument(
+                option.flag.former, action=_FormerFlag, dest=option.name, renamed=action
+            )
 
 
 def _arguments(option: Option) -> dict[str, Any]:

@@ -78,12 +78,12 @@ class AccessOptions(Options):
         description="API key for /metrics only, which shows all keys' requests; other keys "
         "see their own",
     )
-    cors_origin: Annotated[Names, Flag("ORIGIN", again=True, also="--cors-origins")] = Field(
+    cors_origin: Annotated[Names, Flag("ORIGIN", again=True, former="--cors-origins")] = Field(
         (),
         description="origin whose web pages may call this server; may be given again; "
         "default: none",
     )
-    allowed_host: Annotated[Names, Flag("NAME", again=True, also="--allowed-hosts")] = Field(
+    allowed_host: Annotated[Names, Flag("NAME", again=True, former="--allowed-hosts")] = Field(
         (),
         description="host name that clients may use for this server, * for any; may be given "
         "again; this machine's names and addresses always work",

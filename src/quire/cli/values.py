@@ -33,7 +33,7 @@ class Flag:
         again: whether it may be repeated, each time with one more value.
         several: whether it takes all values that follow.
         bare: its value if none follows; None requires one.
-        also: another spelling of the flag.
+        former: the name that the flag had in the last release.
         shown: formats its default in the help.
     """
 
@@ -43,7 +43,7 @@ class Flag:
     again: bool = False
     several: bool = False
     bare: str | None = None
-    also: str = ""
+    former: str = ""
     shown: Callable[[Any], str] = _plain
 
 
