@@ -125,7 +125,7 @@ def together(number: int, shape: int = 10) -> Sequence:
     return Sequence(own.request, KVFormat(), b"", number, SequenceParts(pieces=pieces))
 
 
-def test_pictures_of_a_shape_that_begin_together_go_on_together() -> None:
+def test_pictures_of_one_shape_stay_together() -> None:
     encodings = Encodings(1000)
     encodings.cost.observe([work(10)], 1.0)
     running = [*map(together, range(6)), together(6, shape=30)]

@@ -127,7 +127,7 @@ class Capacity:
         return Resize(pool.key, capacity, tuple(moves), spare=spare)
 
     def _spare(self) -> int:
-        """Return the bytes that may be held twice beside what is claimed."""
+        """Return the bytes available for copies while a pool is resized."""
         return self.unclaimed + self.budget // _COPIED_SHARE
 
     def reset(self) -> None:

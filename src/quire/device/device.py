@@ -51,7 +51,7 @@ class Device(ABC):
         default_dtype: of weights whose type nobody asked for; None is the checkpoint's.
         weights_by_columns: whether matrices are multiplied faster when each of their columns lies
             in one run of memory.
-        begins_with_first_layer: whether launching a whole step takes nearly as long as the step.
+        starts_with_first_layer: whether launching a whole step takes nearly as long as the step.
             Then its first layer is launched alone, and the rest once what waits has gone out.
         code_rows: rows up to which multiplying by codes beats decoding them first.
         slow_code_bits: codes of these sizes are read so slowly that writing them as bytes pays.
@@ -67,7 +67,7 @@ class Device(ABC):
     keeps_compiled: bool
     default_dtype: mx.Dtype | None
     weights_by_columns: bool
-    begins_with_first_layer: bool
+    starts_with_first_layer: bool
     code_rows: int
     slow_code_bits: frozenset[int]
     dequantizes_fast: bool
@@ -168,7 +168,7 @@ class CPU(Device):
     compiles = False
     keeps_compiled = False
     default_dtype = mx.float32  # there is no faster type
-    begins_with_first_layer = True
+    starts_with_first_layer = True
     # A token gets the same codes however it is read, with MLX's own products to the bit, if they
     # are always multiplied alike. That is also 2 to 3 times as fast. OpenBLAS would multiply many
     # decoded rows faster, but more cases of the parity matrix turned a code then.
@@ -228,7 +228,7 @@ class GPU(Device):
     compiles = True
     default_dtype = None
     weights_by_columns = False
-    begins_with_first_layer = False
+    starts_with_first_layer = False
     code_rows = 8
     slow_code_bits: frozenset[int] = frozenset()
     dequantizes_fast = True

@@ -236,12 +236,12 @@ class ModelDrafter:
                     progress.computed += _agreed(followed.guessed, new)
                 followed.guessed = ()
         if followed is None:
-            followed = self._begin(query, held)
+            followed = self._start(query, held)
         if followed is not None:
             self._followed[query.number] = followed
         return followed
 
-    def _begin(self, query: DraftQuery, held: set[int]) -> _Followed | None:
+    def _start(self, query: DraftQuery, held: set[int]) -> _Followed | None:
         request = Request(query.request.id, tuple(query.tokens))
         own = ModelSequence(
             request,

@@ -158,7 +158,7 @@ class SplitExecutor(GraphExecutor):
         return Computed(mx.concatenate(self.model.together(halves)))
 
     def probe(self) -> float:
-        """Return the seconds that this rank's rows of the head take for one row: the same work on
+        """Return the seconds of one product with this rank's part of the head: the same work on
         each rank, for which none waits for another.
         """
         model: Any = self.model

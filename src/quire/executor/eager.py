@@ -184,7 +184,7 @@ class EagerExecutor:
 
     def _holds_back(self) -> bool:
         """Return whether to launch only a step's first layer now, and the rest by `flush`."""
-        return current_device().begins_with_first_layer and self._launch_s > _LONG_S
+        return current_device().starts_with_first_layer and self._launch_s > _LONG_S
 
     # -- the arrays of a step ------------------------------------------------------------------
 

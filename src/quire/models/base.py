@@ -399,7 +399,7 @@ class LanguageModel(Module):
     def share(self, split: Split) -> tuple[Self, Cuts]:
         """Return a rank's share of the model, without weights, and how these are cut.
 
-        The head is the rank's part of the rows, `lm_head`, also where it is the embedding table.
+        The share's head is always a separate `lm_head`, even if the model reuses its embedding table.
 
         Raises:
             ModelError: a layer cannot be divided by so many.

@@ -98,7 +98,7 @@ def is_eagle(config: Mapping[str, Any]) -> bool:
 
 
 class _FirstLayer(Module):
-    """The layer that reads embeddings beside states."""
+    """The first layer of a head. Its input is token embeddings joined with hidden states."""
 
     def __init__(self, whole: Description, *, norm_before_residual: bool) -> None:
         super().__init__()

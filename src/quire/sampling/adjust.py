@@ -42,8 +42,8 @@ def adjust(logits: mx.array, rows: Sequence[RowSampling]) -> mx.array:
 
 
 def _timed(logits: mx.array, firsts: Sequence[int]) -> mx.array:
-    """Return logits `[R, V]`, with -inf for text where the times together are likelier than each
-    token of text.
+    """Return logits `[R, V]`, with -inf for all text tokens in rows whose time tokens are together
+    likelier than the likeliest text token.
 
     Args:
         firsts: each row's first time.

@@ -88,7 +88,9 @@ def _values(
     vocabulary: int,
     unknown: int = 0,
 ) -> npt.NDArray[np.float32]:
-    """Return the penalty of each following token, whose last `unknown` ones are not known yet."""
+    """Return the penalty of each following token. The last `unknown` tokens are still on the
+    device, and are never breakers.
+    """
     beyond = np.minimum(lengths - params.dry_allowed_length, _COUNTED)
     grown = params.dry_multiplier * np.power(params.dry_base, np.maximum(beyond, 0), dtype=float)
     allowed = (beyond < 0) | (lengths == 0)

@@ -125,7 +125,7 @@ class PrefixTable:
         home = self._sessions.get(route.session)
         if home in matched:
             matched[home] = len(keys)
-        starts = _begins(len(keys), max(matched.values(), default=0))
+        starts = _starts(len(keys), max(matched.values(), default=0))
         if route.session:
             starts = home not in matched
 
@@ -145,7 +145,7 @@ class PrefixTable:
             return
         keys, now = route.keys(), self._clock()
         matched = replica.matched(keys, now)
-        starts = _begins(len(keys), matched)
+        starts = _starts(len(keys), matched)
         if route.session:
             starts = self._sessions.get(route.session) != name
             self._sessions[route.session] = name
@@ -156,6 +156,6 @@ class PrefixTable:
         replica.sent |= dict.fromkeys(keys, now + TRUST_S)
 
 
-def _begins(blocks: int, matched: int) -> bool:
+def _starts(blocks: int, matched: int) -> bool:
     """Return whether a prompt starts a conversation: no replica has cached most of it."""
     return 2 * matched < blocks

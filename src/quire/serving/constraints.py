@@ -130,9 +130,7 @@ class Constraints:
 
     @cached_property
     def _thinks_by_default(self) -> bool:
-        """Whether asking for reasoning does not change the prompt, which means that it is always
-        on.
-        """
+        """Whether the model always reasons: asking for reasoning does not change its prompt."""
         probe = Generation(messages=({"role": "user", "content": "?"},))
         asked = replace(probe, thinking=Thinking(enabled=True))
         return self._prompts.render(probe) == self._prompts.render(asked)

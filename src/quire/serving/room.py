@@ -68,7 +68,7 @@ class Room:
         self._attempt = 0
         """How often this loading was postponed."""
         self._clock = asyncio.get_running_loop().time
-        self._began = self._clock()
+        self._started = self._clock()
         """When it started, moved on by the time for which it was postponed."""
         self._beside: list[Model] = []
 
@@ -105,13 +105,13 @@ class Room:
         # If one was unloaded since the settings were made, its memory is free without an eviction.
         while all(each.loaded for each in self._beside):
             postponed = await self._evictions.make_room(
-                self._model, lacking, self._attempt, since=self._began
+                self._model, lacking, self._attempt, since=self._started
             )
             if postponed is None:
                 break
             self._attempt += 1
             before = self._clock()
             await self._turn.let_others(postponed.wait())
-            self._began += self._clock() - before
+            self._started += self._clock() - before
             check_wanted(self._model)
         return await self.config()

@@ -21,7 +21,7 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Answer text. `logprobs`, if asked for, holds the tokens that completed it and those of calls
+    """Answer text. `logprobs`, if asked for, holds the tokens of the text, and of tool calls
     before it.
 
     Tokens that complete no text, or follow the last text, come with an empty text.

@@ -51,13 +51,6 @@ class FilesQuery(PageQuery):
     purpose: str = ""
 
 
-class Expiry(Wire):
-    """When the files of answers go."""
-
-    anchor: Literal["created_at"] = "created_at"
-    seconds: int = Field(ge=3600, le=30 * DAY_S)
-
-
 class BatchRequestFields(Wire):
     """Every field of OpenAI's schema."""
 

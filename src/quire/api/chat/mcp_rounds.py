@@ -59,9 +59,9 @@ class ChatAnswer(Answer):
         self._identity: dict[str, Any] = {}
         self._made: list[MadeCall] = []
         self._spent: dict[str, Any] = {}
-        self._begin()
+        self._start()
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         self._calls: list[dict[str, Any]] = []
         self._usage: dict[str, Any] = {}
         self._said: dict[str, Any] = {"role": "assistant", "content": ""}
@@ -70,7 +70,7 @@ class ChatAnswer(Answer):
         self._whole: dict[str, Any] = {}
 
     def request(self, number: int) -> dict[str, Any]:
-        self._begin()
+        self._start()
         return self._next
 
     async def event(self, data: Any, written: bytes) -> None:

@@ -136,15 +136,15 @@ class MessagesAnswer(Answer):
         self._usage: Block = {}
         self._message: Block = {}
         self._round: Block = {}
-        self._begin()
+        self._start()
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         self._base = len(self._content)
         self._fold = MessageFold()
         self._end: Block = {}
 
     def request(self, number: int) -> dict[str, Any]:
-        self._begin()
+        self._start()
         return self._next
 
     async def event(self, data: Any, written: bytes) -> None:

@@ -239,9 +239,6 @@ def _given(value: object) -> object:
 UnlessEmpty = BeforeValidator(_given)
 """A validator of a field that may be None: an empty string counts as None, as from an HTML form."""
 
-UnlessEmptyList = BeforeValidator(lambda value: None if value == [] else value)
-"""A validator of a field that is not offered: an empty list is accepted."""
-
 Bias = Annotated[Number, Field(ge=-100.0, le=100.0)]
 
 

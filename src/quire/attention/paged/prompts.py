@@ -104,7 +104,7 @@ def side_by_side(metadata: AttentionMetadata) -> tuple[Ints, AttentionMetadata]:
     own = metadata.keys // metadata.block_size
     fresh, last = own[starts[:-1]], own[starts[1:] - 1]  # the blocks that each writes, inclusive
     before, wrote = last - first_blocks, last + 1 - fresh
-    decoded, written = _begins(before), _begins(wrote) + before.sum()
+    decoded, written = _starts(before), _starts(wrote) + before.sum()
 
     owner, number = _each(wrote)  # of every block that is written
     block = fresh[owner] + number
@@ -115,7 +115,7 @@ def side_by_side(metadata: AttentionMetadata) -> tuple[Ints, AttentionMetadata]:
     lengths = np.stack([block - first_blocks[owner], last[owner] + 1 - block], axis=1)
     entries = lengths.sum(axis=1)
     ids = np.stack([decoded[owner], written[owner] + number], axis=1)  # where these start
-    shifts = ids.reshape(-1) - _begins(lengths.reshape(-1))
+    shifts = ids.reshape(-1) - _starts(lengths.reshape(-1))
     table = np.arange(entries.sum()) + np.repeat(shifts, lengths.reshape(-1))
     by_block = replace(
         metadata,
@@ -130,7 +130,7 @@ def side_by_side(metadata: AttentionMetadata) -> tuple[Ints, AttentionMetadata]:
     return metadata.block_table[metadata.table_starts[sequence] + place], by_block
 
 
-def _begins(counts: Ints) -> Ints:
+def _starts(counts: Ints) -> Ints:
     """Return the first index of each of some consecutive runs, given their lengths."""
     return (np.cumsum(counts) - counts).astype(np.int32)
 
@@ -138,4 +138,4 @@ def _begins(counts: Ints) -> Ints:
 def _each(counts: Ints) -> tuple[Ints, Ints]:
     """Return, for every entry of consecutive runs, its run and its index within the run."""
     run = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-    return run, np.arange(len(run), dtype=np.int32) - _begins(counts)[run]
+    return run, np.arange(len(run), dtype=np.int32) - _starts(counts)[run]

@@ -213,8 +213,8 @@ class PageStore(PackedStore):
     def _in_blocks(self, tails: mx.array, new: mx.array, places: ChunkPlaces) -> mx.array:
         """Return chunks' vectors after their tails': `[n, kv_heads, block_size, dim]`."""
         parts = [new.flatten(0, 1), mx.zeros((1, new.shape[-1]), dtype=new.dtype)]
-        if places.begun_rows is not None:
-            parts.append(tails[places.begun_rows].flatten(0, 1))
+        if places.started_rows is not None:
+            parts.append(tails[places.started_rows].flatten(0, 1))
         return mx.concatenate(parts)[places.sources]
 
     def _code(self, vectors: list[mx.array], rows: mx.array) -> list[mx.array]:

@@ -185,7 +185,7 @@ class ChunkPlaces:
         return block_rows(self.tails[self.numbers], self.slots.kv_heads)
 
     @cached_property
-    def begun_rows(self) -> mx.array | None:
+    def started_rows(self) -> mx.array | None:
         """Rows of the tail pool `[m * kv_heads]` of chunks that start within a block, if any."""
         blocks = self.blocks
         started = blocks.tails[blocks.tail_tokens > 0]

@@ -40,11 +40,11 @@ class Segment:
         return list(self.writes.values())
 
     def compute(self, graphed: mx.array, rows: int) -> list[mx.array]:
-        """Return what the next graph reads.
+        """Compute the segment's nodes; return the inputs of the next graph.
 
         Args:
-            graphed: an output of the graph before, without which no buffer may be read.
-            rows: of the step.
+            graphed: an output of the previous graph. Buffers are read only after it.
+            rows: number of rows of the step.
         """
         program, sizes = self.program, dict.fromkeys(self.program.symbols, rows)
         buffers = [_view(program, value, buffer, sizes) for value, buffer in self.reads.items()]

@@ -43,10 +43,10 @@ class Routed:
 class MixtureRecording(ValueRecording):
     """Records the nodes of mixtures of experts."""
 
-    def _begin(
+    def _start(
         self, program: Program, given: Mapping[str, Place], outputs: Sequence[Buffer]
     ) -> None:
-        super()._begin(program, given, outputs)
+        super()._start(program, given, outputs)
         self._routed: dict[int, Routed] = {}
         """By the value of chosen experts."""
 

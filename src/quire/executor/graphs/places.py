@@ -60,7 +60,7 @@ class ValueRecording:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
 
-    def _begin(
+    def _start(
         self, program: Program, given: Mapping[str, Place], outputs: Sequence[Buffer]
     ) -> None:
         """Start a program whose fields and outputs have given locations."""

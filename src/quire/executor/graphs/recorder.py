@@ -98,7 +98,7 @@ class Recorder:
     Attributes:
         kept: arrays that kernels read or write, and that must live as long as the graph.
         tables: maps a table's address to the addresses that it holds.
-        parts: numbers of the first kernels of the graphs behind the first one; see `begin_part`.
+        parts: numbers of the first kernels of the graphs behind the first one; see `start_part`.
         exchanged: written by each exchange, so that these follow each other.
     """
 
@@ -156,7 +156,7 @@ class Recorder:
         self._before.append(self._done_with(after))
         return len(self.kernels) - 1
 
-    def begin_part(self) -> None:
+    def start_part(self) -> None:
         """Let the kernels from here on be another graph, which runs when the one before is done."""
         self.parts.append(len(self.kernels))
 

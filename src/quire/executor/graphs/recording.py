@@ -115,7 +115,7 @@ class Recording(
         Raises:
             UnsupportedNode: there is no kernel for one of its nodes.
         """
-        self._begin(program, given, outputs)
+        self._start(program, given, outputs)
         last, done = self._last_reads(program), list[int]()
         for number, node in enumerate(program.nodes):
             if node in self._by_mlx:
@@ -136,7 +136,7 @@ class Recording(
         """Let MLX compute a node behind the kernels recorded so far."""
         recorder = self._recorder
         if not self.segments or recorder.parts[-1] < len(recorder.kernels):
-            recorder.begin_part()
+            recorder.start_part()
             self.segments.append(Segment(self._program))
         segment = self.segments[-1]
         for value in read_by(node):

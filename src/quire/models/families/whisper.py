@@ -79,7 +79,7 @@ def context(s: Settings) -> int:
 
 
 class WhisperModel(DecoderModel):
-    """A decoder all of whose rows attend to the sound that their sequence starts with."""
+    """A decoder with cross-attention: each row attends to its sequence's encoded audio."""
 
     def __init__(self, description: Description, kind: WhisperAudio) -> None:
         super().__init__(description, Names())

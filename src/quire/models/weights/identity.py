@@ -105,7 +105,7 @@ class _Hashing:
     ) -> None:
         self.path, self.state = path, state
         self._pieces, self._known = pieces, known
-        self._begun_ns = time.time_ns()
+        self._started_ns = time.time_ns()
 
     @property
     def is_worth_keeping(self) -> bool:
@@ -113,7 +113,7 @@ class _Hashing:
         detected.
         """
         latest = max(self.state["modified_ns"], self.state["changed_ns"])
-        settled = self._begun_ns - latest > _SETTLED_NS
+        settled = self._started_ns - latest > _SETTLED_NS
         return self._known is None and self.state["size"] >= _KEPT_FROM_BYTES and settled
 
     def digest(self) -> bytes:

@@ -368,7 +368,7 @@ def _bytes(arrays: Iterable[mx.array], *, narrow: bool) -> int:
 
 
 def _evaluate(model: nn.Module, on_progress: Callable[[int, int], None]) -> None:
-    """Load and convert the weights in batches, to hold little of them twice."""
+    """Load and convert the weights in batches, so that few are in memory in both forms."""
     arrays = list(named_parameters(model).values())
     batch: list[mx.array] = []
     batch_bytes = done = 0
