@@ -399,7 +399,7 @@ class LanguageModel(Module):
     def share(self, split: Split) -> tuple[Self, Cuts]:
         """Return a rank's share of the model, without weights, and how these are cut.
 
-        The share's head is always a separate `lm_head`, even if the model reuses its embedding table.
+        The head is a separate `lm_head`, even if the model reuses its embedding table.
 
         Raises:
             ModelError: a layer cannot be divided by so many.
