@@ -109,10 +109,10 @@ class IndexerRecording(ValueRecording):
 
     indexes: Mapping[int, Index]
 
-    def _begin(
+    def _start(
         self, program: Program, given: Mapping[str, Place], outputs: Sequence[Buffer]
     ) -> None:
-        super()._begin(program, given, outputs)
+        super()._start(program, given, outputs)
         self._chosen: dict[int, ChosenKeys] = {}
         """By the layer whose indexer chose them."""
         self._readers: dict[int, int] = {}
