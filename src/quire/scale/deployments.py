@@ -20,6 +20,7 @@ _DRAIN_S = 600.0
 _REPORT_S = 1.0
 """Seconds between reports of what a replica has cached."""
 ROUTER = "quire.scale.router:PrefixRouter"
+POLICY = "quire.scale.autoscaling:wanted_replicas"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,11 @@ def replicas(engine: EngineConfig, serving: ServerConfig, scaling: Scaling) -> A
     """Return the deployment of replicas, bound to its settings."""
     number: dict[str, Any] = {"num_replicas": scaling.replicas}
     if scaling.replicas == "auto":
-        number["autoscaling_config"] = {"min_replicas": 1, "max_replicas": scaling.most}
+        number["autoscaling_config"] = {
+            "min_replicas": 1,
+            "max_replicas": scaling.most,
+            "policy": {"policy_function": POLICY},
+        }
     return (
         serve.deployment(Replica)
         .options(

@@ -15,6 +15,7 @@ from quire.core.config import EngineConfig, ServerConfig
 from quire.core.errors import EngineFailure
 from quire.core.info import EngineStats, ModelInfo
 from quire.core.request import Failure, FinishReason, Output, Request
+from quire.scale.autoscaling import KV_USE
 from quire.scale.client import LOST
 from quire.scale.disk import OwnFolder
 from quire.scale.routing import Route
@@ -33,7 +34,8 @@ _ENTRIES = 512
 class Replica:
     """Owns an engine's process and the requests that ingresses sent to it.
 
-    Ray calls its methods, including `check_health` and `record_routing_stats`.
+    Ray calls its methods, including `check_health`, `record_routing_stats` and
+    `record_autoscaling_stats`.
     """
 
     # Ray awaits the constructor.
@@ -102,6 +104,14 @@ class Replica:
             return {"cached": await self._client.cached()}
         except EngineFailure:
             return {}
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return the figures by which `autoscaling.wanted_replicas` scales."""
+        try:
+            stats = await self._client.stats()
+        except EngineFailure:
+            return {}
+        return {KV_USE: sum(bytes for _, bytes in stats.kv_used) / max(1, stats.kv_budget)}
 
     async def check_health(self) -> None:
         """Raise an exception if the engine cannot answer."""

@@ -1,0 +1,36 @@
+"""The number of replicas follows requests and KV memory."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from quire.scale.autoscaling import KV_USE, wanted_replicas
+
+
+def context(requests: float, used: dict[str, float] | None) -> Any:
+    """As Ray describes a deployment; 2 requests are aimed at for each replica."""
+    config = SimpleNamespace(get_target_ongoing_requests=lambda: 2)
+    metrics = None if used is None else {KV_USE: used}
+    return SimpleNamespace(total_num_requests=requests, aggregated_metrics=metrics, config=config)
+
+
+@pytest.mark.parametrize(
+    ("requests", "used", "wanted"),
+    [
+        (6, None, 3),  # no replica has reported yet
+        (6, {"a": 0.1}, 3),
+        (1, {"a": 0.7}, 1),
+        (1, {"a": 1.0}, 1 / 0.7),  # one long request fills a replica: another one is started
+        (2, {"a": 0.9, "b": 0.9}, 1.8 / 0.7),
+        (0, {"a": 0.0, "b": 0.0}, 0),
+    ],
+)
+def test_requests_and_memory_decide(
+    requests: float, used: dict[str, float] | None, wanted: float
+) -> None:
+    number, state = wanted_replicas(context(requests, used))
+    assert number == pytest.approx(wanted)
+    assert state == {}
