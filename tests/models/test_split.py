@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from quire.core.errors import ModelError
 from quire.device.ranks import Part
 from quire.models.base import named_parameters
-from quire.models.shares import Split, inputs, rows
+from quire.models.shares import Split, inputs, own_piece, rows
 from quire.models.weights.identity import WeightIdentity
 from quire.models.weights.loader import open_model
 from tests.support.families import CONFIGS
@@ -123,3 +124,22 @@ def test_the_first_part_alone_hashes_the_weights(
     for part in HALVES:
         open_model(str(folder), part=part)
     assert hashed == [1, 0]
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_piece_does_not_keep_the_whole_in_memory(tmp_path: Path, axis: int) -> None:
+    path = str(tmp_path / "whole.safetensors")
+    mx.save_safetensors(path, {"weight": mx.ones((2048, 2048))})
+    gc.collect()
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    piece = own_piece(mx.load(path)["weight"], 1024, 2048, axis)  # type: ignore[index]
+    mx.eval(piece)
+    mx.clear_cache()
+    assert piece.nbytes <= mx.get_active_memory() - before < 1.5 * piece.nbytes
+
+
+def test_small_pieces_begin_in_memory_of_their_own() -> None:
+    """A kernel reads them by address, so they must not be views."""
+    whole = mx.arange(12).reshape(3, 4)
+    assert own_piece(whole, 2, 4, axis=1).tolist() == [[2, 3], [6, 7], [10, 11]]
