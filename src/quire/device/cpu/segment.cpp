@@ -177,13 +177,22 @@ void SegmentBody::run(Frame& frame) const {
 }
 
 void SegmentBody::run_rows(const Stage& stage, const Instruction* next, Frame& frame) const {
-    // A product's rows are arranged by the thread that has just computed them.
     const int64_t floats = next ? next->arranged_floats(frame.rows) : 0;
     if (floats > 0) frame.arranged = scratch_rows(floats);
-    const int64_t together = floats > 0 ? next->arranged_together() : 1;
-    split(frame.rows, kLeastWork / stage.row_work + 1, together, [&](int64_t begin, int64_t end) {
+    const int64_t together = floats > 0 ? next->arranged_together() : 1, least = kLeastWork / stage.row_work + 1;
+    const auto compute = [&](int64_t begin, int64_t end) {
         for (size_t i = stage.begin; i < stage.end; i++) instructions_[i]->run_rows(frame, begin, end);
-        if (floats > 0) next->arrange(frame, begin, end);
+    };
+    const auto arrange = [&](int64_t begin, int64_t end) { next->arrange(frame, begin, end); };
+    if (floats == 0) return split(frame.rows, least, 1, compute);
+    if (together > 1 && frame.rows / together < threads()) {  // else threads would go without rows
+        split(frame.rows, least, 1, compute);
+        return split(frame.rows, least, together, arrange);
+    }
+    // A product's rows are arranged by the thread that has just computed them.
+    split(frame.rows, least, together, [&](int64_t begin, int64_t end) {
+        compute(begin, end);
+        arrange(begin, end);
     });
 }
 
