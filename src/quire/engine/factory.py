@@ -18,7 +18,7 @@ from quire.engine.draft_opening import open_drafters
 from quire.engine.engine import Engine
 from quire.engine.memory import MakeRoom, RoomCheck, refuse
 from quire.engine.warm_up import measure_steps, warm_up
-from quire.executor.factory import open_executor
+from quire.executor.factory import SharedGraphs, open_executor
 from quire.executor.segments.runner import open_segments
 from quire.models.weights.loader import LoadedModel, open_model
 
@@ -85,6 +85,8 @@ def _measured(
     def warmed(done: int, total: int) -> None:
         on_progress(Progress("warm-up", done, total))
 
+    if config.ranks == 1:  # a split model's ranks open graphs together
+        open_executor = partial(open_executor, graphs=SharedGraphs())
     if current_device().compiles:
         warm_up(loaded, config, warmed, open_executor=open_executor)
     opened = open_drafters(loaded, config)

@@ -12,7 +12,7 @@ from quire.device.dtypes import DTYPES
 from quire.executor.eager import Observe
 from quire.executor.executor import Executor
 from quire.executor.graphs.executor import GraphExecutor
-from quire.executor.graphs.runner import open_cuda_graphs
+from quire.executor.graphs.runner import CUDAGraphs, open_cuda_graphs
 from quire.executor.guessing import Guesser
 from quire.executor.segments.executor import SegmentExecutor
 from quire.executor.segments.runner import StepSegments
@@ -30,6 +30,38 @@ def open_pools(loaded: LoadedModel, config: EngineConfig, layers: range | None =
     return Pools(groups, config.block_size, DTYPES[loaded.dtype])
 
 
+class SharedGraphs:
+    """The CUDA graphs of one model, for engines of one configuration that run one after the other.
+
+    A step is traced and recorded once, and bound to the memory of the engine opened last.
+    """
+
+    def __init__(self) -> None:
+        self._opened: list[CUDAGraphs | None] = []
+
+    def open(
+        self, loaded: LoadedModel, pools: Pools, *, batch_invariant: bool
+    ) -> CUDAGraphs | None:
+        """Return the graphs over the given pools; see `open_cuda_graphs`.
+
+        Raises:
+            ModelError: the device cannot run batch-invariant steps.
+        """
+        if not self._opened:
+            layout = KVLayout.of(loaded.model.layout)
+            graphs = open_cuda_graphs(
+                loaded.model,
+                layout,
+                pools,
+                identity=loaded.fingerprint,
+                batch_invariant=batch_invariant,
+            )
+            self._opened.append(graphs)
+        elif self._opened[0] is not None:
+            self._opened[0].use(pools)
+        return self._opened[0]
+
+
 def open_executor(
     loaded: LoadedModel,
     config: EngineConfig,
@@ -38,26 +70,22 @@ def open_executor(
     spill: SpillTo | None = None,
     observe: Observe | None = None,
     segments: StepSegments | None = None,
+    graphs: SharedGraphs | None = None,
 ) -> Executor:
     """Return an executor that runs CUDA graphs if it can, and the model's own code otherwise.
 
     Args:
         guesser: see `EagerExecutor`, and so for the others.
         segments: the model's segments, on a CPU; None runs its own code there.
+        graphs: the model's CUDA graphs, if other engines use them, too.
 
     Raises:
         ModelError: the device cannot run batch-invariant steps.
     """
     model, pools = loaded.model, open_pools(loaded, config)
-    graphs = open_cuda_graphs(
-        model,
-        KVLayout.of(model.layout),
-        pools,
-        identity=loaded.fingerprint,
-        batch_invariant=config.batch_invariant,
-    )
+    found = (graphs or SharedGraphs()).open(loaded, pools, batch_invariant=config.batch_invariant)
     if segments is not None:
         return SegmentExecutor(
             model, pools, segments, guesser=guesser, spill=spill, observe=observe
         )
-    return GraphExecutor(model, pools, graphs, guesser=guesser, spill=spill, observe=observe)
+    return GraphExecutor(model, pools, found, guesser=guesser, spill=spill, observe=observe)

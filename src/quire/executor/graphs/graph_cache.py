@@ -161,6 +161,11 @@ class GraphCache:
         """Small weights and their copies in device memory, by identity of the weight."""
         self._make_logits()
 
+    def use(self, pools: Pools) -> None:
+        """Bind the recorded steps to other pools of the same model from now on."""
+        self._pools = pools
+        self._graphs.clear()
+
     def check(self) -> None:
         """Find the nodes without kernels; MLX will compute them between graphs.
 

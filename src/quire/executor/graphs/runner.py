@@ -153,6 +153,11 @@ class CUDAGraphs:
         self._identity = identity
         self._batch_invariant = batch_invariant
 
+    def use(self, pools: Pools) -> None:
+        """Run steps over other pools of the same model from now on."""
+        self._pools = pools
+        self._cache.use(pools)
+
     def check(self) -> None:
         """Record a step without compiling it; see `GraphCache.check`."""
         self._cache.check()
