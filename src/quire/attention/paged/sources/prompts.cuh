@@ -37,8 +37,9 @@
       for (int slab = 0; slab < K_DIM / 64; slab++)
         copy_ahead(memory + slab * Q_SLAB + m * 8 + (piece ^ m & 7), at + slab * 8);
     }
-    // Items are the keys of a pass, then its values, and so on.
-    constexpr int LAG = 2 * STAGES - 1;
+    // Items are the keys of a pass, then its values, and so on. Those who multiply need the keys of the next pass
+    // before they free the values of this one, so an item is announced before its stage's next values are awaited.
+    constexpr int LAG = STAGES;
     int stage = 0, odd = 1, said = 0;
     #pragma unroll 1
     for (int item = 0; item < 2 * passes + LAG; item++) {
@@ -86,27 +87,30 @@
   for (int i = 0; i < OWN_DIM / 2; i++) out[i] = 0.f;
   const Tile q_own = tile_at(memory + (SHARING > 1 ? 0 : group * 512));
   const Tile k_own = tile_at(k_tiles + part * OWN_KEYS * 8), v_own = columns_at(v_tiles + part * OWN_DIM / 64 * SLAB, SLAB);
-  int stage = 0, odd = 0;
-  #pragma unroll 1
-  for (int pass = 0; pass < passes; pass++) {
-    float s[OWN_KEYS / 2];
-    await_barrier(full + 2 * stage, odd);
+#if CAPPED
+  constexpr float factor = 1.f;
+#else
+  const float factor = scale;
+#endif
+  float s[OWN_KEYS / 2], kept[2];
+  unsigned pairs[OWN_KEYS / 4];
+  const auto start_scores = [&](int pass) {
+    const int stage = pass % STAGES;
+    await_barrier(full + 2 * stage, pass / STAGES & 1);
     start_products();
     #pragma unroll
     for (int k = 0; k < K_DIM / 16; k++)
       wgmma_shared(s, moved(q_own, k / 4 * Q_SLAB), moved(k_own, stage * K_STAGE + k / 4 * SLAB), k % 4, k > 0);
     end_products();
-    await_products<0>();
+  };
+  // The scores, which have been awaited, become weights, relative to the greatest score so far.
+  const auto weigh = [&](int pass) {
     #pragma unroll
     for (int i = 0; i < OWN_KEYS / 2; i++) computed(s[i]);
-    if (lane == 0) arrive(free + 2 * stage);
-
+    if (lane == 0) arrive(free + 2 * (pass % STAGES));
 #if CAPPED
     #pragma unroll
     for (int i = 0; i < OWN_KEYS / 2; i++) s[i] = numbers[1] * tanhf(s[i] * scale / numbers[1]);
-    constexpr float factor = 1.f;
-#else
-    const float factor = scale;
 #endif
     const int pass_key = (begin + pass) * KEYS, key0 = pass_key + part * OWN_KEYS + quad * 2;
     const bool all = pass_key >= max(first[0], first[1]) && pass_key + KEYS - 1 <= min(last[0], last[1]);
@@ -117,8 +121,7 @@
         if (key < first[h] || key > last[h]) s[i] = -1e30f;
       }
     }
-    float base[2], kept[2];
-    float now[2] = {most[0], most[1]};
+    float now[2] = {most[0], most[1]}, base[2];
     #pragma unroll
     for (int i = 0; i < OWN_KEYS / 2; i++) now[i / 2 % 2] = fmaxf(now[i / 2 % 2], s[i]);
     #pragma unroll
@@ -136,16 +139,15 @@
       most[h] = now[h];
       total[h] *= kept[h];
     }
-    unsigned pairs[OWN_KEYS / 4];
     #pragma unroll
-    for (int i = 0; i < OWN_KEYS / 2; i += 2) {
-      const int h = i / 2 % 2;
-      const float a = power(fmaf(s[i], factor, -base[h])), b = power(fmaf(s[i + 1], factor, -base[h]));
-      total[h] += a + b;
-      pairs[i / 2] = pack(a, b);
+    for (int i = 0; i < OWN_KEYS / 2; i++) {
+      s[i] = power(fmaf(s[i], factor, -base[i / 2 % 2]));
+      total[i / 2 % 2] += s[i];
     }
+  };
+  const auto store_weights = [&] {
     #pragma unroll
-    for (int i = 0; i < OWN_DIM / 2; i++) out[i] *= kept[i / 2 % 2];
+    for (int i = 0; i < OWN_KEYS / 4; i++) pairs[i] = pack(s[2 * i], s[2 * i + 1]);
 #if SHARING > 1
     #pragma unroll
     for (int i = 0; i < OWN_KEYS / 4; i++) {
@@ -154,25 +156,56 @@
     }
     shared_memory_is_written();
     meet(1, 128 * SHARING);
-    const Tile w_own = tile_at(weights);
 #endif
-    await_barrier(full + 2 * stage + 1, odd);
+  };
+  const auto start_sums = [&](int pass) {
+    const int stage = pass % STAGES;
+    await_barrier(full + 2 * stage + 1, pass / STAGES & 1);
     const Tile v_now = moved(v_own, stage * V_STAGE);
     start_products();
     #pragma unroll
     for (int k = 0; k < KEYS / 16; k++)
 #if SHARING > 1
-      wgmma_shared_turned(out, w_own, v_now, k);
+      wgmma_shared_turned(out, tile_at(weights), v_now, k);
 #else
       wgmma_turned(out, pairs[4 * k], pairs[4 * k + 1], pairs[4 * k + 2], pairs[4 * k + 3], v_now, k);
 #endif
     end_products();
-    await_products<0>();
+  };
+  const auto end_sums = [&](int pass) {
     #pragma unroll
     for (int i = 0; i < OWN_DIM / 2; i++) computed(out[i]);
-    if (lane == 0) arrive(free + 2 * stage + 1);
-    if (++stage == STAGES) stage = 0, odd ^= 1;
+    if (lane == 0) arrive(free + 2 * (pass % STAGES) + 1);
+  };
+  start_scores(0);
+  await_products<0>();
+  weigh(0);
+  store_weights();
+  #pragma unroll 1
+  for (int pass = 0; pass + 1 < passes; pass++) {
+#if STAGES > 1
+    // While the sums of a pass run, the scores of the next one become weights.
+    start_scores(pass + 1);
+    start_sums(pass);
+    await_products<1>();
+    weigh(pass + 1);
+    await_products<0>();
+    end_sums(pass);
+#else
+    start_sums(pass);
+    await_products<0>();
+    end_sums(pass);
+    start_scores(pass + 1);
+    await_products<0>();
+    weigh(pass + 1);
+#endif
+    #pragma unroll
+    for (int i = 0; i < OWN_DIM / 2; i++) out[i] *= kept[i / 2 % 2];
+    store_weights();
   }
+  start_sums(passes - 1);
+  await_products<0>();
+  end_sums(passes - 1);
 
   #pragma unroll
   for (int h = 0; h < 2; h++) total[h] = row_sum(total[h]);
