@@ -9,7 +9,7 @@ tables.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import mlx.core as mx
@@ -279,7 +279,7 @@ class CUDAGraphs:
         return self._formats[format]
 
     def _tried_coding(self, format: KVFormat) -> bool:
-        cases = [self._case(layer, heads, format) for layer, heads in self._cache.heads.items()]
+        cases = _attention_cases(self._cache.heads, self._layout, self._pools.block_size, format)
         if not all(kind_of(each.format).serves(each) for each in cases):
             return False
         runner = DeviceRunner(compiler(), self._extension)
@@ -292,12 +292,6 @@ class CUDAGraphs:
                 return False
             verified_kernels().add(verification)
         return True
-
-    def _case(self, layer: int, heads: int, format: KVFormat) -> AttentionCase:
-        spec = self._layout.groups[self._layout.group[layer]].spec.attention
-        assert spec is not None, "layers that attend keep keys"
-        own, tokens = format.of_layer(layer), self._pools.block_size
-        return AttentionCase(own, spec, tokens, heads, 1, mx.bfloat16, softcap=False, sinks=False)
 
     def _launched(self, inputs: StepInputs, max_rows: int) -> mx.array | None:
         graphs = self._graphs_of(max_rows, inputs.sequences[0].format)
@@ -402,6 +396,19 @@ class CUDAGraphs:
         if self._part.size > 1:
             subject = *subject, self._part
         return Verification(Check.DECODE_STEPS_AGREE, subject)
+
+
+def _attention_cases(
+    heads: Mapping[int, int], layout: KVLayout, block_size: int, format: KVFormat
+) -> list[AttentionCase]:
+    """Return what kernels must serve; `heads` are query heads by layer."""
+    cases = list[AttentionCase]()
+    for layer, count in heads.items():
+        spec, own = layout.groups[layout.group[layer]].spec.attention, format.of_layer(layer)
+        assert spec is not None, "layers that attend keep keys"
+        one_row = own, spec, block_size, count, 1
+        cases.append(AttentionCase(*one_row, mx.bfloat16, softcap=False, sinks=False))
+    return cases
 
 
 def in_one_block(rows: ScheduledSequence, block_size: int) -> bool:
