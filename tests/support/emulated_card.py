@@ -153,8 +153,12 @@ def emulate_ranks(
     memory = [np.zeros(inbox_bytes(size), np.uint8) for _ in range(size)]
     addresses = tuple(each.ctypes.data for each in memory)
     inboxes = [Inboxes(Part(rank, size), addresses) for rank in range(size)]
-    kept = lambda part, memory=memory: inboxes[part.rank]  # noqa: E731  # keeps the memory
-    monkeypatch.setattr(graphs, "verified_inboxes", kept)
+
+    def opened(part: Part) -> Inboxes:
+        assert memory[part.rank].nbytes, "it is kept as long as this function"
+        return inboxes[part.rank]
+
+    monkeypatch.setattr(graphs, "verified_inboxes", opened)
     monkeypatch.setattr(extension, "meet", ranks.meet)
 
 
