@@ -60,7 +60,7 @@ LEVEL = (
 MORE = {"phi3": 56, "deepseek_v3": 131}
 """Configurations whose steps launch more, and how many primitives at most: mlx-lm keeps matrices
 joined that files have joined (Phi-3), or spells an operation in fewer steps."""
-_TIMED = 10
+_TIMED = 25
 """Steps whose building is timed."""
 VIEWS = frozenset(
     {"Reshape", "Transpose", "Broadcast", "ExpandDims", "Squeeze", "Unflatten", "Flatten"}
