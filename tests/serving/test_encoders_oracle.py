@@ -94,6 +94,8 @@ async def test_a_reranker_reads_pairs(tmp_path: Path) -> None:
     long = "sky " * 120
     async with opened(tmp_path) as llm:
         found = await llm.score(TEXTS[0], TEXTS)
+        for count in range(1, 9):  # steps of each size are whole
+            assert len(await llm.score("the cat", ["a dog"] * count)) == count
         with pytest.raises(RequestError, match=r"126 tokens; .* at most 96 \(its context\)"):
             await llm.score(TEXTS[0], [long])
         service = llm._opened.service

@@ -24,7 +24,6 @@ from quire.program.passes import simplified
 from quire.program.primitives import ELEMENTWISE
 from quire.program.replay import run_node
 from quire.program.trace import NotLinear, trace_body
-from quire.program.tracing import Variant
 
 log = logging.getLogger("quire.engine")
 
@@ -38,11 +37,10 @@ def open_segments(model: LanguageModel) -> StepSegments | None:
     Models are traced in a fifth of a second.
     """
     kernels = current_device().kernels
-    if kernels is None:
+    if kernels is None or model.token_types:  # whose positions have axes
         return None
-    axes = 2 if model.token_types else 0
     try:
-        program = simplified(trace_body(model, Variant(axes)))
+        program = simplified(trace_body(model))
     except Exception as error:  # whatever a model's code does while it is traced, it can be run
         known = isinstance(error, NotLinear)
         log.warning(
@@ -59,7 +57,7 @@ def open_segments(model: LanguageModel) -> StepSegments | None:
         own = refused | ({"attend"} if attention is Attends.OUTSIDE else set())
         return staged(program, layout, kernels.ops, refused=own)
 
-    return StepSegments(divide, layout, kernels.ops, narrows=narrows, axes=axes)
+    return StepSegments(divide, layout, kernels.ops, narrows=narrows)
 
 
 class Attends(Enum):
@@ -78,14 +76,13 @@ class StepSegments:
     """Computes a model's steps by segments. Steps of three sizes (one row, few, many) are held
     against the model when they first come: their bits must be equal.
 
-    A step is left to the model if it has media or positions of other axes, or if the model narrows
-    it to its wanted rows.
+    A step is left to the model if it has media or positions of several axes, or if the model
+    narrows it to its wanted rows.
 
     Args:
         divide: divides the step's program. Called when a kind of step first comes.
         ops: the extension of CPU kernels.
         narrows: whether the model computes its last layers for wanted rows only.
-        axes: axes of the positions that the program takes; 0 means one number for each row.
     """
 
     def __init__(
@@ -95,10 +92,9 @@ class StepSegments:
         ops: Any,
         *,
         narrows: bool,
-        axes: int = 0,
     ) -> None:
         self.stages = cache(divide)
-        self._layout, self._ops, self._narrows, self._axes = layout, ops, narrows, axes
+        self._layout, self._ops, self._narrows = layout, ops, narrows
         self.agrees: dict[tuple[Attends, str], bool] = {}
         """By kind and size of a step, whether segments compute what the model does."""
         self.steps = 0
@@ -124,8 +120,7 @@ class StepSegments:
         return self._run(inputs) if self.agrees[kind] else None
 
     def _serves(self, inputs: StepInputs) -> bool:
-        axes = len(inputs.positions) if inputs.positions.ndim > 1 else 0
-        if inputs.media is not None or inputs.cross is not None or axes != self._axes:
+        if inputs.media is not None or inputs.cross is not None or inputs.positions.ndim > 1:
             return False
         return not self._narrows or inputs.wanted is None
 
