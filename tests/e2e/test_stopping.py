@@ -109,7 +109,7 @@ def test_a_closed_terminal_ends_answers_after_their_grace(tmp_path: Path) -> Non
                 child.process.send_signal(signal.SIGHUP)
             assert child.process.wait(HANG_S) == 0
         assert flight.answer.error is not None
-        assert "1 answer has 0.05 s to end" in child.log.read_text()
+        assert "1 answer has 0.05 s to finish" in child.log.read_text()
 
 
 @pytest.mark.slow

@@ -178,7 +178,7 @@ def test_more_memory_than_there_is_is_refused(loaded: LoadedModel, config: Engin
     from quire.core.errors import ModelError
 
     huge = EngineConfig(str(loaded.path), kv_memory=1 << 50)
-    with pytest.raises(ModelError, match="TB were asked for"):
+    with pytest.raises(ModelError, match="TB were requested"):
         Company(loaded, huge)
     tiny = EngineConfig(str(loaded.path), kv_memory=1 << 10)
     with pytest.raises(ModelError, match="holds a context of"):

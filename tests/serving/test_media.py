@@ -99,7 +99,7 @@ def test_kinds_may_have_one_token(reader: MediaLoader) -> None:
 
 
 def test_an_image_without_a_place_is_refused(reader: MediaLoader) -> None:
-    with pytest.raises(RequestError, match="a place for 1 of 2 media items"):
+    with pytest.raises(RequestError, match="placeholders for 1 of 2 media items"):
         reader.places.place([18], [image(1), image(2)])
 
 
