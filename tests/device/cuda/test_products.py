@@ -113,12 +113,12 @@ def test_products_that_do_not_fit_a_card_give_way(caplog: pytest.LogCaptureFixtu
 def cut_for(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     """Products are cut as on another card."""
 
-    def cut(*sizes: int, gated: bool = False, experts: bool = False) -> SkinnyGemm:
-        inputs, outputs, group_size, rows = sizes
+    def cut(*sizes: int, rows: int, gated: bool = False, experts: bool = False) -> SkinnyGemm:
+        inputs, outputs, group_size = sizes
         return SkinnyGemm(inputs, outputs, group_size, rows, card, gated, experts)
 
-    def wide(*sizes: int, gated: bool = False, experts: bool = False) -> WideGemm:
-        inputs, outputs, group_size, rows = sizes
+    def wide(*sizes: int, rows: int, gated: bool = False, experts: bool = False) -> WideGemm:
+        inputs, outputs, group_size = sizes
         return WideGemm(inputs, outputs, 4, group_size, rows, card, gated, experts)
 
     monkeypatch.setattr(packed, "_cut", cut)
