@@ -96,10 +96,10 @@ class Parts:
             setattr(owner, name, self._timed(getattr(owner, name), name.strip("_")))
 
     def _timed(self, call: Callable[..., Any], name: str) -> Callable[..., Any]:
-        def timed(*args: Any) -> Any:
+        def timed(*args: Any, **named: Any) -> Any:
             begun = time.perf_counter()
             try:
-                return call(*args)
+                return call(*args, **named)
             finally:
                 self._seconds.setdefault(name, []).append(time.perf_counter() - begun)
 
