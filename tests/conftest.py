@@ -68,3 +68,4 @@ def child(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
     with quire_serve(tmp_path_factory.mktemp("serve")) as child:
         yield child
         assert child.process.poll() is None, f"the server died: {child.log.read_text()}"
+    assert child.log.read_text().endswith("quire: stopping\n")

@@ -66,7 +66,7 @@ def described_by(url: str) -> BaseSchema:
     return schemathesis.openapi.from_url(f"{url}/openapi.json")
 
 
-@pytest.mark.parametrize("examples", [8, pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [4, pytest.param(150, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "operation",
     [each for each in OPERATIONS if each.listed],

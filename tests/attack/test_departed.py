@@ -79,9 +79,8 @@ def _later(url: str, body: dict[str, Any], answers: list[httpx.Response]) -> thr
     return thread
 
 
-@pytest.mark.parametrize(
-    "how", ["stopped twice", pytest.param("engine killed", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["stopped twice", "engine killed"])
 def test_a_job_that_ends_with_the_server_is_no_fault_of_its_request(
     tmp_path: Path, how: str
 ) -> None:

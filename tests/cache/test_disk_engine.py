@@ -40,8 +40,7 @@ CASES += [("gemma4", UNIFORM8), ("gemma4", TURBO), ("gemma4", HALF)]
 # Where a recurrent state shapes the keys, cutting a prompt elsewhere shifts them by 1e-6, and now
 # and then a coarse code with them: with or without a disk. Fine codes stay within the tolerance.
 CASES += [("qwen3_5", PAGE8)]
-DAILY = (("llama", PAGE4), ("gemma4", TURBO))
-DAILY += (("qwen3_5", PAGE8),)
+DAILY = (("llama", PAGE4), ("qwen3_5", PAGE8))
 
 LONG = prompts((300,), tokens=12)[0]
 OTHER = prompts((200,), seed=9)[0].prompt
@@ -132,7 +131,7 @@ def test_after_a_restart(
 @pytest.mark.parametrize(
     ("family", "format"),
     [
-        pytest.param("llama", PLAIN),
+        pytest.param("llama", PLAIN, marks=pytest.mark.slow),
         pytest.param("gemma4", PAGE8, marks=pytest.mark.slow),
         pytest.param("qwen3_5", PLAIN),
         pytest.param("llama", PAGE8, marks=pytest.mark.slow),

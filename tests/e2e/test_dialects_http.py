@@ -21,7 +21,7 @@ from tests.support.serve_scripted import NAME
 from tests.text.dialects.scripts import TOOLS
 
 AT_ONCE = 16
-SORTS = ("gemma4", "qwen3", "harmony")
+SORTS = ("qwen3", "harmony")
 """A dialect of each sort, tried over HTTP every day; each takes a server of its own. What parsers
 make of the other cases and dialects is tried every day where they are, without a server."""
 

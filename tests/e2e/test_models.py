@@ -108,7 +108,10 @@ def test_a_large_request_finds_its_model_too(house: House) -> None:
 
 @pytest.mark.parametrize(
     ("process", "problem"),
-    [("engine.worker", "signal 9"), ("serving.tokenizer_worker", "tokenizer ended")],
+    [
+        pytest.param("engine.worker", "signal 9", marks=pytest.mark.slow),
+        ("serving.tokenizer_worker", "tokenizer ended"),
+    ],
 )
 def test_a_fault_leaves_the_other_alone(house: House, process: str, problem: str) -> None:
     for name in ("left", "right"):

@@ -127,6 +127,7 @@ def test_a_second_signal_ends_answers_with_an_error(tmp_path: Path) -> None:
     assert not any("Traceback" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_an_idle_server_says_that_it_stops(tmp_path: Path) -> None:
     with quire_serve(tmp_path) as child:
         before = child.log.read_text()

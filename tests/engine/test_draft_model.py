@@ -53,8 +53,7 @@ def settings(loaded: LoadedModel, format: KVFormat = KVFormat()) -> EngineConfig
     everyday(
         [*product(CONFIGS, ("llama",), FORMATS), *product(("llama",), CONFIGS, FORMATS[:1])],
         lambda family, draft, format: (
-            (family, draft, format.name)
-            in {("gemma4_ple", "llama", "page-4"), ("llama", "qwen3_5", "plain")}
+            (family, draft, format.name) == ("gemma4_ple", "llama", "page-4")
         ),
     ),
     ids=lambda each: getattr(each, "name", each),
@@ -70,7 +69,7 @@ def test_another_model_changes_no_token(
     assert dict(company.engine.stats().drafts)["draft"] > 40
 
 
-@pytest.mark.parametrize("family", everyday(CONFIGS, lambda family: family in ("llama", "qwen3_5")))
+@pytest.mark.parametrize("family", everyday(CONFIGS, "qwen3_5".__eq__))
 def test_a_model_that_drafts_for_itself_is_always_right(opened: Open, family: str) -> None:
     """Greedy and sampled: drafts are sampled with the randomness of their positions."""
     loaded = opened(family)
@@ -110,7 +109,7 @@ def test_sampled_penalised_answers_are_the_same(opened: Open) -> None:
     config = settings(loaded)
     wanted = [
         replace(each, sampling=params)
-        for each, params in zip(prompts((5, 30, 64, 70, 12, 33), tokens=24), SAMPLED, strict=True)
+        for each, params in zip(prompts((5, 30, 64, 70, 12, 33), tokens=12), SAMPLED, strict=True)
     ]
     plain = Company(loaded, config).run(wanted)
     company, _ = drafted(loaded, config, opened("llama"), wanted)

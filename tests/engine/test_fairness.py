@@ -45,12 +45,23 @@ class Counted(PrefillBudget):
         super().observe(decode_rows, chunks, prompt_rows, cost, graphed=graphed)
 
 
-@pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    monkeypatch.setattr("quire.engine.engine.PrefillBudget", Counted)
-    engine = open_engine(EngineConfig(str(MODEL_DIR), prefix_cache=False, speculate="off"))
+@pytest.fixture(scope="module")
+def opened() -> Iterator[Engine]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("quire.engine.engine.PrefillBudget", Counted)
+        engine = open_engine(EngineConfig(str(MODEL_DIR), prefix_cache=False, speculate="off"))
     yield engine
     engine.close()
+
+
+@pytest.fixture
+def engine(opened: Engine) -> Iterator[Engine]:
+    """An idle engine, whose requests end with the test."""
+    yield opened
+    for name in ("stream", "long", "free", "bound"):
+        opened.abort(name)
+    while opened.has_work:
+        opened.step()
 
 
 def asked(

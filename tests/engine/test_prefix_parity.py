@@ -53,12 +53,11 @@ FOLLOWERS: dict[str, tuple[tuple[int, ...], int]] = {
 
 
 DAILY = ("gemma4_ple", "qwen3_5")
-"""The families of every day; the others have one follower, and the rest are slow."""
+"""The families of every day; of the first all followers, of others those of `LATER`."""
 FAMILIES = [pytest.param(n, marks=() if n in DAILY else pytest.mark.slow) for n in CONFIGS]
+LATER = (("qwen3_5", "parted in the middle of a page"), ("llama", "parted in the middle of a page"))
 CASES = [
-    pytest.param(
-        *case, marks=() if case[0] == DAILY[0] or "middle" in case[1] else pytest.mark.slow
-    )
+    pytest.param(*case, marks=() if case[0] == DAILY[0] or case in LATER else pytest.mark.slow)
     for case in product(CONFIGS, FOLLOWERS)
 ]
 

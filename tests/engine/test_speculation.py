@@ -92,10 +92,8 @@ def run(
 
 
 DAILY = (
-    ("llama", "uniform-8-g64", "random"),
     ("gemma4_ple", "page-4", "random"),
     ("qwen3_5", "plain", "random"),
-    ("gemma4_moe", "plain", "right"),
     ("llama", "plain", "lying"),
 )
 
@@ -234,7 +232,7 @@ def demo() -> LoadedModel:
     return open_model(str(MODEL_DIR), dtype="float32")
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", everyday([0.0, 1.0], (1.0).__eq__))
 def test_drafts_end_where_a_grammar_would_be_broken(demo: LoadedModel, temperature: float) -> None:
     config = EngineConfig(str(demo.path), kv_memory=64 << 20)
     schema = '{"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}'

@@ -16,6 +16,8 @@ import pytest
 
 from tests.support.child import quire_serve
 
+pytestmark = pytest.mark.slow
+
 SHORT = "My name is Anna and I live in Rome. What is my name?"
 LONG = " ".join(f"The sailor number {n} sold {n + 3} green apples." for n in range(18))
 LONG += " Which code has Anna?"

@@ -37,7 +37,7 @@ WIDTHS = {mx.float32: 24, mx.float16: 2048, mx.bfloat16: 1544}
 
 @pytest.mark.parametrize(
     ("dtype", "width"),
-    everyday(product(WIDTHS, WIDTHS.values()), lambda dtype, width: WIDTHS[dtype] == width),
+    everyday(product(WIDTHS, WIDTHS.values()), lambda *case: case == (mx.bfloat16, 1544)),
     ids=str,
 )
 def test_rows_of_numbers(dtype: mx.Dtype, width: int) -> None:
@@ -68,7 +68,9 @@ def test_rows_of_codes(bits: int, group_size: int, dtype: mx.Dtype, tiled: bool)
     assert mx.all(mx.abs(found - expected) <= limit * mx.abs(expected).max())
 
 
-@pytest.mark.parametrize("packing", FLOATS, ids=lambda packing: packing.mode)
+@pytest.mark.parametrize(
+    "packing", everyday(FLOATS, FLOATS[:1].__contains__), ids=lambda packing: packing.mode
+)
 def test_rows_of_float_codes(packing: Packing) -> None:
     table = mx.random.normal((32, 320)).astype(mx.bfloat16)
     weight = packed(table, packing)
