@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -13,6 +14,7 @@ from quire.core.config import ServerConfig
 from quire.text.tokenizer import Tokenizer
 from tests.api.conftest import Served, start
 from tests.api.page_helpers import DONE, ask, opened, prompt_of, says
+from tests.support.scripted_engine import Script
 
 TEXTS = ":is(.user, .assistant) > .text"
 
@@ -61,6 +63,28 @@ def test_conversations_are_found_renamed_and_tagged(page: Any, served: Served) -
     assert entries(page) == ["About whales #sea #big"]
     page.get_by_role("button", name="#big", exact=True).click()
     assert len(entries(page)) == 2
+
+
+def test_a_click_while_an_answer_streams_is_not_lost(page: Any, served: Served) -> None:
+    """The button that is pressed stays the same while the list is drawn."""
+    says(served, "Short")
+    opened(page, served.url)
+    ask(page, "First")
+    page.wait_for_selector(DONE)
+    page.click(".new")
+    held = threading.Event()
+    script = Script(served.ids("One two three four five six."), held=held, held_at=3)
+    served.engine.reset(lambda _: script)
+    ask(page, "Second")
+    page.wait_for_selector(".assistant .text:has-text('One')")
+    page.hover(".entry:has-text('First')")
+    page.mouse.down()
+    held.set()
+    page.wait_for_selector(DONE)
+    page.wait_for_selector(".entries:not(:has(.running))")
+    page.mouse.up()
+    page.wait_for_selector(".assistant .text:has-text('Short')")
+    assert texts(page) == ["First", "Short"]
 
 
 CHATGPT = {

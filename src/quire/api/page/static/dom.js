@@ -15,6 +15,17 @@ export function h(tag, props = {}, ...children) {
   return node;
 }
 
+/** Makes `nodes` the children of `parent`. Nodes that stand where they should are not touched: they keep focus, and a click that began. */
+export function place(parent, nodes) {
+  const wanted = new Set(nodes);
+  for (const child of [...parent.children]) if (!wanted.has(child)) child.remove();
+  let next = parent.firstElementChild;
+  for (const node of nodes) {
+    if (node === next) next = next.nextElementSibling;
+    else parent.insertBefore(node, next);
+  }
+}
+
 export const $ = (selector, root = document) => root.querySelector(selector);
 
 const SVG = "http://www.w3.org/2000/svg";
