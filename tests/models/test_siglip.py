@@ -18,6 +18,7 @@ from quire.models.weights.loader import LoadedModel, open_model
 from tests.models.solo import encoded, solo_logits
 from tests.models.test_vision_language import assert_near, packed
 from tests.support.agreement import differ
+from tests.support.everyday import everyday
 from tests.support.parity import TOLERANCE, alone, answered, assert_same, in_batch, prompts
 from tests.support.seeing import film
 from tests.support.siglip import CONFIGS, cases, shown
@@ -95,7 +96,7 @@ def test_logits_and_tokens_match(both: Callable[[str], Both], name: str, case: s
     assert len(set(greedy)) > 1, "a degenerate continuation proves nothing"
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", everyday(CONFIGS, ("lfm2_vl", "mistral3").__contains__))
 def test_two_in_a_batch_are_as_if_alone(tmp_path: Path, name: str) -> None:
     loaded = opened(tmp_path / "model", CONFIGS[name], random_weights(CONFIGS[name]))
     config = EngineConfig("", kv_memory=16 << 20, kv_skip_layers=(), prefix_cache=False)
