@@ -35,6 +35,7 @@ _ARCHITECTURES = {
     "gemma4_text": "gemma4",
     "qwen3_5_text": "qwen35",
     "cohere": "command-r",
+    "gpt_neox": "gptneox",
     "gpt_oss": "gpt-oss",
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
@@ -53,7 +54,7 @@ _ARCHITECTURES = {
 _NAMED_AS = {"cohere2moe": "exaone-moe"}
 """Architectures that the package does not know, and one with the same names of tensors."""
 _PERMUTED = ("llama", "granite", "granitemoe", "smollm3", "arcee", "bailingmoe", "mistral3")
-_PERMUTED += ("olmo", "granitehybrid", "nemotron_h", "nemotron_h_moe")
+_PERMUTED += ("internlm2", "olmo", "granitehybrid", "nemotron_h", "nemotron_h_moe")
 _KEYS = {
     "num_hidden_layers": "block_count",
     "max_position_embeddings": "context_length",
@@ -205,6 +206,9 @@ def _changed(kind: str, config: Mapping[str, Any], name: str, array: Numbers) ->
         heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
         halves = array.reshape(heads, 2, -1, *array.shape[1:])
         return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(array.shape)
+    if kind == "gptneox" and "query_key_value" in name:
+        heads = array.reshape(config["num_attention_heads"], 3, -1, *array.shape[1:])
+        return np.ascontiguousarray(heads.swapaxes(0, 1)).reshape(array.shape)
     if ".linear_attn." in name:
         return _tiled(config, name, array)
     if kind in ("gemma", "gemma2", "gemma3") and name.endswith("norm.weight"):

@@ -96,6 +96,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         | {"expert_gating_func": 2},
     ),
     "jamba": ({}, {}),
+    "gpt_neox": ({}, {"rope.dimension_count": 4, "use_parallel_residual": True}),
+    "gpt_neox-serial": ({}, {"rope.dimension_count": 4, "use_parallel_residual": False}),
     "afmoe": (
         {},
         PATTERN
@@ -240,14 +242,26 @@ def test_delta_nets_have_their_heads_by_key(kind: Type, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_bailing_has_neighbours_rotated(tmp_path: Path) -> None:
-    config = HELD_AGAINST_MLX_LM["bailing_moe"] | {"first_k_dense_replace": 0}
+@pytest.mark.parametrize(
+    ("name", "changes", "more"),
+    [
+        (
+            "bailing_moe",
+            {"first_k_dense_replace": 0},
+            {"rope.dimension_count": 16, "expert_shared_count": 2},
+        ),
+        ("internlm2", {"bias": False}, {"rope.dimension_count": 16}),
+    ],
+)
+def test_families_of_their_own_code_have_neighbours_rotated(
+    name: str, changes: dict[str, Any], more: dict[str, Any], tmp_path: Path
+) -> None:
+    config = HELD_AGAINST_MLX_LM[name] | changes
+    assert config["hidden_size"] // config["num_attention_heads"] == 16
     folder, file = tmp_path / "published", tmp_path / "model.gguf"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     mx.save_safetensors(str(folder / "model.safetensors"), random_weights(config))
-    head = config["hidden_size"] // config["num_attention_heads"]
-    more = {"rope.dimension_count": head, "expert_shared_count": config["num_shared_experts"]}
     write_gguf(folder, file, more=more)
 
     difference = solo_logits(open_model(str(file)).model, PROMPT) - solo_logits(

@@ -160,6 +160,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "glm4": Architecture(configs.plain("glm4"), names=_GLM4),
     "glm4moe": Architecture(configs.glm4_moe),
     "gpt-oss": Architecture(configs.gpt_oss),
+    "gptneox": Architecture(configs.gpt_neox),
     "granite": Architecture(configs.granite, change=_HALVES),
     "granitehybrid": Architecture(
         hybrids.granite_hybrid, names=hybrids.MAMBA2, change=changes.state_space_and_pairs
@@ -167,6 +168,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "granitemoe": Architecture(configs.granite, change=_HALVES),
     "hunyuan-dense": Architecture(configs.plain("hunyuan_v1_dense")),
     "hunyuan-moe": Architecture(configs.hunyuan_moe),
+    "internlm2": Architecture(configs.plain("llama"), change=_HALVES),
     "jamba": Architecture(hybrids.jamba, names=hybrids.MAMBA, change=changes.delta_net),
     "kimi-linear": Architecture(
         hybrids.kimi_linear, names=hybrids.KIMI_LINEAR, change=changes.channel_delta

@@ -246,6 +246,14 @@ def ernie_moe(gguf: GGUF) -> Config:
     }
 
 
+def gpt_neox(gguf: GGUF) -> Config:
+    return {
+        "model_type": "gpt_neox",
+        "hidden_act": "gelu",
+        "use_parallel_residual": bool(gguf.need("use_parallel_residual")),
+    }
+
+
 def starcoder2(gguf: GGUF) -> Config:
     bias = has(gguf, "attn_q.bias")
     return {"model_type": "starcoder2", "use_bias": bias, "hidden_act": "gelu_pytorch_tanh"}

@@ -83,6 +83,7 @@ _OF_ARCHITECTURE: Mapping[str, Kind] = {
     "attention.sliding_window_pattern": _PERIOD,
     "rope.scaling.type": WORD,
     "expert_weights_norm": FLAG,
+    "use_parallel_residual": FLAG,
     "ssm.dt_b_c_rms": FLAG,
     "rope.scaling.finetuned": FLAG,
     **dict.fromkeys(
