@@ -26,6 +26,9 @@ SHORT = [
     ("qwen3", 'pre <tool_call>{"name": "add", "arguments": {"a": 1, "b"</tool_call> post'),
     ("qwen3_coder", "pre <tool_call><function=add><parameter=a>1</parameter><b</tool_call> post"),
     ("lfm2", "pre <|tool_call_start|>[add(a=1, b)]<|tool_call_end|> post"),
+    ("lfm2", "pre <|tool_call_start|>[add(a=1, a=2)]<|tool_call_end|> post"),
+    ("lfm2", 'pre <|tool_call_start|>[add(b="x", b="y")]<|tool_call_end|> post'),
+    ("olmo3", 'pre <function_calls>add(b="x", **{"b": "y"})</function_calls> post'),
     ("glm4", "pre <tool_call>add<arg_key>a</arg_key><arg_value>1</arg_value>b</tool_call> post"),
 ]
 
@@ -50,6 +53,7 @@ BROKEN = [
         "<parameter=days>3</tool_call>",
     ),
     ("lfm2", f'<|tool_call_start|>[get_weather(city="{LONG}", days=oops)]<|tool_call_end|>'),
+    ("lfm2", f'<|tool_call_start|>[get_weather(city="{LONG}", city="Bern")]<|tool_call_end|>'),
     (
         "glm4",
         f"<tool_call>get_weather<arg_key>city</arg_key><arg_value>{LONG}</arg_value>b</tool_call>",

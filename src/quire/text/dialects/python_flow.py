@@ -47,6 +47,7 @@ class PythonFlow:
         self._known = frozenset(property_names(tool.parameters, tool.parameters))
         self._text = ""
         self._step = self._argument
+        self._keys: set[str] = set()
         self._opening = ""  # of the argument whose value comes
         self._before = "{"  # the next argument
         self._over = False
@@ -76,6 +77,10 @@ class PythonFlow:
         if key is None or key.end() == len(self._text):
             self._over = self._text[:1] in (")", "*") or len(self._text) > _LONGEST_KEY
             return None
+        if key.group(1) in self._keys:
+            self._over = True  # a keyword is repeated: this is no call
+            return None
+        self._keys.add(key.group(1))
         self._opening = f"{self._before}{write_json(key.group(1))}: "
         self._take(key.end())
         self._step = self._value

@@ -124,12 +124,15 @@ class _Reader:
                 given, at = self.value(at + 2, 0, Place.ARGUMENTS)
                 if not isinstance(given, dict):
                     raise ValueError("** without an object")
-                arguments |= given
             else:
                 key = KEY_BEGUN.match(text, at)
                 if key is None:
                     raise ValueError("no keyword argument")
-                arguments[key.group(1)], at = self.value(key.end(), 0, Place.ARGUMENTS)
+                value, at = self.value(key.end(), 0, Place.ARGUMENTS)
+                given = {key.group(1): value}
+            if given.keys() & arguments.keys():
+                raise ValueError("a keyword is repeated")  # in Python, too
+            arguments |= given
             at = self._separator(at, ")")
         return arguments, at + 1
 
