@@ -27,8 +27,8 @@ STEP_S, CHUNK_S, TOKEN_S = 10e-3, 1e-3, 1e-4
 class Counted(PrefillBudget):
     """Learns from what steps cost by the numbers above, and keeps it."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
         self.costs: list[float] = []
 
     def observe(
