@@ -18,8 +18,8 @@ def wholes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[CUDAGraphs]]:
     """Those that engines open from now on."""
     found: list[CUDAGraphs] = []
 
-    def noted(*arguments: Any, batch_invariant: bool) -> CUDAGraphs | None:
-        whole = open_cuda_graphs(*arguments, batch_invariant=batch_invariant)
+    def noted(*arguments: Any, **options: Any) -> CUDAGraphs | None:
+        whole = open_cuda_graphs(*arguments, **options)
         if whole is not None:
             found.append(whole)
         return whole
