@@ -153,7 +153,7 @@ class Compared:
     ) -> None:
         """Tokens and logits against the reference, `further` times as far as plain ones."""
         patch = self.monkeypatch.setattr
-        patch(factory, "open_cuda_graphs", lambda *arguments, batch_invariant: None)
+        patch(factory, "open_cuda_graphs", lambda *arguments, **options: None)
         patch(eager, "open_backends", lambda: Backends([ReferenceBackend()]))
         patch(current_device(), "operations", self.operations)
         for request in asked:
