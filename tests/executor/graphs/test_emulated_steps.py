@@ -154,9 +154,9 @@ def test_long_prompts_leave_graphs_as_they_are(
     recorded: list[int] = []
     record = GraphCache._record_step
 
-    def noted(self: GraphCache, max_rows: int, *stores: Any) -> Any:
+    def noted(self: GraphCache, max_rows: int, *stores: Any, **inputs: Any) -> Any:
         recorded.append(max_rows)
-        return record(self, max_rows, *stores)
+        return record(self, max_rows, *stores, **inputs)
 
     monkeypatch.setattr(GraphCache, "_record_step", noted)
     company = Company(opened(FAMILIES["llama"]), replace(PLAIN, kv_format=format))
