@@ -80,7 +80,7 @@ def test_the_language_is_found_out(client: OpenAI) -> None:
 
 
 def test_an_unknown_language_is_refused_by_name(client: OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="none of de, en, fr"):
+    with pytest.raises(openai.BadRequestError, match="not one of de, en, fr"):
         transcribed(client, recording(1), language="xx")
 
 
