@@ -426,9 +426,18 @@ def test_wide_graphs_read_what_fits_into_the_time_for_prompts() -> None:
     assert budget.graphed(budget.prompt_budget(8), 8, 128, 512) == 32
 
 
+def test_large_steps_fill_their_graphs() -> None:
+    budget = PrefillBudget(0.06, 2.0, 2048)
+    for rows in (512, 1024, 2048):
+        budget.observe(rows, 0, 0, 4e-5 * rows)
+    first = budget.prompt_budget(0)
+    assert [budget.graphed(first, 0, n, 2048) for n in (1200, 20_000)] == [1200, 1024]
+    assert budget.graphed(budget.prompt_budget(8, 200), 8, 20_000, 2048, prompts=200) == 1016
+
+
 def test_before_graphs_are_measured_four_of_them_count_as_a_step() -> None:
     budget = PrefillBudget(0.06, 2.0, 2048)
-    assert [budget.graphed(500, 8, waiting, 64) for waiting in (224, 225)] == [56, 500]
+    assert [budget.graphed(500, 8, waiting, 64) for waiting in (256, 257)] == [56, 500]
 
 
 def test_a_long_prompt_is_read_by_large_steps_before_an_eager_one_is_measured() -> None:

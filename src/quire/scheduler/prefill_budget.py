@@ -42,6 +42,8 @@ _UNSEEN = 2
 """Most steps in flight whose times are not known yet."""
 _LEAST_GRAPHED = 8
 """Fewest rows that a CUDA graph must have left for prompts."""
+_MANY_ROWS = 1024
+"""Fewest rows of a graphed step that fill a graph, unless no more prompt tokens wait."""
 _GRAPHED_STEPS = 4
 """Assumed ratio of the times of the largest eager step and of a graphed one, before both are
 measured: 35 to 45 ms and 8 ms with 64 rows (Gemma 4 26B-A4B in 4 bits on an H200).
@@ -160,7 +162,7 @@ class PrefillBudget:
 
         A graphed step reads what fits into the time for prompts. Prompts are read by graphs if
         graphs need no more time for all that waits than eager steps. If no eager step was measured
-        and graphs would need too many steps, this one has more tokens than a graph, so that it is.
+        and one reads far more than a graph, this one has more tokens than a graph, so that it is.
 
         Args:
             tokens: tokens that an eager step may read.
@@ -172,13 +174,16 @@ class PrefillBudget:
         if not tokens or not waiting or room < _LEAST_GRAPHED:
             return tokens
         rows = min(room, waiting, self._graph_rows(decode_rows, prompts))
+        if rows < waiting:
+            rows = _filling(decode_rows + rows) - decode_rows
         steps, chunk = -(-waiting // rows), min(tokens, waiting)
         graph_s = self.times.generating.known_seconds(decode_rows + rows)
         eager_s = self.times.prompts(decode_rows).known_seconds(chunk)
         if graph_s is None or eager_s is None:
-            if steps <= _GRAPHED_STEPS * -(-waiting // self.room(decode_rows)):
+            largest = min(waiting, self.room(decode_rows))  # of an eager step
+            if largest <= _GRAPHED_STEPS * max_graph_rows:
                 return rows
-            return max(tokens, min(waiting, 2 * max_graph_rows))  # too many for a graph
+            return max(tokens, min(largest, 2 * max_graph_rows))
         alone_s = self._generating_s(decode_rows) if decode_rows else 0.0
         fits = steps * graph_s <= -(-waiting // chunk) * (alone_s + eager_s)
         return rows if fits else tokens
@@ -300,3 +305,12 @@ class PrefillBudget:
             return self._step_s / 4 if seconds is None else seconds
         alone_s = self._generating_s(decode_rows) if decode_rows else 0.0
         return max(0.0, self._generating_s(decode_rows + prompt_rows) - alone_s)
+
+
+def _filling(rows: int) -> int:
+    """Return at most `rows` rows: those of a whole graph, if they are many.
+
+    Graphs have powers of two of rows. Products of 1,200 rows by the graph of 2,048 take as long as
+    those of 2,048 where thread blocks come in waves.
+    """
+    return rows if rows < _MANY_ROWS else 1 << (rows.bit_length() - 1)
