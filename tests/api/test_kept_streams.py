@@ -119,7 +119,7 @@ def test_an_error_is_kept_like_an_answer(serve: Serve) -> None:
     assert (again.status_code, again.json()) == (400, refused.json())
     taken = HTTP.post(url, json=ASKED, headers=named)
     assert taken.status_code == 400
-    assert "already" in taken.json()["error"]["message"]
+    assert "existing" in taken.json()["error"]["message"]
 
 
 def test_a_key_reads_its_own_streams_alone(tokenizer: Tokenizer) -> None:

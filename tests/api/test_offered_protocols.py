@@ -41,7 +41,7 @@ def connect(served: Served) -> socket.socket:
 
 def answer(client: socket.socket) -> tuple[int, bytes]:
     read = HTTPResponse(client)
-    read.start()
+    read.begin()
     return read.status, read.read()
 
 

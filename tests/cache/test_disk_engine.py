@@ -227,7 +227,7 @@ def test_the_folder_vanishes(
     with caplog.at_level(logging.WARNING):
         got = second.run(LATER)
     assert_same(got, expected(loaded, settings, LATER), [request.id for request in LATER])
-    assert caplog.text.count("vanished") == 1
+    assert caplog.text.count("deleted while in use") == 1
     second.engine.close()
 
 

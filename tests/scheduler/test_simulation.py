@@ -370,7 +370,7 @@ def test_short_prompts_beside_streams_are_read_in_steps_that_can_be_recorded(
     assert all(recorded for *_, recorded in steps)
     assert all(generating == 2 for generating, *_ in steps)
     steps.clear()
-    simulation.add(Request("long", tuple(range(100, 160)), max_tokens=1))
+    simulation.add(Request("long", tuple(range(100, 180)), max_tokens=1))
     simulation.run()
     first = next(step for step in steps if step[1])
     assert first[1] > 16

@@ -67,6 +67,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {"classifier_pooling": "mean", "classifier_bias": True},
     "gemma3_text-bidirectional": _GEMMA,
 }
+ENCODERS = {each["model_type"] for each in CONFIGS.values()} - {"gemma3_text"}
+"""Model types that generate nothing."""
 
 
 def write_tokenizer(folder: Path, *, typed: bool = False) -> None:

@@ -113,5 +113,5 @@ def test_outlier_channels_do_not_move_page_4() -> None:
 
 def test_a_model_of_states_alone_has_no_formats_to_compare(tmp_path: Path) -> None:
     loaded = open_model(str(write_model(tmp_path, FAMILY_CONFIGS["mamba2"])))
-    with pytest.raises(ModelError, match="keeps no keys and values"):
+    with pytest.raises(ModelError, match="has no KV cache"):
         bits_an_element(loaded, KVFormat("page", 4, 4))

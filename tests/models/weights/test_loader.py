@@ -383,7 +383,7 @@ def test_weights_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     folder = tiny_model(tmp_path, "llama")
     file = folder / "model.safetensors"
     file.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n" * 3)
-    with pytest.raises(ModelError, match=r"model\.safetensors: a Git LFS pointer"):
+    with pytest.raises(ModelError, match=r"model\.safetensors is a Git LFS pointer"):
         open_model(str(folder))
     file.unlink()
     file.symlink_to(tmp_path / "blob")
