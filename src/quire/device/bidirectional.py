@@ -23,7 +23,8 @@ def attend(
 
     Args:
         q: `[groups, rows, heads, head_dim]`.
-        k, v: the same shape, or with fewer heads.
+        k, v: the same shape, or with other numbers of rows and heads; as many rows if `reach` is
+            given.
         scale: factor of the logits.
         reach: the most rows between a query and a key that it sees; None means all keys.
         lengths: `[groups]`, number of rows of each group that are keys; None means all.
@@ -31,15 +32,18 @@ def attend(
     Returns:
         An array of the shape of `q`.
     """
-    groups, n, heads, _ = q.shape
+    (groups, n, heads, _), count = q.shape, k.shape[1]
     q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
-    tile = max(1, _SCORE_BYTES // (groups * heads * n * 4)) if not current_device().fuses else n
+    tile = max(1, _SCORE_BYTES // (groups * heads * count * 4)) if not current_device().fuses else n
     if reach is not None:
+        assert count == n, "rows have neighbours among the keys"
         tile = min(tile, max(_LEAST_TILE, 2 * reach))
     parts: list[mx.array] = []
     for start in range(0, n, tile):
         end = min(n, start + tile)
-        seen = slice(0, n) if reach is None else slice(max(0, start - reach), min(n, end + reach))
+        seen = slice(0, count)
+        if reach is not None:
+            seen = slice(max(0, start - reach), min(n, end + reach))
         # Each tile depends on the one before, so that only one tile's scores are in memory.
         rows = mx.depends([q[:, :, start:end]], parts[-1:])[0]
         mask = _mask(start, end, seen, reach, lengths)
