@@ -65,9 +65,9 @@ def computed_types(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
         types.update(each.dtype for each in given if isinstance(each, mx.array))
         return attend(self, layer, *given, **named)
 
-    def finishes(self: EagerExecutor, ending: Any, computed: Any, *rest: Any) -> Any:
+    def finishes(self: EagerExecutor, inputs: Any, computed: Any, *rest: Any, **named: Any) -> Any:
         types.add(computed.hidden.dtype)
-        return finish(self, ending, computed, *rest)
+        return finish(self, inputs, computed, *rest, **named)
 
     monkeypatch.setattr(StepInputs, "attend", attends)
     monkeypatch.setattr(EagerExecutor, "_finish", finishes)
