@@ -28,15 +28,14 @@ def test_a_token_is_one_waking_and_one_write(
             yield body
 
     woken: list[Ticket] = []
-    notify = Ticket._notify
+    sleep = Ticket._woken
 
-    def noted(ticket: Ticket) -> None:
-        if ticket._wake is not None and not ticket._wake.done():
-            woken.append(ticket)
-        notify(ticket)
+    async def noted(ticket: Ticket) -> None:
+        await sleep(ticket)
+        woken.append(ticket)
 
     monkeypatch.setattr(sse, "writes", counted)
-    monkeypatch.setattr(Ticket, "_notify", noted)
+    monkeypatch.setattr(Ticket, "_woken", noted)
     served = serve()
     tokens = served.ids("fox ")[:1] * TOKENS
     served.engine.script = lambda _: Script(tokens, delay_s=0.01)

@@ -80,8 +80,15 @@ class ScriptedEngine:
         self.tickets.append(ticket)
         task = asyncio.create_task(self._play(request, ticket, self.script(request)))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda task: self._played(task, ticket))
         return ticket
+
+    def _played(self, task: asyncio.Task[None], ticket: ScriptedTicket) -> None:
+        """Ends the request of a script that raised: else its client and the server's stop wait."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            ticket.over = True
+            ticket.fail(Failure(f"the script raised {error!r}"))
 
     async def _play(self, request: Request, ticket: ScriptedTicket, script: Script) -> None:
         def output(tokens: Sequence[int] = (), **more: object) -> Output:
