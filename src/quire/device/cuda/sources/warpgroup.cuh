@@ -4,7 +4,7 @@ typedef unsigned long long Tile;
 __device__ __forceinline__ Tile tile_at(const void* tile) {
   return (unsigned)__cvta_generic_to_shared(tile) >> 4 | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
-// Of numbers whose sums are over the rows: further columns are `pieces` pieces of 16 bytes on, 64 by 64.
+// A tile of a right operand whose sums run over its rows. Each 64 further columns lie `pieces` pieces of 16 bytes on.
 __device__ __forceinline__ Tile columns_at(const void* tile, int pieces) {
   return (unsigned)__cvta_generic_to_shared(tile) >> 4 | (Tile)pieces << 16 | 64ull << 32 | 1ull << 62;
 }
