@@ -102,7 +102,7 @@ def _on_hub(words: str, limit: int) -> list[Match]:
         ) from error
     except HfHubHTTPError as error:
         raise QuireError(f"the hub refused the search: {error}") from error
-    except Exception as error:  # of the HTTP client, which changes between versions of the library
+    except Exception as error:  # huggingface_hub raises errors of requests or of httpx
         raise QuireError(f"the hub cannot be reached: {error}") from error
     unique = {model.id: model.downloads or 0 for model in found}
     most = sorted(unique.items(), key=lambda each: -each[1])[:limit]

@@ -1,4 +1,4 @@
-"""What sentence-transformers writes beside a model: how its hidden states become a vector.
+"""Reads the files of sentence-transformers that say how hidden states become a vector.
 
 `modules.json` lists the stages: the model, pooling, linear layers, and scaling to length one.
 """

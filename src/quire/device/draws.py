@@ -31,7 +31,7 @@ class Draw(NamedTuple):
 
 
 ALL = 2**31 - 1
-"""As `candidates`: all tokens are ranked."""
+"""Value of `candidates` that ranks all tokens."""
 GREEDY = Draw(0.0)
 """Takes the likeliest token."""
 

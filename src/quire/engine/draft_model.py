@@ -137,7 +137,7 @@ class ModelDrafter:
             jobs = self._jobs(queries)
             if jobs:
                 self._draft(list(jobs.values()))
-        except Exception:  # raised on: the draft model's KV may be half written, whatever it was
+        except Exception:  # raised again: after any error KV may be half written
             self._start_over()
             raise
         found: list[Draft | None] = []

@@ -60,7 +60,7 @@ class HeadExecutor(EagerExecutor):
 
 @dataclass(frozen=True)
 class StatesParts:
-    """What a drafter that reads the model's states is made of.
+    """The parts from which a drafter that reads the model's hidden states is built.
 
     Attributes:
         loaded: the drafter's own model.

@@ -18,6 +18,7 @@ from statistics import median
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from quire.cache.blocks import PoolKey
 from quire.cache.specs import KVLayout
@@ -259,7 +260,7 @@ def pipeline_of(config: EngineConfig, part: Part) -> tuple[int, ...]:
     if config.pipeline:
         return config.pipeline
     own = mx.array([current_device().weight_memory() >> 20], mx.int32)
-    return tuple(int(each) for each in collectives().gathered(own).tolist())  # type: ignore[union-attr,arg-type]
+    return tuple(map(int, np.array(collectives().gathered(own))))
 
 
 def shared(config: EngineConfig) -> EngineConfig:

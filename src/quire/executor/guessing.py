@@ -65,7 +65,7 @@ class Guesser(Protocol):
 
     @property
     def arrays(self) -> tuple[mx.array, ...]:
-        """What the last step computes for it, beside guesses, keys and values."""
+        """Arrays of the last step that must be evaluated, beside guesses, keys and values."""
         ...
 
     def guess(self, states: FinalStates, tokens: mx.array, count: int) -> mx.array | None:

@@ -33,7 +33,7 @@ _ARCHITECTURE = "DFlashDraftModel"
 
 @dataclass(frozen=True)
 class DFlashArguments:
-    """What a drafter's `config.json` says beside its layers.
+    """Settings of a DFlash drafter, from its `config.json`.
 
     Attributes:
         text: the configuration of its layers, as of a Qwen3.

@@ -41,7 +41,7 @@ _STATES = 3
 
 @dataclass(frozen=True)
 class EagleArguments:
-    """What a head's `config.json` says beside its layers.
+    """Settings of an EAGLE-3 head, from its `config.json`.
 
     Attributes:
         text: the configuration of the head's layers, as of a Llama.

@@ -102,7 +102,7 @@ class ScheduledSequence(NamedTuple):
     number: int
     format: KVFormat
     start: int
-    count: int  # type: ignore[assignment]  # hides the method of tuples
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody calls
     tokens: array[int]
     positions: Positions
     placement: KVPlacement

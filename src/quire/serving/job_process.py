@@ -178,7 +178,7 @@ def _outcome(pipe: socket.socket, opened: object, limits: JobLimits) -> Done | F
         return Failed(too_costly(limits))
     except (ConnectionError, EOFError):
         raise
-    except Exception as error:  # whatever a bug raises: only this job's request fails
+    except Exception as error:  # a bug must not end the process, which serves others
         log.exception("reading a request failed")
         return Failed(RuntimeError(type(error).__name__))
 

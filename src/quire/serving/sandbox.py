@@ -118,7 +118,7 @@ async def _build(builder: GrammarBuilder, request: GrammarRequest) -> AnswerGram
                     "A schema is nested too deeply: use fewer levels.", code="invalid_schema"
                 )
             )
-        except Exception as error:  # raised again in the thread that waits
+        except Exception as error:  # the waiting thread raises it: an error ends only its own
             outcome.append(error)
 
     threading.stack_size(STACK_BYTES)

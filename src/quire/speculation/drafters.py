@@ -9,7 +9,7 @@ from quire.scheduler.drafts import Drafter
 from quire.speculation.lookup import CachedDrafter, NGramDrafter, PredictionDrafter
 
 _COMPUTED = {HEAD: "the model has no head", DRAFT: "the server has no draft model"}
-"""What is lacking where a drafter is not there."""
+"""Says, by the name of a drafter that needs a model, why a server has none."""
 
 
 def lookup_drafters() -> list[Drafter]:

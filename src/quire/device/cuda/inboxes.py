@@ -23,7 +23,7 @@ SLOT = 16 * THREADS * PIECES
 """Bytes of what a thread block sends at once."""
 MOST_RANKS = 8
 SLOTS = 4 * MOST_BLOCKS
-"""Where what ranks send begins, after the counts of rounds."""
+"""Offset of the first slot in an inbox, in bytes. The numbers of rounds lie before it."""
 _HANDLE = 64
 _OPEN_WHEN_USED = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 

@@ -72,7 +72,7 @@ def _listed(repository: str) -> list[str]:
         return [file.rfilename for file in HfApi().model_info(repository).siblings or ()]
     except HfHubHTTPError as error:
         raise _not_downloaded(repository, error) from error
-    except Exception:  # of the HTTP client, which changes between versions of the library
+    except Exception:  # no connection: huggingface_hub raises errors of requests or of httpx
         return _listed_here(repository)
 
 
