@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from quire.scheduler.draft_lengths import Candidate, WorthwhileDrafts
@@ -10,7 +11,7 @@ from quire.scheduler.draft_lengths import Candidate, WorthwhileDrafts
 def lengths(base_s: float, row_s: float, wait_s: float = 0.0) -> WorthwhileDrafts:
     chosen = WorthwhileDrafts(lambda rows: base_s + row_s * rows)
     if wait_s:
-        chosen.observe_wait(wait_s)
+        chosen.observe_wait(wait_s, 1)
     return chosen
 
 
@@ -29,7 +30,7 @@ def test_more_is_drafted_where_more_comes_true() -> None:
 @pytest.mark.parametrize("streams", [1, 8, 64])
 def test_beside_many_streams_it_goes_to_none_by_itself(streams: int) -> None:
     """Few rows share the time in which weights are read; many rows compute."""
-    chosen = WorthwhileDrafts(lambda rows: max(1.0, rows / 16))
+    chosen = WorthwhileDrafts(lambda rows: np.maximum(1.0, rows / 16))
     found = chosen.choose([Candidate(0.7, 8)] * streams, streams)
     assert (sum(found) > 0) is (streams < 64)
 
@@ -58,5 +59,50 @@ def test_drafts_that_have_to_be_computed_are_fewer() -> None:
 def test_waits_in_which_graphs_were_recorded_do_not_count() -> None:
     chosen = lengths(1.0, 0.01)
     for wait_s in (0.1, 900.0, 700.0, 800.0, 0.1):
-        chosen.observe_wait(wait_s)
+        chosen.observe_wait(wait_s, 1)
     assert chosen.choose([Candidate(0.7, 4)], 1) != [0]
+
+
+def test_a_first_wait_that_recorded_a_graph_is_soon_forgotten() -> None:
+    chosen = lengths(1.0, 0.01)
+    chosen.observe_wait(900.0, 1)
+    likely = [Candidate(0.9, 8)]
+    assert chosen.choose(likely, 1) != [0]
+    unlikely = [Candidate(0.6, 8)]
+    tried = next(n for n in range(1000) if any(chosen.choose(unlikely, 1, beginning=True)))
+    assert 0 < tried < 500
+
+
+def test_waits_are_those_of_as_many_sequences() -> None:
+    chosen = lengths(1.0, 0.001)
+    chosen.observe_wait(0.1, 1)
+    chosen.observe_wait(1.9, 32)
+    candidates = [Candidate(0.5, 4)] * 32
+    assert any(chosen.choose(candidates[:1], 1))
+    assert any(chosen.choose(candidates[:2], 2))
+    assert not any(chosen.choose(candidates, 32))
+
+
+def test_beginning_takes_a_larger_gain_than_going_on() -> None:
+    chosen = lengths(1.0, 0.0, wait_s=0.4)
+    candidates = [Candidate(0.5, 1)]
+    assert chosen.choose(candidates, 1) == [1]
+    assert chosen.choose(candidates, 1, beginning=True) == [0]
+
+
+def test_promises_that_are_not_kept_end_drafts_until_they_are_forgotten() -> None:
+    chosen = lengths(1.0, 0.3)
+    candidates = [Candidate(0.8, 8)]
+    assert any(chosen.choose(candidates, 1, beginning=True))
+    for _ in range(60):
+        chosen.settle(2.0, 0)
+    assert not any(chosen.choose(candidates, 1))
+    tried = [any(chosen.choose(candidates, 1, beginning=True)) for _ in range(2000)]
+    assert 50 < tried.index(True) < 1500
+
+
+def test_candidates_without_drafts_get_none() -> None:
+    chosen = lengths(1.0, 0.01)
+    assert chosen.choose([], 1) == []
+    assert chosen.choose([Candidate(0.9, 0)], 1) == [0]
+    assert chosen.choose([Candidate(0.9, 0), Candidate(1.0, 40)], 2) == [0, 16]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from quire.scheduler.step_times import StepTimes
@@ -62,3 +63,14 @@ def test_times_of_much_larger_steps_are_not_known() -> None:
     times = measured((64, 0.04))
     assert times.known_seconds(128) == pytest.approx(0.08)
     assert times.known_seconds(129) is None
+
+
+@pytest.mark.parametrize("sizes", [(), (8,), (4, 32), (1, 2, 12, 64, 100)])
+def test_a_curve_is_the_times_of_many_sizes(sizes: tuple[int, ...]) -> None:
+    times = measured(*((n, 1e-3 + n * n * 1e-5) for n in sizes))
+    rows = np.arange(1, 300)
+    curve = times.curve(rows)
+    if curve is None:
+        assert not sizes
+    else:
+        assert curve.tolist() == pytest.approx([times.seconds(int(each)) for each in rows])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 Ints = npt.NDArray[np.int32]
+Integers = npt.NDArray[np.integer[Any]]
+Floats = npt.NDArray[np.float64]

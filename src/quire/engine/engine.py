@@ -90,7 +90,7 @@ class Engine:
         self._drafters = frozenset(each.name for each in drafters)
         self.adapters = RequestAdapters(executor.adapters, loaded, config)
         self._head = next((each for each in drafters if isinstance(each, HeadDrafter)), None)
-        self._worthwhile = WorthwhileDrafts(self.step_times.generating.seconds)
+        self._worthwhile = WorthwhileDrafts(self.step_times.generating.curve)
         budget = kv_budget(config, loaded.parameter_bytes + executor.adapters.nbytes)
         drafted = sum(each.kv_budget for each in drafters if isinstance(each, ModelDrafter))
         current_device().bound_steps(budget + drafted)
@@ -256,7 +256,8 @@ class Engine:
             _observe_duration(self._scheduler, *self._unobserved.pop())
         if read_at is not None and plan is not None:
             # What drafters compute is known to `Drafting` as their time for a token.
-            self._worthwhile.observe_wait(started_at - read_at - drafting.computing_s)
+            wait_s = started_at - read_at - drafting.computing_s
+            self._worthwhile.observe_wait(wait_s, plan.generating)
         if before is None:
             self._wait_for_others()
             return self._scheduler.take_outputs()

@@ -40,6 +40,8 @@ _BURST = 32
 """Number of prompts in the first burst."""
 _DRAFTS, _DRAFTED_TOKENS = (1, 3, 7, 15), 24
 """Numbers of drafts in the measured steps, and tokens of the answer that they belong to."""
+_STRIDE = 7919
+"""Difference of two tokens of these drafts."""
 _GREEDY = SamplingParams(temperature=0.0)
 _SAMPLED = SamplingParams(temperature=0.7, top_p=0.9, top_k=20, seed=0)
 _ADJUSTED = SamplingParams(
@@ -122,7 +124,7 @@ def measure_steps(
         if (engine.step_times.reading.seconds(rows) or 0.0) > config.step_ms / 1e3:
             break
     for drafts in _DRAFTS:
-        drafter = _WrongDrafts(drafts)
+        drafter = _WrongDrafts(drafts, vocabulary)
         drafting = _own_engine(
             loaded,
             config,
@@ -152,21 +154,24 @@ def _texts(engine: Engine, vocabulary: int) -> Iterator[Request]:
 class _WrongDrafts:
     """Drafts tokens that are never accepted, to measure the time of a step that verifies them.
 
+    The tokens differ, as those of real drafts: equal ones would share their experts.
+
     Args:
         count: number of drafted tokens.
+        vocab_size: tokens are below it.
     """
 
     name = "wrong"
     looks_ahead = False
 
-    def __init__(self, count: int) -> None:
-        self._count = count
+    def __init__(self, count: int, vocab_size: int) -> None:
+        self._tokens = tuple((n + 1) * _STRIDE % vocab_size for n in range(count))
 
     def token_s(self, sequences: int) -> float:
         return 0.0
 
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft | None]:
-        return [Draft((0,) * min(self._count, each.limit), self.name) for each in queries]
+        return [Draft(self._tokens[: each.limit], self.name) for each in queries]
 
     def forget(self, number: int) -> None:
         pass

@@ -100,7 +100,7 @@ class Drafting:
         rows = sum(each.progress.generated > 0 for each in running)
         found = self._propose(asked, rows, ahead=True).values()
         ahead = [Candidate(e.rate, e.most - 1, e.token_s) for e in found if e.most > 1]
-        return bool(ahead) and any(self._lengths.choose(ahead, rows))
+        return bool(ahead) and any(self._lengths.choose(ahead, rows, beginning=True))
 
     def worth_guessing(self, drafter: GuessingDrafter, running: Seq[Sequence]) -> int:
         """Return how many tokens the draft head should guess in the next step for the step after
@@ -115,7 +115,8 @@ class Drafting:
             return 0
         token_s = self._token_s(drafter, len(rates))
         candidates = [Candidate(rate, drafter.most, token_s) for rate in rates]
-        length = max(self._lengths.choose(candidates, len(running)))
+        beginning = not any(each.progress.drafts for each in running)
+        length = max(self._lengths.choose(candidates, len(running), beginning=beginning))
         self._trust(drafter, asked=length > 0)
         return length
 
@@ -138,12 +139,15 @@ class Drafting:
         return chosen
 
     def settle(self, sequence: Sequence, drafts: int, accepted: int) -> None:
-        """Count the accepted and rejected drafts of a step."""
+        """Count the accepted and rejected drafts of a sequence."""
         state = sequence.drafting
         assert state is not None, "only sequences with drafters have drafts"
         state.accepted += accepted
         state.rejected += drafts - accepted
-        drafter = state.foreseen.grade[0] if state.foreseen is not None else ""
+        drafter = ""
+        if state.foreseen is not None:
+            rate, drafter = self._rate(state, state.foreseen.grade), state.foreseen.grade[0]
+            self._lengths.settle(sum(rate**n for n in range(1, drafts + 1)), accepted)
         self.drafted[drafter] += drafts
         self.accepted[drafter] += accepted
 
@@ -182,7 +186,7 @@ class Drafting:
         for drafter in self._drafters:
             own = [each for each in asked if drafter.name in each.state.drafters]
             if not drafter.looks_ahead:
-                own = self._worth_asking(drafter, own, best=best, rows=rows)
+                own = self._worth_asking(drafter, own, best=best, rows=rows, ahead=ahead)
             if ahead and not drafter.looks_ahead:
                 token_s = self._token_s(drafter, len(own))
                 for each in own:
@@ -207,7 +211,13 @@ class Drafting:
         return best
 
     def _worth_asking(
-        self, drafter: Drafter, asked: Seq[_Asked], best: dict[int, _Found], rows: int
+        self,
+        drafter: Drafter,
+        asked: Seq[_Asked],
+        best: dict[int, _Found],
+        rows: int,
+        *,
+        ahead: bool,
     ) -> list[_Asked]:
         """Return the sequences whose best draft may come from a drafter, if any is worth verifying.
 
@@ -222,7 +232,7 @@ class Drafting:
             if known is None or known.rate < rate:
                 leading.append(each)
                 candidates.append(Candidate(rate, each.query.limit, token_s))
-        lengths = self._lengths.choose(candidates, rows)
+        lengths = self._lengths.choose(candidates, rows, beginning=ahead)
         if token_s:
             self._trust(drafter, asked=any(lengths))
         chosen = []

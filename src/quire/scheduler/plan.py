@@ -210,6 +210,11 @@ class StepPlan:
         return sum(each.count for each in self.sequences if each.count == each.sampled)
 
     @property
+    def generating(self) -> int:
+        """Number of sequences that generate."""
+        return sum(each.count == each.sampled for each in self.sequences)
+
+    @property
     def prompt_chunks(self) -> int:
         """Number of sequences that read a part of their prompt."""
         return sum(each.count != each.sampled for each in self.sequences)

@@ -6,6 +6,10 @@ from collections import deque
 from itertools import pairwise
 from statistics import median_low
 
+import numpy as np
+
+from quire.core.arrays import Floats, Integers
+
 _REMEMBERED = 5
 """Number of recent steps kept for each range of rows."""
 _GROWTH = 2
@@ -59,6 +63,20 @@ class StepTimes:
         (low, low_s), (high, high_s) = next(between)
         line = low_s + (high_s - low_s) * (rows - low) / (high - low)
         return max(line, low_s * min(1.0, rows / low))
+
+    def curve(self, rows: Integers) -> Floats | None:
+        """Return `seconds` of each number of rows."""
+        if not self._points:
+            return None
+        known, seconds = np.array(self._points).T
+        beyond = seconds[-1] * np.maximum(1.0, rows / known[-1])
+        if len(known) == 1:
+            return beyond
+        slope = (seconds[1] - seconds[0]) / (known[1] - known[0])
+        below = seconds[0] + slope * np.minimum(rows - known[0], 0.0)
+        below = np.maximum(below, seconds[0] * np.minimum(1.0, rows / known[0]))
+        between = np.interp(rows, known, seconds)
+        return np.where(rows < known[0], below, np.where(rows < known[-1], between, beyond))
 
     def known_seconds(self, rows: int) -> float | None:
         """Return the time of a step of `rows` rows; None if only much smaller steps were seen."""

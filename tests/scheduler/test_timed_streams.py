@@ -1,0 +1,54 @@
+"""Speculation beside many streams, on devices whose step times were measured: it never costs."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.scheduler.timed_streams import Oracle, TimedStreams
+
+MIXTURE = {1: 2.11, 2: 2.16, 4: 2.24, 8: 2.46, 16: 3.18, 32: 4.95, 64: 6.6, 128: 9.95, 256: 13.6}
+"""Milliseconds of a step by its rows: Gemma 4 26B-A4B in 4 bits on an H100."""
+CHEAP = {1: 2.1, 32: 2.6, 64: 4.0, 128: 7.0, 256: 12.0}
+"""As if weights were read once for 32 rows."""
+
+
+def host(sequences: int, rows: int) -> float:
+    """Milliseconds of planning and launching, as measured beside `MIXTURE`."""
+    return 0.7 + 0.03 * sequences + 0.004 * rows
+
+
+def gain(
+    step_ms: dict[int, float], rate: float, streams: int, tokens: int, host_factor: float = 1.0
+) -> float:
+    """Return the tokens per second of a second load with speculation, divided by those without."""
+    on, off = (
+        TimedStreams(
+            step_ms,
+            lambda sequences, rows: host_factor * host(sequences, rows),
+            Oracle(lambda number: rate) if speculates else None,
+        )
+        for speculates in (True, False)
+    )
+    on.serve(streams, tokens)
+    return on.serve(streams, tokens, first=1000) / off.serve(streams, tokens)
+
+
+@pytest.mark.parametrize(
+    ("rate", "streams", "tokens"),
+    [(0.7, 8, 100), (0.7, 32, 30), (0.4, 1, 100), (0.05, 8, 20)],
+)
+def test_speculation_that_does_not_pay_switches_itself_off(
+    rate: float, streams: int, tokens: int
+) -> None:
+    assert gain(MIXTURE, rate, streams, tokens) >= 0.97
+
+
+@pytest.mark.parametrize(("streams", "least"), [(1, 1.8), (8, 1.4)])
+def test_speculation_pays_where_rows_are_cheap(streams: int, least: float) -> None:
+    assert gain(CHEAP, 0.7, streams, tokens=100, host_factor=0.5) >= least
+
+
+def test_a_stream_that_hits_is_drafted_beside_those_that_do_not() -> None:
+    streams = TimedStreams(CHEAP, host, Oracle(lambda number: 0.95 if number == 0 else 0.0))
+    streams.serve(8, 100)
+    assert 5 <= streams.drafted <= 20  # then its answer is complete

@@ -1,0 +1,175 @@
+"""Streams on a device whose step times are given: speculation's gain without a clock."""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from quire.cache.block_manager import BlockManager
+from quire.cache.specs import FullKV, group_layers
+from quire.core.kv_format import KVFormat
+from quire.core.request import Request
+from quire.scheduler.admission import SchedulerConfig
+from quire.scheduler.draft_lengths import WorthwhileDrafts
+from quire.scheduler.drafting import Drafting
+from quire.scheduler.drafts import Draft, DraftQuery
+from quire.scheduler.plan import SampledTokens, StepPlan, StepResult
+from quire.scheduler.prefill_budget import PrefillBudget
+from quire.scheduler.scheduler import Scheduler
+from quire.scheduler.sequence import SequenceParts
+
+HostSeconds = Callable[[int, int], float]
+"""Seconds in which the host plans and launches a step, by its sequences and its rows."""
+
+
+class Oracle:
+    """Guesses each token rightly with a probability that may depend on the request.
+
+    Args:
+        rates: probability of a right guess, by the request's number.
+    """
+
+    name = "oracle"
+    looks_ahead = True
+
+    def __init__(self, rates: Callable[[int], float]) -> None:
+        self._rates = rates
+        self._dice: dict[int, list[float]] = {}
+
+    def token_s(self, sequences: int) -> float:
+        return 0.0
+
+    def propose(self, queries: Sequence[DraftQuery]) -> list[Draft | None]:
+        return [
+            Draft(tuple(self._guess(q, len(q.tokens) + n) for n in range(q.limit)), self.name)
+            for q in queries
+        ]
+
+    def forget(self, number: int) -> None:
+        pass
+
+    def _guess(self, query: DraftQuery, position: int) -> int:
+        name = int(query.request.id)
+        if (known := self._dice.get(name)) is None:
+            numbers = random.Random(name)
+            known = self._dice[name] = [numbers.random() for _ in range(4096)]
+        return token(position) + (known[position] >= self._rates(name))
+
+
+def token(position: int) -> int:
+    """The token at a position of every answer."""
+    return 2 * (position % 50)
+
+
+@dataclass
+class TimedStreams:
+    """A scheduler, and a device that takes the given time for each step.
+
+    As in `Engine.step`, the host plans a step while the one before runs, unless drafts need that
+    one's tokens.
+
+    Attributes:
+        step_s: seconds of a step by its rows; linear between the given numbers.
+        host_s: seconds that planning and launching a step takes.
+        steps, drafted: number of steps, and of those with drafts.
+    """
+
+    step_s: Mapping[int, float]
+    host_s: HostSeconds
+    oracle: Oracle | None
+    time: float = 0.0
+    steps: int = 0
+    drafted: int = 0
+    tokens: int = 0
+    _free_at: float = 0.0
+    _before: tuple[StepPlan, StepResult] | None = field(default=None)
+
+    def __post_init__(self) -> None:
+        self.budget = PrefillBudget(1.0, 2.0, 2048)
+        for rows in self.step_s:
+            self.budget.observe(rows, 0, 0, self.step_s[rows])
+        self.lengths = WorthwhileDrafts(self.budget.times.generating.curve)
+        drafters = () if self.oracle is None else (self.oracle,)
+        self.scheduler = Scheduler(
+            SchedulerConfig(64, 512, 1 << 16),
+            group_layers((FullKV(1, 1),)),
+            BlockManager(1 << 20, lambda key: 1),
+            self.budget,
+            lambda format, salt: salt.encode(),
+            max_graph_rows=lambda format, media: 2048,
+            drafting=Drafting(drafters, self.lengths, 1 << 20, clock=lambda: self.time),
+        )
+
+    def seconds(self, rows: int) -> float:
+        """Return the time of a step."""
+        known = sorted(self.step_s)
+        place = min(max(1, bisect_left(known, rows)), len(known) - 1)
+        low, high = known[place - 1], known[place]
+        slope = (self.step_s[high] - self.step_s[low]) / (high - low)
+        return self.step_s[low] + slope * (rows - low)
+
+    def serve(self, streams: int, tokens: int, first: int = 0) -> float:
+        """Serve streams to their ends; return the tokens per second while all of them generate."""
+        for number in range(first, first + streams):
+            request = Request(str(number), (0,), max_tokens=tokens)
+            drafters = frozenset() if self.oracle is None else frozenset({self.oracle.name})
+            self.scheduler.add(request, KVFormat(), SequenceParts(drafters=drafters))
+        seconds = made = 0.0
+        whole = False
+        while self.scheduler.has_work or self._before is not None:
+            begun, before = self.time, self.tokens
+            whole_before = whole
+            ended = self.step()
+            if whole_before and not ended:
+                seconds += self.time - begun
+                made += self.tokens - before
+            started = sum(each.progress.generated > 0 for each in self.scheduler.running)
+            whole = started == streams
+        return made / seconds
+
+    def step(self) -> bool:
+        """Return whether a stream ended."""
+        scheduler = self.scheduler
+        outputs = []
+        early = self._before is not None and scheduler.drafting.wants_tokens(scheduler.running)
+        if early:
+            assert self._before is not None
+            self.time = max(self.time, self._free_at)
+            outputs += scheduler.update(*self._before)
+            self._before = None
+        plan = scheduler.schedule()
+        following = None
+        if plan is not None:
+            rows = plan.decode_rows + plan.prompt_rows
+            host_s = self.host_s(len(plan.sequences), rows)
+            self.time += host_s
+            if early:
+                self.lengths.observe_wait(host_s, plan.generating)
+            seconds = self.seconds(rows)
+            done_before, self._free_at = (
+                self._free_at,
+                max(self.time, self._free_at) + seconds,
+            )
+            following = plan, StepResult(self._sampled(plan), seconds=seconds)
+            self.budget.observe(plan.decode_rows, 0, plan.prompt_rows, seconds, graphed=True)
+            self.steps += 1
+            self.drafted += any(each.sampled > 1 for each in plan.sequences)
+        else:
+            done_before = self._free_at
+        if self._before is not None:
+            self.time = max(self.time, done_before)
+            outputs += scheduler.update(*self._before)
+        self._before = following
+        self.tokens += sum(len(output.token_ids) for output in outputs)
+        return any(output.finish is not None for output in outputs)
+
+    def _sampled(self, plan: StepPlan) -> dict[int, SampledTokens]:
+        return {
+            each.number: SampledTokens(
+                tuple(token(each.end + 1 - each.sampled + n) for n in range(each.sampled))
+            )
+            for each in plan.sequences
+            if each.sampled
+        }
