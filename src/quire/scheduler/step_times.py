@@ -68,15 +68,18 @@ class StepTimes:
         """Return `seconds` of each number of rows."""
         if not self._points:
             return None
-        known, seconds = np.array(self._points).T
-        beyond = seconds[-1] * np.maximum(1.0, rows / known[-1])
+        points: Floats = np.array(self._points)
+        known, seconds = points.T
+        beyond: Floats = seconds[-1] * np.maximum(1.0, rows / known[-1])
         if len(known) == 1:
             return beyond
         slope = (seconds[1] - seconds[0]) / (known[1] - known[0])
         below = seconds[0] + slope * np.minimum(rows - known[0], 0.0)
         below = np.maximum(below, seconds[0] * np.minimum(1.0, rows / known[0]))
         between = np.interp(rows, known, seconds)
-        return np.where(rows < known[0], below, np.where(rows < known[-1], between, beyond))
+        between = np.where(rows < known[-1], between, beyond)
+        curve: Floats = np.where(rows < known[0], below, between)
+        return curve
 
     def known_seconds(self, rows: int) -> float | None:
         """Return the time of a step of `rows` rows; None if only much smaller steps were seen."""
