@@ -308,6 +308,10 @@ static inline void arrive(unsigned long long* barrier) {
   *barrier -= 2;
   if ((uint)*barrier < 2) *barrier = *barrier >> 32 << 32 | (*barrier >> 32) << 1 | (*barrier & 1 ^ 1);
 }
+static inline void arrive_with_copies(unsigned long long* barrier) {
+  emulated::arrive(-1);
+  arrive(barrier);
+}
 static inline void await_barrier(unsigned long long* barrier, int odd) {
   while ((int)(*barrier & 1) == odd) emulated::wait(emulated::READY);
 }

@@ -42,3 +42,11 @@ def test_of_rows(tail: tuple[int, ...], dtype: mx.Dtype) -> None:
     expected = [[x[row, n].tolist() for n in numbers[row].tolist()] for row in range(4)]
     for each in (Operations(), CUDAOperations()):
         assert each.of_rows(x, numbers).tolist() == expected
+
+
+@pytest.mark.parametrize("vocabulary", [384, 100, 131])
+def test_the_first_of_the_greatest_logits_is_best(vocabulary: int) -> None:
+    logits = mx.floor(mx.random.normal((5, vocabulary), key=mx.random.key(0)) * 2)
+    logits[3] = -mx.inf
+    expected = Operations().best(logits).tolist()
+    assert CUDAOperations().best(logits).tolist() == expected

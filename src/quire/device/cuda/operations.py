@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import mlx.core as mx
@@ -25,6 +26,8 @@ from quire.device.weights import (
 
 _UNPACKED_BYTES = 128 << 20
 """Most bytes of a matrix unpacked at a time: a whole output head would take gigabytes."""
+_PIECES, _FEWEST_PIECES = 128, 16
+"""Number of pieces in which a row's greatest logit is searched side by side."""
 
 
 class CUDAOperations(Operations):
@@ -44,6 +47,18 @@ class CUDAOperations(Operations):
         self._products = Products()
         self._encoder = Encoder()
         self._blocks = BlockEncoder(self._encoder)
+
+    def best(self, logits: mx.array) -> mx.array:
+        # MLX 0.32.4 gives a row to one thread block: 0.2 ms for 32 rows of 128,256 logits.
+        rows, vocabulary = logits.shape
+        pieces = math.gcd(vocabulary, _PIECES)
+        if rows == 1 or pieces < _FEWEST_PIECES:
+            return super().best(logits)
+        parts = logits.reshape(rows, pieces, -1)
+        piece = mx.argmax(parts.max(axis=-1), axis=-1, keepdims=True)
+        part = mx.take_along_axis(parts, piece[..., None], axis=1).squeeze(1)
+        place = piece.squeeze(1) * part.shape[-1] + mx.argmax(part, axis=-1)
+        return place.astype(mx.int32)
 
     def packed_linear(self, x: mx.array, weight: PackedWeight, bias: mx.array | None) -> mx.array:
         if x.size // x.shape[-1] > MOST_ROWS:

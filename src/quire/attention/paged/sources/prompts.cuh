@@ -37,37 +37,29 @@
       for (int slab = 0; slab < K_DIM / 64; slab++)
         copy_ahead(memory + slab * Q_SLAB + m * 8 + (piece ^ m & 7), at + slab * 8);
     }
-    // Items are the keys of a pass, then its values, and so on. Those who multiply need the keys of the next pass
-    // before they free the values of this one, so an item is announced before its stage's next values are awaited.
-    constexpr int LAG = STAGES;
-    int stage = 0, odd = 1, said = 0;
+    // Items are the keys of a pass, then its values, and so on.
+    int stage = 0, odd = 1;
     #pragma unroll 1
-    for (int item = 0; item < 2 * passes + LAG; item++) {
-      if (item < 2 * passes) {
-        const int of_values = item & 1, place = 2 * stage + of_values;
-        if (item >= 2 * STAGES) await_barrier(free + place, odd);
-        uint4* const to = of_values ? v_tiles + stage * V_STAGE : k_tiles + stage * K_STAGE;
-        const uint4* const from = (const uint4*)(of_values ? values : keys) + piece;
-        const int row_pieces = (of_values ? V_DIM : K_DIM) / 8;
-        #pragma unroll 4
-        for (int i = 0; i < KEYS / 16; i++) {
-          const int row = own / 8 + i * 16, key = max(min((begin + item / 2) * KEYS + row, high - 1), low);
-          const size_t block = blocks[key / BLOCK];
-          const uint4* const at = from + ((block * KV_HEADS + kv_head) * BLOCK + key % BLOCK) * row_pieces;
-          #pragma unroll
-          for (int slab = 0; slab < (K_DIM > V_DIM ? K_DIM : V_DIM) / 64; slab++)
-            if (slab * 8 < row_pieces) copy_ahead(to + slab * SLAB + row * 8 + (piece ^ row & 7), at + slab * 8);
-        }
-        if (of_values && ++stage == STAGES) stage = 0, odd ^= 1;
+    for (int item = 0; item < 2 * passes; item++) {
+      const int of_values = item & 1, place = 2 * stage + of_values;
+      if (item >= 2 * STAGES) await_barrier(free + place, odd);
+      uint4* const to = of_values ? v_tiles + stage * V_STAGE : k_tiles + stage * K_STAGE;
+      const uint4* const from = (const uint4*)(of_values ? values : keys) + piece;
+      const int row_pieces = (of_values ? V_DIM : K_DIM) / 8;
+      #pragma unroll 4
+      for (int i = 0; i < KEYS / 16; i++) {
+        const int row = own / 8 + i * 16, key = max(min((begin + item / 2) * KEYS + row, high - 1), low);
+        const size_t block = blocks[key / BLOCK];
+        const uint4* const at = from + ((block * KV_HEADS + kv_head) * BLOCK + key % BLOCK) * row_pieces;
+        #pragma unroll
+        for (int slab = 0; slab < (K_DIM > V_DIM ? K_DIM : V_DIM) / 64; slab++)
+          if (slab * 8 < row_pieces) copy_ahead(to + slab * SLAB + row * 8 + (piece ^ row & 7), at + slab * 8);
       }
-      end_turn();
-      if (item >= LAG) {
-        await_turns<LAG>();
-        shared_memory_is_written();
-        arrive(full + said);
-        if (++said == 2 * STAGES) said = 0;
-      }
+      arrive_with_copies(full + place);
+      if (of_values && ++stage == STAGES) stage = 0, odd ^= 1;
     }
+    end_turn();
+    await_all();
     return;
   }
 
@@ -97,6 +89,7 @@
   const auto start_scores = [&](int pass) {
     const int stage = pass % STAGES;
     await_barrier(full + 2 * stage, pass / STAGES & 1);
+    shared_memory_is_written();
     start_products();
     #pragma unroll
     for (int k = 0; k < K_DIM / 16; k++)
@@ -161,6 +154,7 @@
   const auto start_sums = [&](int pass) {
     const int stage = pass % STAGES;
     await_barrier(full + 2 * stage + 1, pass / STAGES & 1);
+    shared_memory_is_written();
     const Tile v_now = moved(v_own, stage * V_STAGE);
     start_products();
     #pragma unroll

@@ -1,8 +1,7 @@
 // Of `warpgroup_gemm.cuh`: pairs of codes as two numbers in bfloat16.
-// The low four bits of a byte of a word, in bits 0 to 3, and its high ones, in bits 16 to 19. Bits above are of
-// other codes.
+// The low four bits of a byte of a word, in bits 0 to 3, and its high ones, in bits 16 to 19. Other bits are not 0.
 __device__ __forceinline__ unsigned pair_of_byte(unsigned word, int byte) {
-  return __byte_perm(word, word >> 4, byte * 0x11 + (byte + 4) * 0x1100);
+  return __byte_perm(word, 0, 0x4440 + byte) * 0x1001u;
 }
 // A byte of a word, of its half `odd & 1`, in bits 0 to 7, and the next one, in bits 16 to 23.
 __device__ __forceinline__ unsigned pair_of_half(unsigned word, int odd) {

@@ -9,6 +9,7 @@ __device__ __forceinline__ Tile columns_at(const void* tile, int pieces) {
   return (unsigned)__cvta_generic_to_shared(tile) >> 4 | (Tile)pieces << 16 | 64ull << 32 | 1ull << 62;
 }
 __device__ __forceinline__ Tile moved(Tile tile, int pieces) { return tile + pieces; }
+// Orders what was written to shared memory before products that read it. After `await_barrier`, what others copied, too.
 __device__ __forceinline__ void shared_memory_is_written() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -32,6 +33,11 @@ __device__ __forceinline__ void initialize(unsigned long long* barrier, int coun
 }
 __device__ __forceinline__ void arrive(unsigned long long* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];"
+    :: "r"((unsigned)__cvta_generic_to_shared(barrier)) : "memory");
+}
+// Arrives at a barrier once all copies that this thread has started are in shared memory.
+__device__ __forceinline__ void arrive_with_copies(unsigned long long* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];"
     :: "r"((unsigned)__cvta_generic_to_shared(barrier)) : "memory");
 }
 __device__ __forceinline__ void await_barrier(unsigned long long* barrier, int odd) {

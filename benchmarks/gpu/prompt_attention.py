@@ -1,0 +1,105 @@
+"""Times attention of prompts over plain blocks by warpgroups: `prompt_attention.py OUT`.
+
+2,048 rows of one sequence after a context. A graph of 8 launches, one behind the other:
+microseconds of one, TFLOPS over the keys that rows see, and the error relative to MLX's attention.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from quire.attention.paged.cuda import Shape
+from quire.attention.paged.tiles import score_numbers
+from quire.attention.paged.warpgroups import PromptTiles, prompt_tiles
+from quire.device.cuda import driver
+from quire.device.cuda.compiled import compiler
+from quire.device.cuda.driver import Graph, Launch
+from quire.device.cuda.extension import load_extension
+from quire.executor.graphs import kernels
+
+HEADS = ((128, 8, 4), (256, 8, 2), (512, 2, 8), (64, 8, 8))
+"""head_dim, KV heads, query heads for each of them."""
+ROWS, BLOCK, CONTEXTS = 2048, 64, (0, 2048, 18_000)
+LAUNCHES, ROUNDS = 8, 7
+
+
+def inputs(tiles: PromptTiles, context: int) -> tuple[list[mx.array], mx.array]:
+    """Return what the kernel is launched with, and the result of MLX's attention."""
+    shape = tiles.shape
+    keys, heads = context + ROWS, shape.heads
+    blocks = -(-keys // BLOCK)
+    stored = blocks, shape.kv_heads, BLOCK, shape.key_dim
+    q = mx.random.normal((ROWS, heads, shape.key_dim)).astype(mx.bfloat16)
+    k, v = (mx.random.normal(stored).astype(mx.bfloat16) for _ in range(2))
+    order = np.random.default_rng(0).permutation(blocks)
+    first = np.arange(0, ROWS, tiles.rows)
+    cut = np.zeros((len(first), 6), np.int32)
+    cut[:, 0], cut[:, 1], cut[:, 3] = first, tiles.rows, context + first + tiles.rows
+    cut = np.ascontiguousarray(cut[::-1])
+    visible = np.stack([np.zeros(ROWS), context + np.arange(ROWS)], axis=1).astype(np.int32)
+    scale = shape.key_dim**-0.5
+    given = [q, k, v, mx.array(cut), mx.array(order.astype(np.int32)), mx.array(visible)]
+    given += [score_numbers(scale, None), mx.zeros_like(q)]
+    plain = [
+        x[mx.array(order)].swapaxes(0, 1).reshape(1, shape.kv_heads, -1, shape.key_dim)[:, :, :keys]
+        for x in (k, v)
+    ]
+    expected = mx.fast.scaled_dot_product_attention(
+        q.swapaxes(0, 1)[None], *plain, scale=scale, mask="causal"
+    )
+    mx.eval(given, expected)
+    return given, expected[0].swapaxes(0, 1)
+
+
+def measured(tiles: PromptTiles, context: int) -> dict[str, Any]:
+    """Time attention after a context."""
+    shape = tiles.shape
+    given, expected = inputs(tiles, context)
+    (function,) = compiler().functions([kernels.attend_prompts(tiles)])
+    grid = (ROWS // tiles.rows, shape.kv_heads * (shape.group // shape.part), 1)
+    arguments = tuple(map(load_extension().pointer, given))
+    launches = [
+        Launch(function, grid, tiles.threads, tiles.shared, arguments, (n - 1,) if n else ())
+        for n in range(LAUNCHES)
+    ]
+    graph, cuda, times = Graph(launches, given), driver._driver(), list[float]()
+    for _ in range(ROUNDS):
+        started = time.perf_counter()
+        cuda.cuGraphLaunch(ctypes.c_void_p(graph.handle), None)
+        failed = cuda.cuCtxSynchronize()
+        assert not failed, f"error {failed}"
+        times.append((time.perf_counter() - started) * 1e6 / LAUNCHES)
+    us = statistics.median(times)
+    result = given[-1].astype(mx.float32)
+    error = mx.linalg.norm(result - expected.astype(mx.float32)) / mx.linalg.norm(
+        expected.astype(mx.float32)
+    )
+    flops = 4 * shape.heads * shape.key_dim * ROWS * (context + (ROWS + 1) / 2)
+    return {"us": round(us, 1), "TFLOPS": round(flops / us / 1e6), "error": round(error.item(), 5)}
+
+
+def main(out: Path) -> None:
+    found = list[dict[str, Any]]()
+    for dim, kv_heads, group in HEADS:
+        shape = Shape(mx.bfloat16, dim, dim, kv_heads, group, BLOCK, False, False)
+        tiles = prompt_tiles(shape, driver.card(), value_in_key=False)
+        if tiles is None:
+            continue
+        for context in CONTEXTS:
+            facts = {"head_dim": dim, "heads": (kv_heads * group, kv_heads), "context": context}
+            found.append(facts | measured(tiles, context))
+            print(*found[-1].values(), flush=True)
+    out.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
