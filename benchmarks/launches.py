@@ -14,7 +14,6 @@ from typing import Any
 
 from tests.support.launches import (
     LEVEL,
-    MORE,
     build_seconds,
     build_seconds_of_mlx_lm,
     counted,
@@ -28,7 +27,7 @@ BUILT = ("llama", "gemma4", "gemma4_moe")
 
 def main(out: Path) -> None:
     rows: list[dict[str, Any]] = []
-    for name in (*LEVEL, *MORE):
+    for name in LEVEL:
         config = counted(name)
         own, theirs = launches(config), launches_of_mlx_lm(config)
         layers = config["num_hidden_layers"]

@@ -26,7 +26,9 @@ from quire.engine.engine import Engine
 from quire.executor.eager import EagerExecutor
 from quire.executor.step import LaunchedStep
 from quire.models.base import named_parameters
+from quire.models.layers.linear import use_device_products
 from quire.models.registry import build
+from quire.models.weights.layouts import store_for_device
 from quire.models.weights.loader import LoadedModel
 from quire.models.weights.low_rank import LowRank
 from quire.scheduler.plan import StepPlan
@@ -55,11 +57,10 @@ LEVEL = (
     "smollm3",
     "starcoder2",
     "olmoe",
+    "phi3",
+    "deepseek_v3",
 )
 """Configurations whose steps launch no more than mlx-lm's."""
-MORE = {"phi3": 56, "deepseek_v3": 131}
-"""Configurations whose steps launch more, and how many primitives at most: mlx-lm keeps matrices
-joined that files have joined (Phi-3), or spells an operation in fewer steps."""
 _TIMED = 25
 """Steps whose building is timed."""
 VIEWS = frozenset(
@@ -121,6 +122,11 @@ def counted(name: str) -> dict[str, Any]:
     """Return a configuration that both sides count."""
     config = _NEEDED | grown(name)
     config.pop("clip_qkv", None)  # mlx-lm does not clip
+    if (
+        "rope_scaling" not in config
+        and config.get("rope_parameters", {}).get("rope_type") == "yarn"
+    ):
+        config["rope_scaling"] = config["rope_parameters"]  # mlx-lm's name of them
     config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
     return config
 
@@ -179,7 +185,10 @@ def _generating(config: dict[str, Any], streams: int) -> Engine:
     """Return an engine in which `streams` sequences generate."""
     mx.random.seed(0)
     model = build(config)
+    use_device_products(model)
     weights = named_parameters(model)
+    store_for_device(model, weights)
+    model.load_weights(list(weights.items()))
     mx.eval(list(weights.values()))
     size = sum(each.nbytes for each in weights.values())
     loaded = LoadedModel(

@@ -19,6 +19,7 @@ from quire.device.cpu.kernels import CPUKernels, NoKernels, load_kernels
 from quire.device.cpu.operations import KernelOperations
 from quire.device.cuda.operations import CUDAOperations
 from quire.device.machine import device_model, device_number
+from quire.device.metal.operations import MetalOperations
 from quire.device.operations import Operations, UnfusedOperations
 
 log = logging.getLogger("quire.device")
@@ -51,6 +52,7 @@ class Device(ABC):
         default_dtype: of weights whose type nobody asked for; None is the checkpoint's.
         weights_by_columns: whether matrices are multiplied faster when each of their columns lies
             in one run of memory.
+        joins_products: whether matrices that multiply the same rows are stored as one.
         starts_with_first_layer: whether launching a whole step takes nearly as long as the step.
             Then its first layer is launched alone, and the rest once what waits has gone out.
         code_rows: rows up to which multiplying by codes beats decoding them first.
@@ -67,6 +69,7 @@ class Device(ABC):
     keeps_compiled: bool
     default_dtype: mx.Dtype | None
     weights_by_columns: bool
+    joins_products: bool
     starts_with_first_layer: bool
     code_rows: int
     slow_code_bits: frozenset[int]
@@ -168,6 +171,7 @@ class CPU(Device):
     compiles = False
     keeps_compiled = False
     default_dtype = mx.float32  # there is no faster type
+    joins_products = False
     starts_with_first_layer = True
     # A token gets the same codes however it is read, with MLX's own products to the bit, if they
     # are always multiplied alike. That is also 2 to 3 times as fast. OpenBLAS would multiply many
@@ -245,6 +249,7 @@ class GPU(Device):
 class CUDA(GPU):
     """NVIDIA GPUs."""
 
+    joins_products = False  # graphs join them by themselves
     code_rows = 0  # MLX 0.32.4 has kernels for some shapes of codes only, and fails for the others
     kernel_language = "cuda"
     keeps_compiled = True
@@ -263,8 +268,13 @@ class CUDA(GPU):
 class Metal(GPU):
     """Apple silicon."""
 
+    joins_products = True
     kernel_language = "metal"
     keeps_compiled = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = MetalOperations()
 
     def free_memory(self) -> int:
         return self._working_set() - mx.get_active_memory()
@@ -332,7 +342,8 @@ def fused(function: Callable[P, T]) -> Callable[P, T]:
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         device = current_device()
-        return function(*args, **kwargs) if device in _tracing else by(device)(*args, **kwargs)
+        traced = isinstance(device, TracingDevice)
+        return function(*args, **kwargs) if traced else by(device)(*args, **kwargs)
 
     return call
 

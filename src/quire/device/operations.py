@@ -55,10 +55,14 @@ class Operations(ExpertOperations, RankOperations, DrawingOperations):
             return self.linear(x, weight, matrix.bias)
         return self.packed_linear(x, weight, matrix.bias)
 
+    def products(self, x: mx.array, matrices: Sequence[Matrix]) -> list[mx.array]:
+        """Multiply the same rows `[..., in]` by several matrices: `[..., out]` each."""
+        return [self.product(x, each) for each in matrices]
+
     def gated_mlp(self, x: mx.array, mlp: GatedMatrices) -> mx.array:
         """Compute a gated MLP: `[..., hidden]` -> `[..., hidden]`."""
-        inner = self.gated(mlp.gating, self.product(x, mlp.gate), self.product(x, mlp.up))
-        return self.product(inner, mlp.down)
+        gate, up = self.products(x, (mlp.gate, mlp.up))
+        return self.product(self.gated(mlp.gating, gate, up), mlp.down)
 
     def heads(
         self, x: mx.array, parts: Sequence[HeadPart], eps: float, rotate: Rotate | None

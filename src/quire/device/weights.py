@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -100,6 +100,21 @@ class PackedWeight:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class JoinedMatrix:
+    """Matrices that multiply the same rows, stored one below the other.
+
+    Attributes:
+        weight: `[out of all, in]`, or codes.
+        bias: `[out of all]`.
+        ends: outputs up to the end of each matrix.
+    """
+
+    weight: mx.array | PackedWeight
+    bias: mx.array | None
+    ends: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Matrix:
     """The weight and bias of a linear layer. One object per layer: kernels cache by it.
@@ -107,10 +122,22 @@ class Matrix:
     Attributes:
         weight: `[out, in]`, or codes.
         bias: `[out]`.
+        joined: the matrix whose rows include this one's, where the device joins products.
     """
 
     weight: mx.array | PackedWeight
     bias: mx.array | None
+    joined: JoinedMatrix | None = None
+
+
+def joined_by(matrices: Sequence[Matrix]) -> JoinedMatrix | None:
+    """Return the joined matrix that consists of these matrices, in this order; None if there is
+    none.
+    """
+    joined = matrices[0].joined
+    if joined is None or len(matrices) != len(joined.ends):
+        return None
+    return joined if all(each.joined is joined for each in matrices) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -237,6 +237,11 @@ class _AdaptedOperations:
         array = weight if isinstance(weight, mx.array) else weight.codes
         return self._added(x, array, self._base.product(x, matrix))
 
+    def products(self, x: mx.array, matrices: Sequence[Matrix]) -> list[mx.array]:
+        if not any(map(self._adapts, matrices)):
+            return self._base.products(x, matrices)
+        return [self.product(x, each) for each in matrices]
+
     def gated_mlp(self, x: mx.array, mlp: GatedMatrices) -> mx.array:
         if not any(map(self._adapts, (mlp.gate, mlp.up, mlp.down))):
             return self._base.gated_mlp(x, mlp)

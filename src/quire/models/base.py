@@ -170,7 +170,13 @@ class ForwardContext(Protocol):
 class Module(nn.Module):
     """MLX's module with a typed constructor. Attributes with a leading underscore are not
     weights.
+
+    Attributes:
+        same_rows: names of its linear layers that multiply the same rows, set by set. A device may
+            join the matrices of each set.
     """
+
+    same_rows: ClassVar[tuple[tuple[str, ...], ...]] = ()
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # MLX does not annotate it

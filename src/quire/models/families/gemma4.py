@@ -54,6 +54,8 @@ class Attention(Module):
         before: number of layers before these in the layout, which are another model's.
     """
 
+    same_rows = (("q_proj", "k_proj", "v_proj"),)
+
     def __init__(self, args: Gemma4Arguments, layer: int, before: int = 0) -> None:
         super().__init__()
         full = args.layer_types[layer] == FULL

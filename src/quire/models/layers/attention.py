@@ -15,7 +15,7 @@ from quire.core.errors import ModelError
 from quire.device.activations import Activation
 from quire.device.device import current_device, fused
 from quire.device.ranks import WHOLE, Part
-from quire.device.weights import HeadPart
+from quire.device.weights import HeadPart, Matrix
 from quire.models.base import ForwardContext, Module
 from quire.models.description import Norm, Rotation
 from quire.models.layers.linear import matrix_of
@@ -223,6 +223,8 @@ class Attention:
 class SelfAttention(Module):
     """Computes an `Attention`."""
 
+    same_rows = (("q_proj", "k_proj", "v_proj"),)
+
     def __init__(self, kind: Attention, hidden_size: int, layer: int) -> None:
         super().__init__()
         self._kind, self._layer = kind, layer
@@ -242,6 +244,8 @@ class SelfAttention(Module):
             self.g_proj = kind.own_gate.module(hidden_size, kind.heads, value_dim)
         self._parts: tuple[HeadPart, ...] = ()
         """Queries, keys and values, where nothing else is done to them; once asked for."""
+        self._matrices: tuple[Matrix, ...] = ()
+        """Of queries, keys and values, where more is done to these; once asked for."""
 
     def __call__(self, x: mx.array, step: ForwardContext, rotate: Rotate | None) -> mx.array:
         """`[T, hidden]` -> `[T, hidden]`."""
@@ -290,7 +294,10 @@ class SelfAttention(Module):
 
     def _projected(self, x: mx.array, step: ForwardContext) -> tuple[mx.array, mx.array, mx.array]:
         """Return queries, keys and values with all heads joined: `[T, width]`."""
-        return self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        if not self._matrices:
+            self._matrices = tuple(map(matrix_of, (self.q_proj, self.k_proj, self.v_proj)))
+        q, k, v = current_device().operations.products(x, self._matrices)
+        return q, k, v
 
     def _prepared(
         self, q: mx.array, k: mx.array, rotate: Rotate | None

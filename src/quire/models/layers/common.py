@@ -43,6 +43,8 @@ class GatedMLP(Module):
         limit: see `Gating`.
     """
 
+    same_rows = (("gate_proj", "up_proj"),)
+
     def __init__(
         self,
         hidden_size: int,

@@ -16,10 +16,12 @@ import mlx.nn as nn
 
 from quire.cache.specs import AttentionSpec, FullKV
 from quire.device.device import current_device
+from quire.device.weights import Matrix
 from quire.models.base import ForwardContext, Module
 from quire.models.description import Rotation
 from quire.models.layers.attention import Temperature
 from quire.models.layers.indexer import Indexer, KeyIndexer
+from quire.models.layers.linear import matrix_of
 from quire.models.layers.moe import ExpertLinear, PackedExpertLinear
 from quire.models.layers.norm import RMSNorm
 from quire.models.layers.rope import RopeParameters, Rotate
@@ -142,6 +144,8 @@ def _unrotated(x: mx.array) -> mx.array:
 class LatentSelfAttention(Module):
     """Computes a `LatentAttention`."""
 
+    same_rows = (("q_a_proj", "kv_a_proj_with_mqa"), ("q_proj", "kv_a_proj_with_mqa"))
+
     def __init__(self, kind: LatentAttention, hidden_size: int, layer: int) -> None:
         super().__init__()
         self._kind, self._layer = kind, layer
@@ -163,18 +167,25 @@ class LatentSelfAttention(Module):
         if kind.head_gate:
             self.g_proj = nn.Linear(hidden_size, kind.heads, bias=False)
         self.o_proj = nn.Linear(kind.heads * kind.value_dim, hidden_size, bias=kind.bias)
+        self._matrices: tuple[Matrix, ...] = ()
+        """Of queries or their latents, and of what is written; once asked for."""
 
     def __call__(self, x: mx.array, step: ForwardContext, rotate: Rotate | None) -> mx.array:
         """`[T, hidden]` -> `[T, hidden]`."""
         kind, rows = self._kind, x.shape[0]
         if rotate is None:
             rotate = _unrotated
-        q = self._queries(x, step, rotate).reshape(rows, kind.heads, -1)
+        if not self._matrices:
+            first = self.q_proj if kind.query_latent_dim is None else self.q_a_proj
+            self._matrices = matrix_of(first), matrix_of(self.kv_a_proj_with_mqa)
+        operations = current_device().operations
+        projected, written = operations.products(x, self._matrices)
+        q = self._queries(x, projected, step, rotate).reshape(rows, kind.heads, -1)
         plain, rotated = mx.split(q, [kind.plain_dim], axis=-1)
         q = mx.concatenate([self.embed_q(plain), rotate(rotated)], axis=-1)
         if kind.temperature is not None:
             q = (q * kind.temperature.of(step.positions)).astype(x.dtype)
-        latent, key = mx.split(self.kv_a_proj_with_mqa(x), [kind.latent_dim], axis=-1)
+        latent, key = mx.split(written, [kind.latent_dim], axis=-1)
         latent = self.kv_a_layernorm(latent)[:, None]  # [T, 1, latent_dim]
         k = mx.concatenate([latent, rotate(key[:, None])], axis=-1)
         out = step.attend(  # [T, heads, latent_dim]
@@ -186,13 +197,18 @@ class LatentSelfAttention(Module):
         y: mx.array = self.o_proj(out.reshape(rows, -1))
         return y
 
-    def _queries(self, x: mx.array, step: ForwardContext, rotate: Rotate) -> mx.array:
+    def _queries(
+        self, x: mx.array, projected: mx.array, step: ForwardContext, rotate: Rotate
+    ) -> mx.array:
         """Return queries `[T, heads * (plain_dim + rotated_dim)]`. An indexer selects their keys on
         the way.
+
+        Args:
+            projected: the queries, or their latents before the norm if the kind has them.
         """
         if self._kind.query_latent_dim is None:
-            return self.q_proj(x)
-        latent = self.q_a_layernorm(self.q_a_proj(x))
+            return projected
+        latent = self.q_a_layernorm(projected)
         if "indexer" in self:
             self.indexer(x, latent, step, rotate)
         return self.q_b_proj(latent)

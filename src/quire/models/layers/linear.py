@@ -9,12 +9,18 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from quire.device.device import current_device
-from quire.device.weights import Matrix, PackedWeight, Packing
+from quire.device.weights import JoinedMatrix, Matrix, PackedWeight, Packing
 from quire.models.base import named_layers
 
 
 class Linear(nn.Linear):
-    """A linear layer, `[..., in]` -> `[..., out]`."""
+    """A linear layer, `[..., in]` -> `[..., out]`.
+
+    Attributes:
+        joined: see `Matrix`.
+    """
+
+    joined: JoinedMatrix | None = None
 
     def __call__(self, x: mx.array) -> mx.array:
         return current_device().operations.linear(x, self["weight"], self.get("bias"))
@@ -37,9 +43,11 @@ class PackedLinear(nn.QuantizedLinear):
 
     Attributes:
         tiled: see `PackedWeight`.
+        joined: see `Matrix`.
     """
 
     tiled = False
+    joined: JoinedMatrix | None = None
 
     def __call__(self, x: mx.array) -> mx.array:
         return current_device().operations.packed_linear(x, _packed(self), self.get("bias"))
@@ -68,11 +76,17 @@ class PackedEmbedding(nn.QuantizedEmbedding):
 def matrix_of(layer: Any) -> Matrix:
     """Return the weight and bias of a linear layer whose weights are loaded."""
     weight = _packed(layer) if isinstance(layer, PackedLinear) else layer["weight"]
-    return Matrix(weight, layer.get("bias"))
+    joined = layer.joined if isinstance(layer, Linear | PackedLinear) else None
+    return Matrix(weight, layer.get("bias"), joined)
+
+
+def packing_of(module: Any) -> Packing:
+    """Return how the codes of a packed layer or table are packed."""
+    return Packing(module.group_size, module.bits, module.mode)
 
 
 def _packed(module: Any) -> PackedWeight:
-    packing = Packing(module.group_size, module.bits, module.mode)
+    packing = packing_of(module)
     scales, biases = module["scales"], module.get("biases")
     return PackedWeight(module["weight"], scales, biases, packing=packing, tiled=module.tiled)
 

@@ -197,6 +197,8 @@ class Rope:
             ).squeeze(2)
             if gain == 1.0:
                 return y
+            if dims == x.shape[-1]:
+                return y * gain
             return mx.concatenate([y[..., :dims] * gain, y[..., dims:]], axis=-1)
 
         return rotate

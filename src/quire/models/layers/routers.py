@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import mlx.core as mx
 
-from quire.device.device import current_device
+from quire.device.device import current_device, fused
 
 
 @dataclass(frozen=True)
@@ -84,9 +86,9 @@ class SigmoidRouter:
             ranked = within_groups(ranked, self.groups, self.best_groups, counted=2)
         chosen, _ = top_experts(ranked, self.k)
         weights = current_device().operations.of_rows(scores, chosen)
-        if self.normalise:
-            weights = weights / (weights.sum(axis=-1, keepdims=True) + 1e-20)
-        return chosen, weights * self.scale
+        if not self.normalise:
+            return chosen, weights * self.scale
+        return chosen, _shared_out(self.scale)(weights, weights.sum(axis=-1, keepdims=True))
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,19 @@ def within_groups(ranked: mx.array, groups: int, best: int, counted: int) -> mx.
     grouped = ranked.reshape(ranked.shape[0], groups, -1)
     worth = mx.topk(grouped, counted, axis=-1).sum(axis=-1)  # [T, groups]
     least = mx.topk(worth, best, axis=-1).min(axis=-1, keepdims=True)
-    return mx.where((worth >= least)[..., None], grouped, -mx.inf).reshape(ranked.shape)
+    return _of_best(grouped, worth[..., None], least[..., None]).reshape(ranked.shape)
+
+
+@fused
+def _of_best(scores: mx.array, worth: mx.array, least: mx.array) -> mx.array:
+    """Return scores, with minus infinity in groups that are worth less than `least`."""
+    return mx.where(worth >= least, scores, -mx.inf)
+
+
+@cache
+def _shared_out(scale: float) -> Callable[[mx.array, mx.array], mx.array]:
+    """Return a function that divides weights by their sum and multiplies them by `scale`."""
+    return fused(lambda weights, total: weights / (total + 1e-20) * scale)
 
 
 def top_experts(scores: mx.array, k: int) -> tuple[mx.array, mx.array]:

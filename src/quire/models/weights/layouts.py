@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
 import mlx.core as mx
 import mlx.nn as nn
 
 from quire.device.device import current_device
-from quire.device.weights import TILE, Packing, in_tiles
-from quire.models.base import named_layers
-from quire.models.layers.linear import Embedding, Linear, PackedEmbedding, PackedLinear
+from quire.device.weights import TILE, JoinedMatrix, PackedWeight, in_tiles
+from quire.models.base import Module, named_layers
+from quire.models.layers.linear import (
+    Embedding,
+    Linear,
+    PackedEmbedding,
+    PackedLinear,
+    packing_of,
+)
 from quire.models.layers.moe import ExpertLinear, PackedExpertLinear
 
 
@@ -16,6 +26,8 @@ def store_for_device(model: nn.Module, weights: dict[str, mx.array]) -> None:
     """Replace tensors, which have their places in `model`, by the device's layouts of them."""
     if current_device().weights_by_columns:
         _store_by_columns(model, weights)
+    if current_device().joins_products:
+        _store_joined(model, weights)
     if current_device().kernels is not None:
         _store_as_bfloat16(model, weights)
         _store_scales_narrow(model, weights)
@@ -34,6 +46,49 @@ def _store_by_columns(model: nn.Module, weights: dict[str, mx.array]) -> None:
         if head or isinstance(module, nn.Linear):
             name = f"{path}.weight"
             weights[name] = mx.contiguous(weights[name].T).T
+
+
+def _store_joined(model: nn.Module, weights: dict[str, mx.array]) -> None:
+    """Store matrices that multiply the same rows one below the other.
+
+    Each layer keeps its own rows of the joined matrix, which take no memory of their own.
+    """
+    for path, module in model.named_modules():
+        for names in module.same_rows if isinstance(module, Module) else ():
+            paths = [f"{path}.{name}" for name in names if name in module]
+            layers = [module[name] for name in names if name in module]
+            if len(layers) > 1 and _are_joinable(layers, paths, weights):
+                _join(layers, paths, weights)
+
+
+def _are_joinable(
+    layers: Sequence[nn.Module], paths: Sequence[str], weights: Mapping[str, mx.array]
+) -> bool:
+    """Return whether layers have the same parameters, and their matrices the same packing."""
+
+    def kind(layer: nn.Module, path: str) -> object:
+        packing = packing_of(layer) if isinstance(layer, PackedLinear) else None
+        arrays = [(name, weights[f"{path}.{name}"]) for name in sorted(layer)]
+        return type(layer), packing, [(name, each.dtype, each.shape[1:]) for name, each in arrays]
+
+    first, *others = (kind(*each) for each in zip(layers, paths, strict=True))
+    return type(layers[0]) in (Linear, PackedLinear) and all(each == first for each in others)
+
+
+def _join(layers: Sequence[Any], paths: Sequence[str], weights: dict[str, mx.array]) -> None:
+    ends = list(accumulate(len(weights[f"{path}.weight"]) for path in paths))
+    whole = {}
+    for name in layers[0]:
+        whole[name] = mx.concatenate([weights[f"{path}.{name}"] for path in paths])
+        parts = mx.split(whole[name], ends[:-1])
+        weights.update({f"{path}.{name}": each for path, each in zip(paths, parts, strict=True)})
+    weight: mx.array | PackedWeight = whole["weight"]
+    if isinstance(layers[0], PackedLinear):
+        packing = packing_of(layers[0])
+        weight = PackedWeight(whole["weight"], whole["scales"], whole.get("biases"), packing)
+    joined = JoinedMatrix(weight, whole.get("bias"), ends=tuple(ends))
+    for layer in layers:
+        layer.joined = joined
 
 
 def _store_as_bfloat16(model: nn.Module, weights: dict[str, mx.array]) -> None:
@@ -86,7 +141,7 @@ def _store_in_tiles(model: nn.Module, weights: dict[str, mx.array]) -> None:
         if not (isinstance(module, PackedLinear) or head):
             continue
         codes = weights[f"{path}.weight"]
-        packing = Packing(module.group_size, module.bits, module.mode)
+        packing = packing_of(module)
         if codes.shape[0] % TILE == 0 and operations.reads_tiles(packing):
             module.tiled = True
             names = [f"{path}.{name}" for name in ("weight", "scales", "biases")]
