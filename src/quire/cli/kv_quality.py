@@ -21,7 +21,7 @@ from quire.cache.formats.table import layer_costs
 from quire.cache.pools import Pools
 from quire.cache.specs import KVLayout, group_layers
 from quire.cli.kv_scores import Score
-from quire.cli.kv_skills import count_skills, generate
+from quire.cli.kv_skills import Answering, answering, count_skills
 from quire.cli.kv_texts import Text, conversation, fully_judged, prompt_of, sized_needle
 from quire.cli.progress import StartStage, silent
 from quire.core.errors import ModelError
@@ -252,37 +252,25 @@ def evaluate(
     scores = [Score(each.name, bits_an_element(loaded, each)) for each in every]
     texts = texts_of(tokenizer, template, file=plan.text, tokens=plan.tokens)
     teacher_forced(loaded, every, texts=texts, scores=scores, start_stage=start_stage)
+    del loaded  # the engine's process has the weights from here on
     # Beginnings long enough that most of what is read is coded.
     cuts = [t.tokens[:length] for length in (97, 161) for t in texts if len(t.tokens) > length]
     openings = [prompt_of(tokenizer, template, line) for line in _OPENINGS]
     continued = ([start for t in texts for start in _answered(t)] + cuts + openings)[: plan.prompts]
-    if continued:
-        done = start_stage("continuing prompts", len(every))
-        _continue(loaded, every, prompts=continued, scores=scores, done=done)
-    for length in plan.lengths:
-        done = start_stage(f"finding needles in {length:,} tokens", len(every))
-        _find_needles(
-            loaded,
-            tokenizer,
-            template=template,
-            formats=every,
-            length=length,
-            each=plan.needles_each,
-            scores=scores,
-            done=done,
-        )
-    if plan.skills:
-        done = start_stage("asking for skills", len(every))
-        count_skills(
-            loaded,
-            tokenizer,
-            template=template,
-            formats=every,
-            files=plan.skills,
-            count=plan.items,
-            scores=scores,
-            done=done,
-        )
+    if not continued and not plan.lengths and not plan.skills:
+        return scores
+    with answering(model, every, adapter=plan.adapter, as_served=plan.as_served) as answers:
+        if continued:
+            done = start_stage("continuing prompts", len(every))
+            _continue(answers, every, prompts=continued, scores=scores, done=done)
+        for length in plan.lengths:
+            done = start_stage(f"finding needles in {length:,} tokens", len(every))
+            needles = _needles(tokenizer, template, length=length, each=plan.needles_each)
+            _find_needles(answers, every, needles=needles, scores=scores, done=done)
+        if plan.skills:
+            done = start_stage("asking for skills", len(every))
+            asked = plan.skills, plan.items
+            count_skills(answers, every, *asked, scores=scores, done=done)
     return scores
 
 
@@ -303,41 +291,51 @@ def _answered(text: Text) -> list[tuple[int, ...]]:
 
 
 def _continue(
-    loaded: LoadedModel,
+    model: Answering,
     formats: Seq[KVFormat],
     prompts: Seq[Seq[int]],
     scores: Seq[Score],
     done: Callable[[], None],
 ) -> None:
     answers = []
-    stops = frozenset(loaded.eos_ids)  # what a model writes behind its answer's end means nothing
     for each in formats:
-        answers.append(generate(loaded, each, prompts, max_tokens=_CONTINUED, stops=stops))
+        found = model.generate(each, prompts, max_tokens=_CONTINUED)
+        answers.append([answer.token_ids for answer in found])
         done()
     for score, got in zip(scores, answers, strict=True):
         equal = [a == b for a, b in zip(got, answers[0], strict=True)]
         score.greedy = sum(equal) / len(equal)
 
 
-def _find_needles(
-    loaded: LoadedModel,
-    tokenizer: Tokenizer,
-    template: ChatTemplate,
-    formats: Seq[KVFormat],
-    length: int,
-    each: int,
-    scores: Seq[Score],
-    done: Callable[[], None],
-) -> None:
-    items = [
-        (depth, *sized_needle(tokenizer, template, length=length, depth=depth, seed=seed))
+@dataclass(frozen=True, slots=True)
+class _Needle:
+    length: int
+    depth: float
+    prompt: Seq[int]
+    code: str
+
+
+def _needles(tokenizer: Tokenizer, template: ChatTemplate, length: int, each: int) -> list[_Needle]:
+    return [
+        _Needle(
+            length,
+            depth,
+            *sized_needle(tokenizer, template, length=length, depth=depth, seed=seed),
+        )
         for depth in _DEPTHS
         for seed in range(each)
     ]
+
+
+def _find_needles(
+    model: Answering,
+    formats: Seq[KVFormat],
+    needles: Seq[_Needle],
+    scores: Seq[Score],
+    done: Callable[[], None],
+) -> None:
     for format, score in zip(formats, scores, strict=True):
-        prompts = [prompt for _, prompt, _ in items]
-        stops = frozenset(loaded.eos_ids)
-        answers = generate(loaded, format, prompts, max_tokens=24, stops=stops)
-        for (depth, _, code), answer in zip(items, answers, strict=True):
-            score.needles.append((length, depth, code in tokenizer.decode(answer)))
+        answers = model.generate(format, [each.prompt for each in needles], max_tokens=24)
+        for needle, answer in zip(needles, answers, strict=True):
+            score.needles.append((needle.length, needle.depth, needle.code in answer.text))
         done()

@@ -13,6 +13,7 @@ from quire.device import activations, recurrence, rotation
 from quire.device.activations import Gating
 from quire.device.draws import DrawingOperations
 from quire.device.expert_operations import ExpertOperations
+from quire.device.low_rank import LowRankOperations
 from quire.device.mixture import Router
 from quire.device.ranks import RankOperations
 from quire.device.recurrence import DeltaGates
@@ -27,11 +28,9 @@ from quire.device.weights import (
 )
 
 
-class Operations(ExpertOperations, RankOperations, DrawingOperations):
+class Operations(ExpertOperations, RankOperations, DrawingOperations, LowRankOperations):
     """The operations of models, in MLX. A device with better kernels overrides them."""
 
-    gather_mm_dtypes: Sequence[mx.Dtype] = (mx.float32, mx.bfloat16, mx.float16)
-    """Matrix types for which `mx.gather_mm` gives correct results."""
     index_type: mx.Dtype = mx.uint32
     """Type of expert indices that MLX's expert products take without conversion."""
 

@@ -32,15 +32,10 @@ from quire.models.weights.low_rank import LowRank
 from quire.program.trace import multiplied
 from quire.scheduler.plan import ScheduledSequence
 
-_GATHERED_ROWS = 64
-"""Most rows that are each multiplied by their own entry; more are multiplied in runs of one
-adapter.
-"""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Stack:
-    """The factors of one matrix: `[adapters, in, rank]` and `[adapters, rank, out]`.
+    """The factors of one matrix: `[adapters, rank, in]` and `[adapters, rank, out]`.
 
     Attributes:
         experts: of a stack of matrices of experts, how many these are; the stack has factors for
@@ -56,6 +51,37 @@ class _Stack:
         return self.inner.nbytes + self.outer.nbytes
 
 
+@dataclass(frozen=True, eq=False)
+class Factors:
+    """The factors of the adapters in memory. Another object takes its place when these change.
+
+    Attributes:
+        stacks: by the identity of the weight's array.
+        by_name: first and second factors of each stack by the weight's name.
+    """
+
+    stacks: Mapping[int, _Stack]
+    by_name: Mapping[str, tuple[mx.array, mx.array]]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(stack.nbytes for stack in self.stacks.values())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AdaptedRows:
+    """The rows of a step of which some have adapters.
+
+    Attributes:
+        operations: the device's operations, with low-rank products added.
+        numbers: each row's entry of the stacks, `[T]` of `Operations.index_type`.
+    """
+
+    factors: Factors
+    operations: Operations
+    numbers: mx.array
+
+
 class Adapters:
     """The LoRA adapters in memory. Owned by the engine.
 
@@ -68,8 +94,7 @@ class Adapters:
         self._parameters = named_parameters(model)
         self._multiplied: frozenset[str] | None = None
         self._loaded: dict[str, LowRank] = {}
-        self._stacks: dict[int, _Stack] = {}
-        """Stacks by the identity of the weight's array."""
+        self._factors = Factors({}, {})
 
     def __contains__(self, name: str) -> bool:
         return name in self._loaded
@@ -81,7 +106,7 @@ class Adapters:
     @property
     def nbytes(self) -> int:
         """Bytes of memory that the factors take."""
-        return sum(stack.nbytes for stack in self._stacks.values())
+        return self._factors.nbytes
 
     def identity(self, name: str) -> str:
         """Return the part of block keys that separates an adapter's blocks; empty without an
@@ -114,10 +139,10 @@ class Adapters:
         del self._loaded[name]
         self._restack()
 
-    def operations(
+    def rows(
         self, sequences: Sequence[ScheduledSequence], wanted: Sequence[int] | None
-    ) -> Operations | None:
-        """Return the operations for a step; None if no row uses an adapter.
+    ) -> AdaptedRows | None:
+        """Return the rows of a step with their factors; None if no row uses an adapter.
 
         Args:
             sequences: in the order of the step's rows.
@@ -128,19 +153,23 @@ class Adapters:
             return None
         numbers = {name: number for number, name in enumerate(self._loaded, 1)}
         rows = [numbers.get(s.adapter, 0) for s in sequences for _ in range(s.count)]
-        choices = {len(rows): _Choice(rows)}
-        if wanted is not None:
-            choices.setdefault(len(wanted), _Choice([rows[row] for row in wanted]))
         base = current_device().operations
-        return cast(Operations, _AdaptedOperations(base, self._stacks, choices))
+        choice = _Choice(rows, base.index_type)
+        choices = {len(rows): choice}
+        if wanted is not None:
+            own = _Choice([rows[row] for row in wanted], base.index_type)
+            choices.setdefault(len(wanted), own)
+        adapted = _AdaptedOperations(base, self._factors.stacks, choices)
+        return AdaptedRows(self._factors, cast(Operations, adapted), choice.numbers)
 
     def _restack(self) -> None:
         paths = dict.fromkeys(path for each in self._loaded.values() for path in each.factors)
         stacks = {path: self._stack(path) for path in paths}
         mx.eval([[stack.inner, stack.outer] for stack in stacks.values()])
-        self._stacks = {
-            id(self._parameters[f"{path}.weight"]): stack for path, stack in stacks.items()
-        }
+        self._factors = Factors(
+            {id(self._parameters[f"{path}.weight"]): stack for path, stack in stacks.items()},
+            {f"{path}.weight": (stack.inner, stack.outer) for path, stack in stacks.items()},
+        )
 
     def _stack(self, path: str) -> _Stack:
         found = [each.factors.get(path) for each in self._loaded.values()]
@@ -148,12 +177,12 @@ class Adapters:
         rank = max(factors[0].shape[-1] for factors in found if factors is not None)
         (*lead, inputs, _), (*_, outputs), dtype = some[0].shape, some[1].shape, some[0].dtype
         none = mx.zeros((*lead, inputs, rank), dtype), mx.zeros((*lead, rank, outputs), dtype)
-        inner, outer = [none[0]], [none[1]]
-        for factors in found:
+        inner, outer = list[mx.array](), list[mx.array]()
+        for factors in (none, *found):
             one, other = factors or none
-            missing, others = (0, rank - one.shape[-1]), [(0, 0)] * (one.ndim - 2)
-            inner.append(mx.pad(one, [*others, (0, 0), missing]))
-            outer.append(mx.pad(other, [*others, missing, (0, 0)]))
+            padding = [*[(0, 0)] * len(lead), (0, rank - one.shape[-1]), (0, 0)]
+            inner.append(mx.pad(one.swapaxes(-1, -2), padding))
+            outer.append(mx.pad(other, padding))
         if not lead:
             return _Stack(mx.stack(inner), mx.stack(outer))
         return _Stack(mx.concatenate(inner), mx.concatenate(outer), experts=lead[0])
@@ -162,29 +191,25 @@ class Adapters:
 class _Choice:
     """For each row, the index of its adapter in a stack."""
 
-    def __init__(self, rows: list[int]) -> None:
+    def __init__(self, rows: list[int], dtype: mx.Dtype) -> None:
         self._rows = rows
-        self._numbers = mx.array(rows, mx.uint32)
+        self.numbers = mx.array(rows, dtype)
         self._runs: list[tuple[int, int, int]] = []
         for number, run in groupby(rows):
             start = self._runs[-1][1] if self._runs else 0
             self._runs.append((start, start + len(list(run)), number))
 
-    def product(self, x: mx.array, stack: _Stack, gathers: Sequence[mx.Dtype]) -> mx.array:
-        """Return the low-rank products of rows `[T, ..., in]` as `[T, ..., out]`."""
-        runs = self._runs
-        if len(runs) > 1 and x.ndim == 2 and len(x) <= _GATHERED_ROWS and x.dtype in gathers:
-            inner = mx.gather_mm(x[:, None], stack.inner, rhs_indices=self._numbers)
-            return mx.gather_mm(inner, stack.outer, rhs_indices=self._numbers)[:, 0]
-        parts = [
-            (x[start:end] @ stack.inner[number]) @ stack.outer[number]
-            for start, end, number in runs
-        ]
-        return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+    def add_product(
+        self, y: mx.array, x: mx.array, stack: _Stack, operations: Operations
+    ) -> mx.array:
+        """Add the low-rank products of rows `[T, ..., in]` to `[T, ..., out]`."""
+        return operations.add_low_rank(
+            y, x, self.numbers, inner=stack.inner, outer=stack.outer, runs=self._runs
+        )
 
     def repeated(self, times: int) -> _Choice:
         """Return the choice for rows each of which stands so many times, one after the other."""
-        return _Choice([row for row in self._rows for _ in range(times)])
+        return _Choice([row for row in self._rows for _ in range(times)], self.numbers.dtype)
 
     def expert_product(self, x: mx.array, chosen: mx.array, stack: _Stack) -> mx.array:
         """Return the low-rank products by experts.
@@ -196,9 +221,9 @@ class _Choice:
         Returns:
             `[T, k, out]`.
         """
-        numbers = chosen.astype(mx.uint32) + self._numbers[:, None] * stack.experts
+        numbers = chosen.astype(self.numbers.dtype) + self.numbers[:, None] * stack.experts
         rows = (x[:, None, None] if x.ndim == 2 else x[:, :, None]).astype(stack.inner.dtype)
-        inner = _gathered(rows, stack.inner, numbers)
+        inner = _gathered(rows, stack.inner.swapaxes(-1, -2), numbers)
         return _gathered(inner, stack.outer, numbers).squeeze(-2).astype(x.dtype)
 
 
@@ -287,4 +312,4 @@ class _AdaptedOperations:
         stack = self._stacks.get(id(weight))
         if stack is None:
             return y
-        return y + self._of(len(x)).product(x, stack, self._base.gather_mm_dtypes)
+        return self._of(len(x)).add_product(y, x, stack, self._base)

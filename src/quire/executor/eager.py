@@ -224,7 +224,8 @@ class EagerExecutor:
             states = self.media.cross_states(inputs.sequences, self.pools.block_size)
             everyone = None if attending.all() else mx.array(attending[:, None])
             inputs.cross = CrossRows(everyone, states)
-        computed = self._computed(inputs)
+        inputs.adapted = self.adapters.rows(inputs.sequences, inputs.wanted_rows)
+        computed = self._run(inputs)
         # A graph runs also where nobody reads its rows: it writes keys.
         others = (computed.output,) if computed.graphed else ()
         hidden = None if inputs.narrowed else computed.hidden
@@ -238,17 +239,12 @@ class EagerExecutor:
         rows = self._finish(inputs, computed, hidden, before=before, plan=plan)
         return replace(rows, others=(*others, *rows.others), graphed=computed.graphed)
 
-    def _computed(self, inputs: StepInputs) -> Computed:
-        """Run the model's layers, with the adapters that sequences name."""
-        adapted = self.adapters.operations(inputs.sequences, inputs.wanted_rows)
-        if adapted is None:
-            return self._run(inputs)
-        with current_device().computing_by(adapted):
-            return Computed(self.model(inputs))
-
     def _run(self, inputs: StepInputs) -> Computed:
-        """Run the model's layers for rows without adapters."""
-        return Computed(self.model(inputs))
+        """Run the model's layers, with the adapters of the rows that have one."""
+        if inputs.adapted is None:
+            return Computed(self.model(inputs))
+        with current_device().computing_by(inputs.adapted.operations):
+            return Computed(self.model(inputs))
 
     def _finish(
         self,

@@ -14,6 +14,7 @@ from quire.attention.step import Attention, preferred_order
 from quire.core.kv_format import KVFormat
 from quire.device.dtypes import int32
 from quire.device.recurrence import DeltaGates
+from quire.executor.adapters import AdaptedRows
 from quire.executor.recurrent_rows import RecurrentRows, recurrent_rows
 from quire.models.base import CrossRows, ForwardContext
 from quire.models.media_rows import MediaRows
@@ -113,6 +114,7 @@ class StepInputs(_Rows):
             the host; None for all.
         ending: sequences of these rows, in order; each has `ScheduledSequence.wanted` of them.
         narrowed: whether the model computed its last layers for these rows only.
+        adapted: the rows with their LoRA adapters; None if no row has one. The executor sets it.
 
     Args:
         sampled: maps a sequence's number to the row of `previous` with its last token, which the
@@ -133,6 +135,7 @@ class StepInputs(_Rows):
         self.wanted: mx.array | None = None
         self.wanted_rows: list[int] | None = None
         self.narrowed = False
+        self.adapted: AdaptedRows | None = None
         if sum(wanted) < self._total:
             firsts = [*self._starts[1:], self._total]
             ends = zip(firsts, wanted, strict=True)
@@ -154,8 +157,12 @@ class StepInputs(_Rows):
         return self._one_by_one([each for each in self.ending if each.sampled], int32(rows))
 
     def halves(self) -> tuple[ForwardContext, ForwardContext] | None:
-        """Return the step as two of about as many rows; None if there is one sequence, or media."""
+        """Return the step as two of about as many rows; None if there is one sequence, media, or
+        an adapter.
+        """
         if len(self.sequences) < 2 or self.media is not None or self.cross is not None:
+            return None
+        if self.adapted is not None:
             return None
         cut = min(range(1, len(self._starts)), key=lambda n: abs(2 * self._starts[n] - self._total))
         row = self._starts[cut]

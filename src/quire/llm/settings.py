@@ -12,9 +12,6 @@ from quire.core.kv_format import KVFormat
 from quire.core.speculation import speculation_of
 from quire.demo import NAME, place
 
-_GROUP = 64
-"""Elements that share a scale in the uniform scheme."""
-
 
 class Settings(TypedDict, total=False):
     """Settings of `LLM`, all optional. They have the names of `quire serve`'s options.
@@ -26,6 +23,9 @@ class Settings(TypedDict, total=False):
             `model=NAME`.
         kv_memory: bytes for KV blocks; by default a share of free memory.
         kv_bits, kv_scheme: KV format, as in `--kv-bits 8/4`.
+        kv_group_size: elements that share a scale in the uniform scheme: 64 or 32.
+        kv_skip_layers: layers that packed formats leave plain, by index; default: the last
+            full-attention layer.
         kv_disk: folder for evicted KV blocks.
         kv_disk_size: the most bytes of evicted KV blocks.
         max_context: the most tokens of prompt and answer together.
@@ -50,6 +50,8 @@ class Settings(TypedDict, total=False):
     kv_memory: int
     kv_bits: float | str
     kv_scheme: str
+    kv_group_size: Literal[64, 32]
+    kv_skip_layers: tuple[int, ...]
     kv_disk: str | Path
     kv_disk_size: int
     max_context: int
@@ -72,13 +74,26 @@ class Settings(TypedDict, total=False):
 _ENGINE = frozenset(
     {
         *("dtype", "adapter", "kv_memory", "max_context", "max_sequences", "step_ms"),
-        *("prefix_cache", "kernels", "threads", "blas", "batch_invariant", "stop_on_loop"),
+        *(
+            "kv_skip_layers",
+            "prefix_cache",
+            "kernels",
+            "threads",
+            "blas",
+            "batch_invariant",
+            "stop_on_loop",
+        ),
     }
 )
 _SERVING = frozenset(
     {"dialect", "sampling_defaults", "allow_special_tokens", "allow_media_hosts", "log_level"}
 )
-_OWN = frozenset({"adapters", "kv_bits", "kv_scheme", "kv_disk", "kv_disk_size", "speculate"})
+_OWN = frozenset(
+    {
+        *("adapters", "kv_bits", "kv_scheme", "kv_group_size", "kv_disk", "kv_disk_size"),
+        "speculate",
+    }
+)
 
 
 def configured(
@@ -112,7 +127,8 @@ def configured(
 
 
 def _kv_format(given: Mapping[str, Any]) -> KVFormat:
-    names = [each.name for each in offered(EngineConfig("").block_size, _GROUP)]
+    size = given.get("kv_group_size", 64)
+    names = [each.name for each in offered(EngineConfig("").block_size, size)]
     return choose_format(names, given.get("kv_bits"), given.get("kv_scheme")) or KVFormat()
 
 

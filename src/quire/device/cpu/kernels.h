@@ -170,6 +170,13 @@ struct CausalConv {
     bool silu;
 };
 
+// Stacks of two thin matrices (LoRA, arXiv:2106.09685). Number 0 stands for none and is not read.
+struct LowRank {
+    const float* inner;  // [numbers, rank, depth]
+    const float* outer;  // [numbers, rank, columns]
+    int64_t depth, rank, columns;
+};
+
 constexpr int64_t kSampledTogether = 128;  // tokens of a block that sampling draws first
 constexpr int64_t kRowsMultiple = 16;  // of rows that products take together
 
@@ -221,6 +228,9 @@ struct Kernels : Products {
     // largest.
     void (*weigh_logits)(const float* x, int64_t count, float best, float factor, float least, float* weights,
                          float* blocks);
+    // Rows [begin, end) of y + (x * inner) * outer, by each row's own matrices. `out` may be `y`.
+    void (*add_low_rank)(const LowRank& factors, const float* x, const int32_t* numbers, const float* y,
+                         int64_t begin, int64_t end, float* out);
 };
 
 // The kernels of `base` with other products.

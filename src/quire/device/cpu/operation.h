@@ -200,6 +200,11 @@ template <class Run> void split(int64_t count, int64_t least, int64_t multiple, 
     }, worth_waking(count, least));
 }
 
+// Stacks of thin matrices `[numbers, rank, in]` and `[numbers, rank, out]`: their check, and where evaluated ones lie.
+void require_low_rank(const array& inner, const array& outer, int64_t depth, int64_t columns);
+LowRank low_rank(const array& inner, const array& outer);
+int64_t work_of(const LowRank& factors);  // multiplications a row
+
 constexpr int64_t kLeastWork = 1 << 16;  // multiplications that are worth giving to a thread that waits for work
 
 }  // namespace quire

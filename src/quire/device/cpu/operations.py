@@ -50,6 +50,20 @@ class KernelOperations(KernelDraws, KernelExperts):
         y: mx.array = self._ops.product(x, weight, offsets=bias)
         return y
 
+    def add_low_rank(
+        self,
+        y: mx.array,
+        x: mx.array,
+        numbers: mx.array,
+        inner: mx.array,
+        outer: mx.array,
+        runs: Sequence[tuple[int, int, int]] = (),
+    ) -> mx.array:
+        if x.ndim != 2 or any(each.dtype != mx.float32 for each in (y, x, inner, outer)):
+            return super().add_low_rank(y, x, numbers, inner, outer, runs)
+        added: mx.array = self._ops.add_low_rank(y, x, numbers, inner, outer)
+        return added
+
     def packed_linear(self, x: mx.array, weight: PackedWeight, bias: mx.array | None) -> mx.array:
         if not _serves(x, weight):
             return super().packed_linear(x, weight, bias)

@@ -149,7 +149,39 @@ array rotate(const array& x, const array& cosines, const array& sines, bool neig
     })[0];
 }
 
+// y + (x * inner) * outer, by the matrices that each row's number names.
+array add_low_rank(const array& y, const array& x, const array& numbers, const array& inner, const array& outer) {
+    using namespace mlx::core;
+    require(x.dtype() == float32 && y.dtype() == float32 && x.ndim() == 2 && y.ndim() == 2 &&
+                x.shape(0) == y.shape(0), "rows must be float32 [rows, in] and [rows, out]");
+    require(numbers.dtype() == int32 && (int64_t)numbers.size() == x.shape(0), "numbers must be int32 [rows]");
+    require_low_rank(inner, outer, x.shape(1), y.shape(1));
+    return operation("quire::add_low_rank", {y.shape()}, {y, x, numbers, inner, outer},
+                     [](const std::vector<array>& in, std::vector<array>& out) {
+        const LowRank factors = low_rank(in[3], in[4]);
+        return [factors, y = in[0].data<float>(), x = in[1].data<float>(), numbers = in[2].data<int32_t>(),
+                rows = (int64_t)in[0].shape(0), to = out[0].data<float>()] {
+            split(rows, kLeastWork / work_of(factors) + 1, 1, [&](int64_t begin, int64_t end) {
+                kernels().add_low_rank(factors, x, numbers, y, begin, end, to);
+            });
+        };
+    })[0];
+}
+
 }  // namespace
+
+void require_low_rank(const array& inner, const array& outer, int64_t depth, int64_t columns) {
+    require(inner.dtype() == mlx::core::float32 && outer.dtype() == mlx::core::float32 && inner.ndim() == 3 &&
+                outer.ndim() == 3, "factors must be float32 [numbers, rank, in] and [numbers, rank, out]");
+    require(inner.shape(2) == depth && outer.shape(2) == columns && inner.shape(1) == outer.shape(1) &&
+                inner.shape(0) == outer.shape(0), "the factors do not fit the rows");
+}
+
+LowRank low_rank(const array& inner, const array& outer) {
+    return {inner.data<float>(), outer.data<float>(), inner.shape(2), inner.shape(1), outer.shape(2)};
+}
+
+int64_t work_of(const LowRank& factors) { return factors.rank * (factors.depth + factors.columns); }
 
 const Kernels& kernels() { return *chosen; }
 
@@ -191,6 +223,8 @@ NB_MODULE(_cpu, m) {
           nb::arg("residual").none() = nb::none(), nb::arg("factor").none() = nb::none());
     m.def("rotate", &rotate, nb::arg("x"), nb::arg("cosines"), nb::arg("sines"), nb::arg("neighbours"));
     m.def("gate", &gate, nb::arg("gates"), nb::arg("up"), nb::arg("activation"));
+    m.def("add_low_rank", &add_low_rank, nb::arg("y"), nb::arg("x"), nb::arg("numbers"), nb::arg("inner"),
+          nb::arg("outer"));
     quire::bind_attention(m);
     quire::bind_cache(m);
     quire::bind_recurrent(m);

@@ -114,6 +114,23 @@ private:
     int64_t width_;
 };
 
+// Adds products of each row by thin matrices of its own.
+class AddLowRank : public RowInstruction {
+public:
+    AddLowRank(int y, int x, int numbers, int out, const array& inner, const array& outer)
+        : RowInstruction({y, x, numbers}, {out}, work_of(low_rank(inner, outer))), inner_(inner), outer_(outer),
+          factors_(low_rank(inner_, outer_)) {}
+    void run_rows(const Frame& frame, int64_t begin, int64_t end) const override {
+        const auto* numbers = (const int32_t*)frame.values[reads[2]];
+        kernels().add_low_rank(factors_, frame.values[reads[1]], numbers, frame.values[reads[0]], begin, end,
+                               frame.values[writes[0]]);
+    }
+
+private:
+    array inner_, outer_;  // keep the factors alive
+    LowRank factors_;
+};
+
 // Rows of a table of affine codes, by tokens. As MLX decodes them: a code times the scale, plus the bias, both rounded.
 class EmbedRows : public RowInstruction {
 public:
@@ -370,6 +387,12 @@ void bind_segments(nb::module_& m) {
         }, nb::arg("y"), nb::arg("weights"), nb::arg("out"), nb::arg("k"))
         .def("embed", [](Segment& s, int tokens, const Matrix& table, int out) { s.add<EmbedRows>(tokens, out, table); },
              nb::arg("tokens"), nb::arg("table"), nb::arg("out"))
+        .def("add_low_rank", [](Segment& s, int y, int x, int numbers, int out, array inner, array outer) {
+            require_low_rank(inner, outer, s.body->width(x), s.body->width(y));
+            mlx::core::eval(inner, outer);
+            require(inner.flags().row_contiguous && outer.flags().row_contiguous, "factors must be contiguous");
+            s.add<AddLowRank>(y, x, numbers, out, inner, outer);
+        }, nb::arg("y"), nb::arg("x"), nb::arg("numbers"), nb::arg("out"), nb::arg("inner"), nb::arg("outer"))
         .def("floats", [](Segment& s, int x, int out) { s.body->add(floats(x, out, s.body->width(out))); },
              nb::arg("x"), nb::arg("out"))
         .def("rms_norm", [](Segment& s, int x, MaybeValue weight, int out, float eps, int64_t heads, int64_t dim) {

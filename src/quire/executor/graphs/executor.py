@@ -41,6 +41,6 @@ class GraphExecutor(EagerExecutor):
 
     def _run(self, inputs: StepInputs) -> Computed:
         computed = None
-        if self._graphs is not None:
+        if self._graphs is not None and inputs.adapted is None:
             computed = self._graphs.compute(inputs, lambda: self.model(inputs))
         return computed or super()._run(inputs)

@@ -39,6 +39,7 @@ _READ_AS = {
     "embed": (mx.int32,),
     "AsType": (mx.int32,),
     "experts": (mx.float32, mx.int32),
+    "add_low_rank": (mx.float32, mx.int32),
 }
 """Types that instructions read, where they are not float32."""
 _MULTIPLE = 16
@@ -81,6 +82,7 @@ class SegmentBuilder(SegmentValues):
         self.instructions = 0
         self._kinds: dict[str, Callable[[Node], None]] = {
             **dict.fromkeys(PRODUCTS, lambda node: self.add_products([node])),
+            "add_low_rank": self._add_low_rank,
             "embed": self._embed,
             "AsType": self._floats,
             "rms_norm": self._rms_norm,
@@ -178,6 +180,12 @@ class SegmentBuilder(SegmentValues):
         self._view(node, [transposed(self._place(node.inputs[0]), node.arguments[0])])
 
     # -- rows ------------------------------------------------------------------------------------
+
+    def _add_low_rank(self, node: Node) -> None:
+        y, x, numbers = (self._whole(id) for id in node.inputs)
+        inner, outer = node.weight("inner"), node.weight("outer")
+        self._native.add_low_rank(y, x, numbers, self._new(node.outputs[0]), inner, outer)
+        self.instructions += 1
 
     def _embed(self, node: Node) -> None:
         table = node.weight("table")

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+from weakref import WeakKeyDictionary
+
+import mlx.core as mx
+
 from quire.cache.disk_transfer import SpillTo
 from quire.cache.pools import Pools
+from quire.executor.adapters import AdaptedRows, Factors
 from quire.executor.eager import EagerExecutor, Observe
 from quire.executor.guessing import Guesser
 from quire.executor.inputs import StepInputs
@@ -15,7 +21,7 @@ from quire.models.base import LanguageModel
 class SegmentExecutor(EagerExecutor):
     """Runs steps by segments of their program. Implements `Executor`.
 
-    Steps that segments do not serve, such as those with media or adapters, run eagerly.
+    Steps that segments do not serve, such as those with media, run eagerly.
     """
 
     def __init__(
@@ -30,7 +36,29 @@ class SegmentExecutor(EagerExecutor):
     ) -> None:
         super().__init__(model, pools, guesser=guesser, spill=spill, observe=observe)
         self.segments = segments
+        self._adapted: WeakKeyDictionary[Factors, StepSegments | None] = WeakKeyDictionary()
+        """Segments of steps with adapters, for as long as these are in memory."""
 
     def _run(self, inputs: StepInputs) -> Computed:
-        found = self.segments.compute(inputs, self.pools, lambda: self.model(inputs))
-        return super()._run(inputs) if found is None else Computed(found)
+        eagerly = partial(super()._run, inputs)
+
+        def run_eagerly() -> mx.array:
+            hidden = eagerly().hidden
+            assert hidden is not None, "the model computes hidden states"
+            return hidden
+
+        adapted = inputs.adapted
+        segments = self._segments_of(adapted)
+        if segments is None:
+            return eagerly()
+        numbers = None if adapted is None else adapted.numbers
+        found = segments.compute(inputs, self.pools, run_eagerly, numbers=numbers)
+        return eagerly() if found is None else Computed(found)
+
+    def _segments_of(self, adapted: AdaptedRows | None) -> StepSegments | None:
+        """Return the segments of a step; None if the model must compute it."""
+        if adapted is None:
+            return self.segments
+        if adapted.factors not in self._adapted:
+            self._adapted[adapted.factors] = self.segments.with_low_rank(adapted.factors.by_name)
+        return self._adapted[adapted.factors]

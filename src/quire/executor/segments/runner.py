@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -20,10 +20,12 @@ from quire.executor.inputs import StepInputs
 from quire.executor.segments.builder import BINARY, UNARY, Segment
 from quire.executor.segments.stages import Stages, staged
 from quire.models.base import LanguageModel
+from quire.program.low_rank import NUMBERS, with_low_rank
 from quire.program.passes import simplified
 from quire.program.primitives import ELEMENTWISE
 from quire.program.replay import run_node
 from quire.program.trace import NotLinear, trace_body
+from quire.program.values import Program
 
 log = logging.getLogger("quire.engine")
 
@@ -49,15 +51,8 @@ def open_segments(model: LanguageModel) -> StepSegments | None:
             exc_info=not known,
         )
         return None
-    layout = KVLayout.of(model.layout)
-    refused = refused_nodes(kernels.ops)
     narrows = any(spec.owner(layer) != layer for layer, spec in enumerate(model.own_layout))
-
-    def divide(attention: Attends) -> Stages:
-        own = refused | ({"attend"} if attention is Attends.OUTSIDE else set())
-        return staged(program, layout, kernels.ops, refused=own)
-
-    return StepSegments(divide, layout, kernels.ops, narrows=narrows)
+    return StepSegments(program, KVLayout.of(model.layout), kernels.ops, narrows=narrows)
 
 
 class Attends(Enum):
@@ -80,55 +75,66 @@ class StepSegments:
     narrows it to its wanted rows.
 
     Args:
-        divide: divides the step's program. Called when a kind of step first comes.
+        program: the step's program. It is divided when a kind of step first comes.
         ops: the extension of CPU kernels.
         narrows: whether the model computes its last layers for wanted rows only.
     """
 
-    def __init__(
-        self,
-        divide: Callable[[Attends], Stages],
-        layout: KVLayout,
-        ops: Any,
-        *,
-        narrows: bool,
-    ) -> None:
-        self.stages = cache(divide)
+    def __init__(self, program: Program, layout: KVLayout, ops: Any, *, narrows: bool) -> None:
+        self._program = program
+        self.stages = cache(partial(_divided, program, layout, ops))
         self._layout, self._ops, self._narrows = layout, ops, narrows
         self.agrees: dict[tuple[Attends, str], bool] = {}
         """By kind and size of a step, whether segments compute what the model does."""
         self.steps = 0
         """Number of steps that segments computed."""
 
+    def with_low_rank(
+        self, factors: Mapping[str, tuple[mx.array, mx.array]]
+    ) -> StepSegments | None:
+        """Return the segments of steps with adapters; None if the model must compute these. See
+        `program.low_rank`.
+        """
+        program = with_low_rank(self._program, factors)
+        if program is None:
+            return None
+        return StepSegments(program, self._layout, self._ops, narrows=self._narrows)
+
     def compute(
-        self, inputs: StepInputs, pools: Pools, run_eagerly: Callable[[], mx.array]
+        self,
+        inputs: StepInputs,
+        pools: Pools,
+        run_eagerly: Callable[[], mx.array],
+        numbers: mx.array | None = None,
     ) -> mx.array | None:
         """Return the step's hidden states `[T, hidden]`; None if the model must compute them.
 
         Args:
             run_eagerly: runs the model, which writes to the pools; returns hidden states.
+            numbers: of steps with adapters, each row's number among the factors, int32 `[T]`.
         """
         if not self._serves(inputs):
             return None
         kind = Attends.of(inputs), _size(len(inputs.tokens))
+        run = partial(self._run, inputs, numbers)
         if kind not in self.agrees:
-            return (
-                self._verified(inputs, pools, kind, run_eagerly=run_eagerly)
-                if _repeats(inputs)
-                else None
-            )
-        return self._run(inputs) if self.agrees[kind] else None
+            if not _repeats(inputs):
+                return None
+            return self._verified(inputs, pools, kind, run=run, run_eagerly=run_eagerly)
+        return run() if self.agrees[kind] else None
 
     def _serves(self, inputs: StepInputs) -> bool:
         if inputs.media is not None or inputs.cross is not None or inputs.positions.ndim > 1:
             return False
         return not self._narrows or inputs.wanted is None
 
-    def _run(self, inputs: StepInputs) -> mx.array:
+    def _run(self, inputs: StepInputs, numbers: mx.array | None) -> mx.array:
         stages = self.stages(Attends.of(inputs))
         program = stages.program
         known = {id: each.array for id, each in program.constants.items()}
         fields = {"tokens.0": inputs.tokens, "positions.0": inputs.positions}
+        if numbers is not None:
+            fields[NUMBERS] = numbers
         known |= {id: fields[name] for name, id in program.fields.items()}
         operations, sizes = current_device().operations, {"T": len(inputs.tokens)}
         groups: dict[int, _GroupRows] = {}
@@ -169,6 +175,7 @@ class StepSegments:
         inputs: StepInputs,
         pools: Pools,
         kind: tuple[Attends, str],
+        run: Callable[[], mx.array],
         run_eagerly: Callable[[], mx.array],
     ) -> mx.array:
         """Run the model and the segments, and compare their bits."""
@@ -181,7 +188,7 @@ class StepSegments:
         expected = run_eagerly()
         mx.eval(expected, *arrays())
         before.restore()
-        found = self._run(inputs)
+        found = run()
         mx.eval(found, *arrays())
         equal = bool(mx.array_equal(found, expected, equal_nan=True))
         self.agrees[kind] = equal
@@ -193,6 +200,11 @@ class StepSegments:
         )
         before.restore()
         return run_eagerly()
+
+
+def _divided(program: Program, layout: KVLayout, ops: Any, attention: Attends) -> Stages:
+    refused = refused_nodes(ops) | ({"attend"} if attention is Attends.OUTSIDE else set())
+    return staged(program, layout, ops, refused=refused)
 
 
 class _GroupRows(NamedTuple):
