@@ -29,8 +29,10 @@ from quire.scheduler.sequence import Sequence
 
 _OWN_WEIGHT, _COMMON_WEIGHT = 1 / 8, 1 / 64
 """Weight of the newest outcome in the acceptance rate of one sequence, and in that of all."""
-_FIRST_RATE = 0.5
-"""Acceptance rate assumed before any draft was compared."""
+_FIRST_RATE, _FIRST_OUTCOMES = 0.7, 2
+"""Acceptance rate assumed before any draft was compared, and how many outcomes it counts as. It is
+high, so that drafters that have to compute are tried.
+"""
 _REGAINED = 1 / 512
 """Fraction by which the acceptance rate of a drafter that is not asked moves towards `_FIRST_RATE`
 in each step.
@@ -77,6 +79,7 @@ class Drafting:
         self.computing_s = 0.0
         """Seconds that drafters which compute took, since the engine last set it to 0."""
         self._rates: dict[Grade, float] = {}
+        self._compared: Counter[Grade] = Counter()
         self._trusted: dict[str, float] = {}
         """Factor of a drafter's time, which shrinks while it is not asked and nothing is measured.
         """
@@ -160,7 +163,10 @@ class Drafting:
         state.foreseen = None
         for guess, token in zip(tokens, sequence.progress.tokens[position:], strict=False):
             right = float(guess == token)
-            for rates, weight in ((state.rates, _OWN_WEIGHT), (self._rates, _COMMON_WEIGHT)):
+            self._compared[grade] += 1
+            first = 1 / (_FIRST_OUTCOMES + self._compared[grade])
+            common = max(_COMMON_WEIGHT, first)
+            for rates, weight in ((state.rates, _OWN_WEIGHT), (self._rates, common)):
                 known = rates.get(grade, self._rates.get(grade, _FIRST_RATE))
                 rates[grade] = known + weight * (right - known)
             if not right:

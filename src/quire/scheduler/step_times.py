@@ -27,8 +27,12 @@ class StepTimes:
     def __init__(self) -> None:
         self._steps: dict[int, deque[tuple[int, float]]] = {}
         """Rows and seconds of the last steps, by the upper end of their range."""
+        self._own: dict[int, tuple[float, float]] = {}
+        """Rows and seconds of each range's point, by its upper end."""
         self._points: list[tuple[float, float]] = []
-        """Rows and seconds of the ranges seen, both ascending."""
+        """The same points, both numbers ascending."""
+        self._arrays: tuple[Floats, Floats] | None = None
+        """The points' rows and seconds, once asked for."""
 
     @property
     def largest(self) -> int:
@@ -37,15 +41,18 @@ class StepTimes:
 
     def observe(self, rows: int, seconds: float) -> None:
         """Record the time of a step."""
-        self._steps.setdefault(_range(rows), deque(maxlen=_REMEMBERED)).append((rows, seconds))
+        end = _range(rows)
+        steps = self._steps.setdefault(end, deque(maxlen=_REMEMBERED))
+        steps.append((rows, seconds))
+        mean = sum([rows for rows, _ in steps]) / len(steps)
+        self._own[end] = mean, mean * median_low([seconds / rows for rows, seconds in steps])
         points: list[tuple[float, float]] = []
         most = float("inf")  # fewer rows never take longer
-        for end in sorted(self._steps, reverse=True):
-            steps = self._steps[end]
-            mean = sum(rows for rows, _ in steps) / len(steps)
-            row_s = median_low(seconds / rows for rows, seconds in steps)
-            most = min(most, mean * row_s)
+        for each in sorted(self._own, reverse=True):
+            mean, own = self._own[each]
+            most = min(most, own)
             points.append((mean, most))
+        self._arrays = None
         self._points = points[::-1]
 
     def seconds(self, rows: int) -> float | None:
@@ -68,8 +75,10 @@ class StepTimes:
         """Return `seconds` of each number of rows."""
         if not self._points:
             return None
-        points: Floats = np.array(self._points)
-        known, seconds = points.T
+        if self._arrays is None:
+            points: Floats = np.array(self._points)
+            self._arrays = points[:, 0], points[:, 1]
+        known, seconds = self._arrays
         beyond: Floats = seconds[-1] * np.maximum(1.0, rows / known[-1])
         if len(known) == 1:
             return beyond
