@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.core.request import GrammarSpec, Request, SamplingParams, ThinkingBudget, TokenRules
 from quire.demo import MODEL_DIR
+from quire.executor.eager import EagerExecutor
 from quire.models.weights.loader import LoadedModel, open_model
 from quire.scheduler.draft_lengths import EveryDraft, WorthwhileDrafts
 from quire.scheduler.drafts import Draft, DraftQuery
@@ -142,6 +144,34 @@ def test_sequences_without_drafts_keep_the_steps_they_had(opened: Open) -> None:
         company = Company(loaded, config, (drafter,), EveryDraft())
         company.run(wanted)
         assert company.engine.stats().steps <= plain.engine.stats().steps
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_the_device_computes_layers_while_the_host_prepares_sampling(
+    opened: Open, drafts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it would wait, because a step was planned after the tokens of the one before."""
+    loaded = opened("llama")
+    config = EngineConfig(str(loaded.path), kv_memory=64 << 20)
+    wanted = prompts((3,), tokens=12)
+    plain = Company(loaded, config).run(wanted)
+    drafter = Scripted(plain, KINDS["lying"], drafts)
+    company = Company(loaded, config, (drafter,) if drafts else (), EveryDraft())
+    events: list[str] = []
+    monkeypatch.setattr(EagerExecutor, "_holds_back", lambda executor: False)
+    for owner, name in ((EagerExecutor, "_begin"), (EagerExecutor, "_drawn")):
+        monkeypatch.setattr(owner, name, _noted(getattr(owner, name), name, events))
+    assert company.run(wanted)["r0"].tokens == plain["r0"].tokens
+    begun = [before for before, event in pairwise(events) if event == "_drawn"].count("_begin")
+    assert begun >= 8 if drafts else begun == 1  # of the prompt
+
+
+def _noted(call: Callable[..., Any], name: str, events: list[str]) -> Callable[..., Any]:
+    def noted(*args: Any) -> Any:
+        events.append(name)
+        return call(*args)
+
+    return noted
 
 
 @pytest.mark.parametrize("kind", ["right", "lying"])

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -119,11 +119,16 @@ class AttentionMetadata:
             block_size=self.block_size,
         )
 
+    @cached_property
+    def _owners(self) -> Ints:
+        """The sequence of each row, `[T]`."""
+        return np.repeat(np.arange(self.sequences), self.counts)
+
     def by_row(self, of_sequences: Ints) -> Ints:
         """Repeat a number for each sequence, `[S]`, for each of its rows, `[T]`."""
         if self.rows == self.sequences:
             return of_sequences
-        return np.repeat(of_sequences, self.counts)
+        return of_sequences[self._owners]
 
     def part(self, start: int, end: int) -> AttentionMetadata:
         """Return the metadata of sequences `[start, end)`."""
@@ -176,26 +181,52 @@ class AttentionMetadata:
         )
 
 
+class RowKeys(NamedTuple):
+    """Keys of a step's rows, which are the same in each KV group.
+
+    Attributes:
+        query_starts, keys: see `AttentionMetadata`.
+        ends: `[S]` the last row's key of each sequence.
+    """
+
+    query_starts: Ints
+    keys: Ints
+    ends: Ints
+
+
+def row_keys(rows: Sequence[AttentionRows]) -> RowKeys:
+    """Return the keys of sequences' rows."""
+    # Most steps are one row for each of a few sequences, where calls of numpy are what it costs.
+    count = len(rows)
+    starts = np.array([each.start for each in rows], np.int32)
+    counts = [each.count for each in rows]
+    total = sum(counts)
+    if total == count:
+        return RowKeys(np.arange(count + 1, dtype=np.int32), starts, starts)
+    query_starts = np.array([0, *accumulate(counts)], np.int32)
+    if count == 1:
+        keys = np.arange(starts[0], starts[0] + total, dtype=np.int32)
+    else:
+        keys = np.arange(total, dtype=np.int32) + np.repeat(starts - query_starts[:-1], counts)
+    return RowKeys(query_starts, keys, keys[query_starts[1:] - 1])
+
+
 def build_metadata(
-    group: int, spec: AttentionSpec, rows: Sequence[AttentionRows], block_size: int
+    group: int,
+    spec: AttentionSpec,
+    rows: Sequence[AttentionRows],
+    block_size: int,
+    keys_of: RowKeys | None = None,
 ) -> AttentionMetadata:
     """Return the metadata of sequences that have one format, in their order.
 
     Args:
         group: the KV group's index and spec.
         rows: one entry per sequence.
+        keys_of: their `row_keys`, if known.
     """
-    # Most steps are one row for each of a few sequences, where calls of numpy are what it costs.
-    count, size = len(rows), block_size
-    starts = np.array([each.start for each in rows], np.int32)
-    counts = [each.count for each in rows]
-    total = sum(counts)
-    if total == count:
-        query_starts, keys, ends = np.arange(count + 1, dtype=np.int32), starts, starts
-    else:
-        query_starts = np.array([0, *accumulate(counts)], np.int32)
-        keys = np.arange(total, dtype=np.int32) + np.repeat(starts - query_starts[:-1], counts)
-        ends = starts + np.array(counts, np.int32) - 1
+    size = block_size
+    query_starts, keys, ends = keys_of or row_keys(rows)
     first_visible = spec.first_visible_each(keys)
     first_blocks = first_visible[query_starts[:-1]] // size
     table, table_starts = array("i"), [0]

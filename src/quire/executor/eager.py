@@ -57,6 +57,9 @@ class EagerExecutor:
     takes long, only the step's first layer is launched at first, so that the previous step's tokens
     can be sent; `flush` launches the rest.
 
+    Where no step runs, because drafts needed its tokens, the device starts with the layers while
+    the host prepares sampling.
+
     Args:
         model: the model, with evaluated weights.
         guesser: guesses tokens ahead, if the model has a head for that.
@@ -90,6 +93,8 @@ class EagerExecutor:
         self._flushed = True
         self._started_at = 0.0
         """When the last step started to run, by `time.perf_counter`."""
+        self._begun = False
+        """Whether the layers of the step that is being built were launched."""
         self._launch_s = 0.0
         """Seconds that launching the last step took."""
         self.work_seconds: tuple[float, ...] = ()
@@ -170,17 +175,26 @@ class EagerExecutor:
 
     def clear(self) -> None:
         self._running = self._finished = None
+        self._begun = False
         self.pools.clear()
         self.contents.drop_blocks()
         self.media.clear()
         self._vectors.clear()
 
+    def _begin(self, computed: Computed) -> None:
+        """Launch the layers of a step that is still being built."""
+        self._begun, self._started_at = True, time.perf_counter()
+        mx.async_eval(computed.output)
+
     def _start(self, step: LaunchedStep) -> None:
         waits = self._holds_back()
         self._flushed = not waits
-        self._started_at = time.perf_counter()
+        started = time.perf_counter()
+        if not self._begun:
+            self._started_at = started
+        self._begun = False
         mx.async_eval(step.first if waits else step.to_eval)
-        self._launch_s = time.perf_counter() - self._started_at
+        self._launch_s = time.perf_counter() - started
 
     def _holds_back(self) -> bool:
         """Return whether to launch only a step's first layer now, and the rest by `flush`."""
@@ -204,7 +218,7 @@ class EagerExecutor:
         rows = StepRows()
         given: tuple[mx.array, ...] = ()
         if plan.sequences:
-            rows = self._build_rows(plan, StepRows() if before is None else before.rows)
+            rows = self._build_rows(plan, before)
             given = () if self._guesser is None else self._guesser.arrays
         # A graph writes to pools that are computed already: only a head's layers are left to MLX.
         layers = self._layers if not rows.graphed else self._guessed_layers
@@ -217,7 +231,8 @@ class EagerExecutor:
             to_eval=(*rows.arrays, *encoded, *given, *pools),
         )
 
-    def _build_rows(self, plan: StepPlan, before: StepRows) -> StepRows:
+    def _build_rows(self, plan: StepPlan, running: LaunchedStep | None) -> StepRows:
+        before = StepRows() if running is None else running.rows
         inputs = StepInputs(plan, self._attention, before.row_of, previous=before.tokens)
         inputs.media = self.media.rows(inputs.sequences)
         if (attending := inputs.attending()) is not None:
@@ -226,6 +241,8 @@ class EagerExecutor:
             inputs.cross = CrossRows(everyone, states)
         inputs.adapted = self.adapters.rows(inputs.sequences, inputs.wanted_rows)
         computed = self._run(inputs)
+        if running is None and not self._holds_back():
+            self._begin(computed)
         # A graph runs also where nobody reads its rows: it writes keys.
         others = (computed.output,) if computed.graphed else ()
         hidden = None if inputs.narrowed else computed.hidden

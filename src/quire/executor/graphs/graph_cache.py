@@ -231,7 +231,9 @@ class GraphCache:
         """Return a step's graphs for the current pools. Return None while writes to the pools are
         pending.
         """
-        kept = {layer: self._pools.kv(self._layout.group[layer], format) for layer in self.heads}
+        group = self._layout.group
+        pools = {each: self._pools.kv(each, format) for each in {group[l] for l in self.heads}}
+        kept = {layer: pools[group[layer]] for layer in self.heads}
         stores = {layer: each.layers[layer] for layer, each in kept.items()}
         pointer = self._extension.pointer
         indexes = {

@@ -10,7 +10,7 @@ from itertools import chain
 import mlx.core as mx
 import numpy as np
 
-from quire.attention.metadata import AttentionMetadata, build_metadata
+from quire.attention.metadata import AttentionMetadata, build_metadata, row_keys
 from quire.attention.paged import packed
 from quire.attention.paged.tiles import FEW_ROWS, TILE_FIELDS, cut
 from quire.cache.specs import KVLayout
@@ -157,27 +157,36 @@ def step_numbers(
     Args:
         media: whether rows of media replace embeddings; without it they are attended to.
     """
-    step = step_record(memory.max_rows, len(layout.groups), memory.axes)
+    keys_of = row_keys(rows)
+    found = {
+        number: build_metadata(number, group.spec.attention, rows, block_size, keys_of)
+        for number, group in enumerate(layout.groups)
+        if group.spec.attention is not None
+    }
+    tables = [each.block_table for each in found.values()]
+    if sum(map(len, tables)) > memory.entries:
+        return None
+    inputs = step_type(memory.max_rows, len(layout.groups), memory.axes)
+    first = inputs.itemsize // 4
+    numbers = np.zeros(first + sum(map(len, tables)), np.int32)
+    step: StepRecord = np.ndarray(1, inputs, numbers)
     step["rows"][0, 0] = sum(each.count for each in rows)
     if media:
         _write_placed(step, rows)
     if not write_positions(step, rows):
         return None
-    tables: list[Ints] = []
     entries = 0
     for number, group in enumerate(layout.groups):
         if group.spec.recurrent is not None:
             if not write_states(states_of(step, number), number, rows):
                 return None
             continue
-        spec = group.spec.attention
-        assert spec is not None, "graphed layers attend or recur"
-        metadata = build_metadata(number, spec, rows, block_size=block_size)
+        metadata = found[number]
         tile_rows = memory.tile_rows[number] if memory.tile_rows else None
         write_group(group_of(step, number), metadata, entries, tile_rows=tile_rows)
-        tables.append(metadata.block_table)
-        entries += len(metadata.block_table)
-    return None if entries > memory.entries else np.concatenate([step.view(np.int32), *tables])
+        begin, entries = entries, entries + len(metadata.block_table)
+        numbers[first + begin : first + entries] = metadata.block_table
+    return numbers
 
 
 def _write_placed(step: StepRecord, rows: Sequence[ScheduledSequence]) -> None:
