@@ -89,7 +89,8 @@ class Parts:
             (scheduler, "update"),
             (scheduler, "schedule"),
             (executor, "_build"),
-            (executor, "_computed"),
+            (executor, "_run"),
+            (executor, "_begin"),
             (executor, "_finish"),
             (executor, "_start"),
         ):
