@@ -232,7 +232,9 @@ class GraphCache:
         pending.
         """
         group = self._layout.group
-        pools = {each: self._pools.kv(each, format) for each in {group[layer] for layer in self.heads}}
+        pools = {
+            each: self._pools.kv(each, format) for each in {group[layer] for layer in self.heads}
+        }
         kept = {layer: pools[group[layer]] for layer in self.heads}
         stores = {layer: each.layers[layer] for layer, each in kept.items()}
         pointer = self._extension.pointer
