@@ -2,7 +2,6 @@
 // What a kernel says in PTX is said here in C++, under the same names. ALIGNED is of how many bytes arrays are.
 #include <sched.h>
 #include <sys/mman.h>
-#include <vector>
 
 #include "emulated_metal.h"
 
@@ -131,29 +130,40 @@ struct Copy {
   const void* from;
   int bytes, turn;
 };
-static std::vector<Copy> copies[1024];
+struct Copies {
+  Copy* data;
+  int count, room;
+};
+static Copies copies[1024];
 static int turns[1024];
 static void copy(void* to, const void* from, int bytes) {
   const int aligned = bytes < ALIGNED ? bytes : ALIGNED;
   if (((size_t)to | (size_t)from) % aligned) fail("a misaligned copy", ((size_t)to | (size_t)from) % aligned, bytes);
   memset(to, 0xFF, bytes);
-  copies[current].push_back({to, from, bytes, turns[current]});
+  Copies& own = copies[current];
+  if (own.count == own.room) {
+    own.room = own.room ? 2 * own.room : 16;
+    own.data = (Copy*)realloc(own.data, own.room * sizeof(Copy));
+  }
+  own.data[own.count++] = {to, from, bytes, turns[current]};
 }
 // All turns but the last `left` arrive.
 static void arrive(int left) {
-  std::vector<Copy> later;
-  for (const Copy& each : copies[current]) {
+  Copies& own = copies[current];
+  int later = 0;
+  for (int i = 0; i < own.count; i++) {
+    const Copy each = own.data[i];
     if (each.turn < turns[current] - left) memcpy(each.to, each.from, each.bytes);
-    else later.push_back(each);
+    else own.data[later++] = each;
   }
-  copies[current] = later;
+  own.count = later;
 }
 static int arrived[16], meetings[16];  // by barrier
 static void forget() {
   forget_shared();
   memset(arrived, 0, sizeof arrived);
   memset(dynamic, 0xFF, dynamic_size);
-  for (int i = 0; i < count; i++) copies[i].clear();
+  for (int i = 0; i < count; i++) copies[i].count = 0;
 }
 
 // What the lanes of a warp say, once all have.

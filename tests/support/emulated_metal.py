@@ -43,6 +43,8 @@ _POSITIONS = {
 }
 _FLAGS = ["-std=c++17", "-O1", "-fPIC", "-shared", "-U_FORTIFY_SOURCE"]
 _FLAGS += ["-Wall", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-variable"]
+_LIBRARIES = ["-nodefaultlibs", "-fno-use-linker-plugin", "-lm", "-lgcc", "-lc"]
+"""Without the C++ library: linking it takes as long as most kernels."""
 _FOLDER = TemporaryDirectory(prefix="quire-metal-")
 _LIBC = ctypes.CDLL(None)
 
@@ -172,7 +174,7 @@ def _compiled(source: str, flags: tuple[str, ...]) -> ctypes._NamedFuncPointer:
     text, library = path.with_suffix(".cpp"), path.with_suffix(".so")
     text.write_text(source)
     done = subprocess.run(
-        ["g++", *_FLAGS, *flags, "-o", library, text, "-lm"], capture_output=True, text=True
+        ["g++", *_FLAGS, *flags, "-o", library, text, *_LIBRARIES], capture_output=True, text=True
     )
     if done.returncode:
         raise RuntimeError(done.stderr)
