@@ -51,11 +51,13 @@ GGUF: dict[str, str] = {
     "llama4_text": "llama4",
     "mamba": "mamba",
     "mamba2": "mamba2",
+    "mimo_v2_flash": "mimo2",
     "minicpm": "minicpm",
     "minimax_m2": "minimax-m2",
     "ministral3": "mistral3",
     "mistral": "llama",
     "mistral3": "mistral3",
+    "mistral4": "mistral4",
     "mixtral": "llama",
     "nemotron": "nemotron",
     "nemotron_h": "nemotron_h",
@@ -83,6 +85,7 @@ GGUF: dict[str, str] = {
     "smollm3": "smollm3",
     "stablelm": "stablelm",
     "starcoder2": "starcoder2",
+    "step3p5": "step35",
 }
 """The architecture of its files; of a model that sees, that of its text."""
 

@@ -50,6 +50,8 @@ _ARCHITECTURES = {
     "exaone_moe": "exaone-moe",
     "falcon_mamba": "mamba",
     "kimi_linear": "kimi-linear",
+    "mimo_v2_flash": "mimo2",
+    "step3p5": "step35",
 }
 _NAMED_AS = {"cohere2moe": "exaone-moe"}
 """Architectures that the package does not know, and one with the same names of tensors."""
@@ -98,6 +100,8 @@ def all_f32(name: str) -> GGMLQuantizationType:
 
 def architecture(config: Mapping[str, Any]) -> str:
     model_type = config["model_type"]
+    if config.get("use_bidirectional_attention"):
+        return "gemma-embedding"
     if model_type == "nemotron_h" and "moe" in config["layers_block_type"]:
         return "nemotron_h_moe"
     return _ARCHITECTURES.get(model_type, model_type)
@@ -111,6 +115,7 @@ def write_gguf(
     more: Mapping[str, Any] | None = None,
     tensors: Mapping[str, Numbers] | None = None,
     tokenizer: tokenizers.Tokenizer | None = None,
+    fused: bool = False,
 ) -> dict[str, Numbers]:
     """Writes a folder's model.
 
@@ -119,6 +124,7 @@ def write_gguf(
         more: keys of the architecture beside those that follow from `config.json`; None is absent.
         tensors: beside the folder's.
         tokenizer: byte-level or SentencePiece-like; a vocabulary of numbers if there is none.
+        fused: whether experts' gates and up projections are one tensor, as the converter may do.
 
     Returns:
         What the file's tensors stand for, by their names there.
@@ -141,7 +147,8 @@ def write_gguf(
         if names:
             names.sort(key=lambda name: int(name.split(".")[2]))
             writer.add_array(f"xielu.{part}", [plain.pop(name).item() for name in names])
-    for name, array in (_as_converted(config, plain) | dict(tensors or {})).items():
+    converted = _as_converted(config, plain) | dict(tensors or {})
+    for name, array in (_fused(converted) if fused else converted).items():
         wanted = kinds(name) if array.ndim > 1 else GGMLQuantizationType.F32
         coded = quantize(array, wanted)
         stands_for[name] = dequantize(coded, wanted).reshape(array.shape)
@@ -211,7 +218,7 @@ def _changed(kind: str, config: Mapping[str, Any], name: str, array: Numbers) ->
         return np.ascontiguousarray(heads.swapaxes(0, 1)).reshape(array.shape)
     if ".linear_attn." in name:
         return _tiled(config, name, array)
-    if kind in ("gemma", "gemma2", "gemma3") and name.endswith("norm.weight"):
+    if kind in ("gemma", "gemma2", "gemma3", "gemma-embedding") and name.endswith("norm.weight"):
         return array + 1
     return array
 
@@ -238,6 +245,17 @@ def _tiled(config: Mapping[str, Any], name: str, array: Numbers) -> Numbers:
     return tiled(array)
 
 
+def _fused(tensors: Mapping[str, Numbers]) -> dict[str, Numbers]:
+    ready = dict(tensors)
+    for name in tensors:
+        if ".ffn_gate_exps." in name:
+            halves = [ready.pop(name), ready.pop(name.replace("gate", "up"))]
+            ready[name.replace("gate", "gate_up")] = np.concatenate(halves, axis=1)
+    return ready
+
+
+_PLAIN = ("sinks", "attention_sink_bias", "layer_scalar")
+"""Ends of names to which the converter adds `.weight`."""
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
 
 
@@ -245,6 +263,7 @@ def _separated(config: Mapping[str, Any], weights: Mapping[str, Numbers]) -> dic
     """Experts stacked, gate and up apart, latent keys and values apart."""
     ready: dict[str, Numbers] = {}
     numbered: dict[str, dict[int, Numbers]] = {}
+    in_rows = config["model_type"] == "mistral4"  # experts' matrices have their outputs first
     for name, array in weights.items():
         if match := _EXPERT.fullmatch(name):
             whole = f"{match[1]}.{match[3]}.weight"
@@ -254,16 +273,18 @@ def _separated(config: Mapping[str, Any], weights: Mapping[str, Numbers]) -> dic
                 )
             numbered.setdefault(whole, {})[int(match[2])] = array
         elif name.endswith((".experts.gate_up_proj", ".experts.gate_up_proj_bias")):
+            array = array.swapaxes(-1, -2) if in_rows and array.ndim > 2 else array
             _gate_up(ready, name, array, interleaved=config["model_type"] == "gpt_oss")
         elif name.endswith(".experts.down_proj"):
-            ready[f"{name}.weight"] = np.ascontiguousarray(array.swapaxes(-1, -2))
+            columns = array if in_rows else array.swapaxes(-1, -2)
+            ready[f"{name}.weight"] = np.ascontiguousarray(columns)
         elif name.endswith(".kv_b_proj.weight"):
             _latent(ready, config, name, array)
         else:
             name = name.replace("down_proj_bias", "down_proj.bias")
             name = name.replace(".dt_bias", ".dt_proj.bias")
             name = f"{name}.bias" if name.endswith(".expert_bias") else name
-            name = f"{name}.weight" if name.endswith(("sinks", "layer_scalar")) else name
+            name = f"{name}.weight" if name.endswith(_PLAIN) else name
             ready[name.replace("e_score_correction_bias", "e_score_correction.bias")] = array
     for name, parts in numbered.items():
         ready[name] = np.stack([parts[index] for index in sorted(parts)])

@@ -1,8 +1,8 @@
 """Defaults of absent configuration keys, by Hugging Face transformers' classes.
 
-Only keys are listed that the shapes of tensors depend on. The values are transformers 5's;
-`tests/models/test_class_defaults.py` compares them with its classes. A null does not count as
-absent.
+Only keys are listed for which families have no default of their own. The values are
+transformers 5's; `tests/models/test_class_defaults.py` compares them with its classes. A null
+does not count as absent.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-DEFAULTS: Mapping[str, Mapping[str, int]] = {
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "afmoe": {"head_dim": 128},
     "bailing_hybrid": {"num_key_value_heads": 32, "head_dim": 128},
     "cohere2_moe": {"head_dim": 128},
@@ -21,7 +21,7 @@ DEFAULTS: Mapping[str, Mapping[str, int]] = {
     "dots1": {"num_key_value_heads": 32},
     "ernie4_5": {"num_key_value_heads": 2, "head_dim": 128},
     "ernie4_5_moe": {"num_key_value_heads": 4},
-    "ernie4_5_vl_moe_text": {"num_key_value_heads": 4},
+    "ernie4_5_vl_moe_text": {"num_key_value_heads": 4, "moe_intermediate_size": [1536, 512]},
     "exaone4": {"num_key_value_heads": 32},
     "exaone_moe": {"num_key_value_heads": 32},
     "falcon_h1": {"num_key_value_heads": 8},
@@ -60,7 +60,10 @@ DEFAULTS: Mapping[str, Mapping[str, int]] = {
     "mistral": {"num_key_value_heads": 8},
     "mistral4": {"num_key_value_heads": 32, "q_lora_rank": 1024},
     "mixtral": {"num_key_value_heads": 8},
-    "mllama_text_model": {"num_key_value_heads": 8},
+    "mllama_text_model": {
+        "num_key_value_heads": 8,
+        "cross_attention_layers": [3, 8, 13, 18, 23, 28, 33, 38],
+    },
     "nemotron_h": {"num_key_value_heads": 8, "head_dim": 128},
     "paddleocr_vl_text": {"num_key_value_heads": 2, "head_dim": 128},
     "phimoe": {"num_key_value_heads": 8},
@@ -137,5 +140,5 @@ def with_class_defaults(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, "text_config": {**_defaults(text_type), **text}}
 
 
-def _defaults(model_type: str) -> Mapping[str, int]:
+def _defaults(model_type: str) -> Mapping[str, Any]:
     return DEFAULTS.get(model_type, {})

@@ -123,7 +123,7 @@ def _media_tokens(s: Settings) -> tuple[int, ...]:
         "image_end_token_id": 101305,
         "video_start_token_id": 101306,
         "video_end_token_id": 101307,
-        "video_token_id": picture,
+        "video_token_id": 103367,
     }
     return (picture, *(s.integer(name, default=usual) for name, usual in around.items()))
 

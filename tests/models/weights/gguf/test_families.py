@@ -126,6 +126,20 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {},
         {"attention.temperature_scale": 0.3, "rope.scaling.yarn_log_multiplier": 1.0},
     ),
+    "mimo_v2_flash": (
+        {},
+        {"attention.head_count_kv": [1, 2, 2], "attention.value_length": 16}
+        | {"attention.sliding_window_pattern": [False, True, True], "rope.dimension_count": 8}
+        | {"rope.freq_base_swa": 1e4, "attention.value_scale": 0.707},
+    ),
+    "mistral4": (
+        {},
+        {"attention.key_length": 40, "attention.value_length": 32}
+        | {"attention.key_length_mla": 24, "attention.value_length_mla": 24}
+        | {"attention.temperature_scale": 0.3, "attention.temperature_length": 64}
+        | {"rope.scaling.yarn_log_multiplier": 0.1}
+        | {"attention.head_count_kv": 1, "expert_gating_func": 1},
+    ),
     "llama4_text": (
         {"attention_chunk_size": 8192, "floor_scale": 8192},
         {"interleave_moe_layer_step": 2, "feed_forward_length": 128}
@@ -134,6 +148,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 EVERYDAY = ("llama", "mixtral", "gemma3_text", "phi3-longrope", "glm4", "deepseek_v2", "gpt_oss")
 EVERYDAY += ("granitemoehybrid-experts",)
+FUSED = ("mistral4",)
+"""Whose experts' gates and up projections are one tensor."""
 
 
 @pytest.fixture(autouse=True)
@@ -156,14 +172,17 @@ def _factors(name: str) -> dict[str, Any]:
             f"rope_factors_{which}.weight": np.array(rope[f"{which}_factor"], np.float32)
             for which in ("long", "short")
         }
-    if rope.get("rope_type") != "llama3":
-        return {}
-    pairs = 10000.0 ** (-np.arange(0, 16, 2) / 16)
+    return _llama3(rope, 10000.0, 16) if rope.get("rope_type") == "llama3" else {}
+
+
+def _llama3(rope: dict[str, Any], theta: float, rotated: int) -> dict[str, Any]:
+    pairs = theta ** (-np.arange(0, rotated, 2) / rotated)
     turns = rope["original_max_position_embeddings"] * pairs / (2 * np.pi)
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     smooth = np.clip((turns - low) / (high - low), 0, 1)
     factors = 1 / ((1 - smooth) / rope["factor"] + smooth)
-    return {"rope_freqs.weight": factors.astype(np.float32)}
+    neutral = np.ones(8 - rotated // 2)  # of pairs that only other layers rotate
+    return {"rope_freqs.weight": np.concatenate([factors, neutral]).astype(np.float32)}
 
 
 @pytest.mark.parametrize(
@@ -172,7 +191,8 @@ def _factors(name: str) -> dict[str, Any]:
 )
 def test_the_file_computes_what_the_folder_does(name: str, tmp_path: Path) -> None:
     folder, file = _folder(name, tmp_path / "published"), tmp_path / "model.gguf"
-    write_gguf(folder, file, more=CASES[name][1], tensors=_factors(name))
+    fused = name in FUSED
+    write_gguf(folder, file, more=CASES[name][1], tensors=_factors(name), fused=fused)
 
     ours = open_model(str(file))
     theirs = open_model(str(folder))
@@ -251,9 +271,21 @@ def test_delta_nets_have_their_heads_by_key(kind: Type, tmp_path: Path) -> None:
             {"rope.dimension_count": 16, "expert_shared_count": 2},
         ),
         ("internlm2", {"bias": False}, {"rope.dimension_count": 16}),
+        (
+            "step3p5",
+            {"layer_types": [FULL, SLIDING, SLIDING, FULL], "num_key_value_heads": 2},
+            {"attention.head_count": [4, 6, 6, 4], "attention.head_count_kv": [2, 3, 3, 2]}
+            | {"attention.sliding_window_pattern": [False, True, True, False]}
+            | {"rope.freq_base": 5e4, "rope.freq_base_swa": 1e4, "expert_count": 8}
+            | {"attention.layer_norm_rms_epsilon": 1e-5}
+            | {"expert_used_count": 2, "expert_shared_feed_forward_length": 48}
+            | {"expert_weights_scale": 3.0, "expert_weights_norm": True}
+            | {"swiglu_clamp_exp": [0.0, 0.5, 0.0, 0.0]}
+            | {"swiglu_clamp_shexp": [0.4, 0.0, 0.3, 0.6]},
+        ),
     ],
 )
-def test_families_of_their_own_code_have_neighbours_rotated(
+def test_families_of_their_own_code_compute_what_the_folder_does(
     name: str, changes: dict[str, Any], more: dict[str, Any], tmp_path: Path
 ) -> None:
     config = HELD_AGAINST_MLX_LM[name] | changes
@@ -262,7 +294,8 @@ def test_families_of_their_own_code_have_neighbours_rotated(
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     mx.save_safetensors(str(folder / "model.safetensors"), random_weights(config))
-    write_gguf(folder, file, more=more)
+    scaled = config.get("rope_scaling")
+    write_gguf(folder, file, more=more, tensors=scaled and _llama3(scaled, 5e4, 8))
 
     difference = solo_logits(open_model(str(file)).model, PROMPT) - solo_logits(
         open_model(str(folder)).model, PROMPT

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from quire.core.errors import ModelError
-from quire.models.weights.gguf import changes, configs, hybrids
+from quire.models.weights.gguf import changes, configs, hybrids, layered
 from quire.models.weights.gguf.changes import Change
 from quire.models.weights.gguf.file import GGUF
 from quire.models.weights.gguf.keys import Config, all_of, has, layers, one_of
@@ -61,12 +61,18 @@ def config_of(gguf: GGUF) -> Config:
         ModelError: the architecture is not supported, or a key is missing.
     """
     own = architecture_of(gguf).config(gguf)
-    return _common(gguf) | own
+    return _common(gguf, own.get("num_attention_heads")) | own
 
 
-def _common(gguf: GGUF) -> Config:
+def _common(gguf: GGUF, heads: int | None) -> Config:
+    """Return the keys of all architectures.
+
+    Args:
+        heads: number of query heads, of an architecture whose layers may differ in it.
+    """
     eps = gguf.get("attention.layer_norm_rms_epsilon", gguf.get("attention.layer_norm_epsilon"))
-    heads = one_of(gguf, "attention.head_count")
+    if heads is None:
+        heads = one_of(gguf, "attention.head_count")
     hidden = gguf.need("embedding_length")
     return {
         "vocab_size": gguf.tensor("token_embd.weight").shape[0],
@@ -154,6 +160,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "exaone4": Architecture(configs.exaone4),
     "falcon-h1": Architecture(hybrids.falcon_h1, names=hybrids.FALCON_H1, change=_STATES),
     "gemma": Architecture(configs.gemma, change=_LESS_ONE, wide=True),
+    "gemma-embedding": Architecture(
+        configs.embedding_gemma, change=_LESS_ONE, names=_SANDWICH, wide=True
+    ),
     "gemma2": Architecture(configs.gemma2, change=_LESS_ONE, names=_SANDWICH, wide=True),
     "gemma3": Architecture(configs.gemma3, change=_LESS_ONE, names=_SANDWICH, wide=True),
     "gemma4": Architecture(configs.gemma4, names=_GEMMA4, wide=True),
@@ -183,9 +192,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "mamba2": Architecture(
         hybrids.mamba2, names=hybrids.MAMBA2 | {"attn_norm": "norm"}, change=_STATES
     ),
+    "mimo2": Architecture(layered.mimo_v2),
     "minicpm": Architecture(configs.minicpm, change=_HALVES),
     "minimax-m2": Architecture(configs.minimax_m2),
     "mistral3": Architecture(configs.mistral3, change=_HALVES),
+    "mistral4": Architecture(configs.mistral4),
     "nemotron": Architecture(configs.plain("nemotron", hidden_act="relu2"), change=_LESS_ONE),
     "nemotron_h": _NEMOTRON_H,
     "nemotron_h_moe": _NEMOTRON_H,
@@ -211,6 +222,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "smollm3": Architecture(configs.plain("smollm3"), change=_HALVES),
     "stablelm": Architecture(configs.stablelm),
     "starcoder2": Architecture(configs.starcoder2),
+    "step35": Architecture(layered.step3p5, names={"attn_gate": "self_attn.g_proj"}),
 }
 
 REFUSED: Mapping[str, str] = {

@@ -38,7 +38,14 @@ def decode(kind: GGMLQuantizationType, rows: mx.array) -> Parts:
         return REPACKED[kind](_blocks(kind, rows))
     if kind is _Type.Q6_K:
         return {"weight": _q6_k(_blocks(kind, rows)).flatten(-3)}
-    return {"weight": mx.array(dequantize(np.array(rows), kind).astype(np.float32))}
+    return {"weight": numbers(kind, rows)}
+
+
+def numbers(kind: GGMLQuantizationType, rows: mx.array) -> mx.array:
+    """Return the numbers that the bytes of rows stand for, in float32."""
+    if kind in FLOATS:
+        return rows.astype(mx.float32)
+    return mx.array(dequantize(np.array(rows), kind).astype(np.float32))
 
 
 def is_repacked(kind: GGMLQuantizationType) -> bool:
@@ -152,8 +159,8 @@ def _q6_k(blocks: mx.array) -> mx.array:
     high = (high >> mx.arange(0, 8, 2, dtype=mx.uint8)[:, None]) & 3  # [..., 2, 4, 32]
     codes = mx.unflatten(_nibbles(low), -1, (4, 32)) | (high << 4)
     scales = mx.contiguous(blocks[..., 192:208]).view(mx.int8) * _number(blocks, 208)
-    numbers: mx.array = mx.unflatten(codes.flatten(-3).astype(mx.float32) - 32, -1, (16, 16))
-    return numbers * scales[..., None]
+    signed: mx.array = mx.unflatten(codes.flatten(-3).astype(mx.float32) - 32, -1, (16, 16))
+    return signed * scales[..., None]
 
 
 def _mxfp4(blocks: mx.array) -> Parts:

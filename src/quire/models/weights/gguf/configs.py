@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from quire.core.values import require
 from quire.models.settings import FULL, SLIDING
 from quire.models.weights.gguf.file import GGUF
 from quire.models.weights.gguf.keys import (
@@ -99,6 +100,11 @@ def gemma3(gguf: GGUF) -> Config:
         "final_logit_softcapping": gguf.get("final_logit_softcapping"),
     }
     return more | _scalar(gguf, 62) | layer_types(gguf, 6)
+
+
+def embedding_gemma(gguf: GGUF) -> Config:
+    """Return the keys of EmbeddingGemma: Gemma 3 whose rows see both sides."""
+    return gemma3(gguf) | {"use_bidirectional_attention": True}
 
 
 def gemma4(gguf: GGUF) -> Config:
@@ -403,6 +409,17 @@ def mistral3(gguf: GGUF) -> Config:
     if multiplier := gguf.get("rope.scaling.yarn_log_multiplier"):
         rope |= {"mscale": 1.0, "mscale_all_dim": multiplier}
     return {"model_type": "ministral3", "rope_parameters": rope} | window(gguf)
+
+
+def mistral4(gguf: GGUF) -> Config:
+    """Return the keys of Mistral Small 4: DeepSeek's, and the temperature of Ministral 3."""
+    trained = gguf.need("context_length")
+    rope = {"original_max_position_embeddings": trained, "factor": 1.0} | rope_parameters(gguf)
+    rope["llama_4_scaling_beta"] = gguf.get("attention.temperature_scale", 0.0)
+    trained = rope["original_max_position_embeddings"]
+    grows_after = gguf.get("attention.temperature_length", trained)
+    require("attention.temperature_length", grows_after, (trained,), file=gguf.files[0])
+    return routed(gguf) | latent(gguf) | {"model_type": "mistral4", "rope_parameters": rope}
 
 
 def hunyuan_moe(gguf: GGUF) -> Config:

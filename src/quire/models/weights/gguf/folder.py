@@ -12,6 +12,7 @@ from typing import Any
 from quire.core.errors import ModelError
 from quire.models.weights.gguf.architectures import REFUSED, config_of
 from quire.models.weights.gguf.file import GGUF, is_first, read_gguf
+from quire.models.weights.gguf.sentences import sentence_files, sentence_tensors
 from quire.models.weights.gguf.tokenizer import end_ids, tokenizer_files
 from quire.models.weights.made_folder import made_folder
 
@@ -106,10 +107,12 @@ def as_folder(path: Path) -> Path:
         "config.json": config_of(gguf) | _ends(gguf),
         "generation_config.json": _generation(gguf),
         **tokenizer_files(gguf),
+        **sentence_files(gguf),
     }
     # The hub's cache names the file itself by its content.
     name, links = gguf.files[0].stem, {file.name: file for file in gguf.files}
-    return made_folder("gguf", name, gguf.files[0], files=files, links=links)
+    tensors = sentence_tensors(gguf)
+    return made_folder("gguf", name, gguf.files[0], files=files, links=links, tensors=tensors)
 
 
 def _ends(gguf: GGUF) -> dict[str, Any]:

@@ -73,6 +73,7 @@ NUMBERS = Kind("a list of finite numbers", _list_of(_is_number))
 SIZE = Kind(f"an integer from 0 to {LARGEST}", _is_size)
 POSITIVE = Kind(f"an integer from 1 to {LARGEST}", lambda value: _is_size(value) and value > 0)
 _SIZES = Kind(f"an integer from 0 to {LARGEST}, or a list of them", _by_layer(_is_size))
+_BY_LAYER = Kind("a finite number, or a list of them", _by_layer(_is_number))
 _PERIOD = Kind("an integer from 1, or a list of flags", _is_period)
 
 _OF_ARCHITECTURE: Mapping[str, Kind] = {
@@ -82,6 +83,7 @@ _OF_ARCHITECTURE: Mapping[str, Kind] = {
     "rope.dimension_sections": WHOLES,
     "attention.sliding_window_pattern": _PERIOD,
     "rope.scaling.type": WORD,
+    **dict.fromkeys(("swiglu_clamp_exp", "swiglu_clamp_shexp"), _BY_LAYER),
     "expert_weights_norm": FLAG,
     "use_parallel_residual": FLAG,
     "ssm.dt_b_c_rms": FLAG,
@@ -103,6 +105,7 @@ _OF_ARCHITECTURE: Mapping[str, Kind] = {
             "attention.layer_norm_rms_epsilon",
             "attention.scale",
             "attention.temperature_scale",
+            "attention.value_scale",
             "attn_logit_softcapping",
             "embedding_scale",
             "expert_weights_scale",

@@ -40,6 +40,7 @@ BLOCK = {
     "ffn_gate_inp": "mlp.gate",
     "ffn_gate_exps": "mlp.experts.gate_proj",
     "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
     "ffn_down_exps": "mlp.experts.down_proj",
     "exp_probs_b.bias": "mlp.e_score_correction_bias",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
@@ -52,6 +53,8 @@ BLOCK = {
 }
 ROTATIONS = ("rope_freqs", "rope_factors_long", "rope_factors_short")
 """Prefixes of tensors that are read as configuration."""
+PROJECTIONS = ("dense_2", "dense_3")
+"""Linear layers behind pooling, in order, as sentence-transformers numbers them."""
 
 
 def layer_of(name: str) -> int | None:

@@ -16,7 +16,7 @@ from quire.models.weights.gguf import codes
 from quire.models.weights.gguf.architectures import Architecture, architecture_of
 from quire.models.weights.gguf.file import GGUF
 from quire.models.weights.gguf.keys import layers
-from quire.models.weights.gguf.names import ROTATIONS, layer_of, renamed
+from quire.models.weights.gguf.names import PROJECTIONS, ROTATIONS, layer_of, renamed
 from quire.models.weights.gguf.tensors import lazy_rows
 
 log = logging.getLogger("quire.models")
@@ -54,7 +54,8 @@ class GGUFWeights:
         ready = architecture.parameters(self.gguf)
         for name, rows in lazy_rows(self.gguf).items():
             layer = layer_of(name)
-            if name.startswith(ROTATIONS) or (layer is not None and layer >= count):
+            elsewhere = name.startswith((*ROTATIONS, *PROJECTIONS))
+            if elsewhere or (layer is not None and layer >= count):
                 continue
             here = self._name(name, architecture)
             kind = self.gguf.tensors[name].kind
