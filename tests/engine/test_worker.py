@@ -38,6 +38,14 @@ def pack(clock: Clock) -> Any:
     return worker._Worker(ours, Frames(ours), cast(Engine, clock))._pack
 
 
+@pytest.fixture
+def pack_on_cpu(clock: Clock) -> Any:
+    """Of an engine that computes on the server's cores."""
+    ours, _ = socket.socketpair()
+    engine = cast(Engine, clock)
+    return worker._Worker(ours, Frames(ours), engine, worker._FRAME_S)._pack
+
+
 NAMES = [f"r{number}" for number in range(32)]
 
 
@@ -77,6 +85,33 @@ def test_no_token_waits_longer_than_it_may(pack: Any, clock: Clock) -> None:
     clock.expected_step_s = 0.05  # a prompt is read next
     clock.now += 0.001
     assert read(pack(step(2)))["r0"] == [1, 2]
+
+
+def test_short_steps_of_a_stream_share_messages_on_the_servers_cores(
+    pack_on_cpu: Any, clock: Clock
+) -> None:
+    """Each message wakes the server, and the client."""
+    name = NAMES[:1]
+    pack_on_cpu(step(0, name))
+    sent, at, waited = [], {}, []
+    for number in range(1, 1001):  # a second
+        clock.now += clock.expected_step_s
+        at[number] = clock.now
+        sent.append(read(pack_on_cpu(step(number, name))).get("r0", []))
+        waited += [clock.now - at[token] for token in sent[-1]]
+    assert len([each for each in sent if each]) <= 150
+    assert max(waited) < worker._FRAME_S
+    assert [token for each in sent for token in each] == list(range(1, 1001))
+
+
+@pytest.mark.parametrize("step_s", [0.004, 0.02, math.inf])
+def test_longer_steps_are_sent_one_by_one_there(
+    pack_on_cpu: Any, clock: Clock, step_s: float
+) -> None:
+    clock.expected_step_s = step_s
+    for number in range(4):
+        clock.now += min(step_s, 1.0)
+        assert read(pack_on_cpu(step(number, NAMES[:8]))) == {name: [number] for name in NAMES[:8]}
 
 
 @pytest.mark.parametrize(("rows", "step_s"), [(1, 0.001), (8, 0.02), (32, 0.02), (32, math.inf)])

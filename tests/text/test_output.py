@@ -24,6 +24,7 @@ from quire.text.events import (
 )
 from quire.text.output import OutputStream, fold
 from quire.text.stops import StopMatcher, StopStrings
+from tests.support.work import counted
 from tests.text.dialects.scripts import STOP_TOKEN, TOOLS, answer, encode, tokenizer, vocabulary
 
 CALL = '<tool_call>{"name": "now", "arguments": {"stop": "END"}}</tool_call>'
@@ -165,3 +166,39 @@ def test_the_fold_leaves_out_calls_that_never_ended() -> None:
 def test_stops_cut_as_if_the_whole_text_were_known(text: str, group: int) -> None:
     found = answer("none", text, stops=["END"], group=group)
     assert found.text == text.partition("END")[0]
+
+
+CUT = [
+    ("qwen3", "<think>some thoughts, of many words</think>", "An answer of words. " + CALL + "!"),
+    ("gemma4", "<|channel>thought\nsome thoughts here<channel|>", "An answer of a few words."),
+    ("harmony", "<|channel|>analysis<|message|>some thoughts here<|end|>",
+     "<|start|>assistant<|channel|>final<|message|>An answer of a few words."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("stops", [[], ["words"], ["s. "]])
+@pytest.mark.parametrize(("dialect", "thought", "rest"), CUT)
+def test_tokens_that_come_together_are_what_they_are_apart(
+    dialect: str, thought: str, rest: str, stops: list[str]
+) -> None:
+    ids = tuple(encode(dialect, [thought, rest, "Grüße 🙂 "]))
+    folds = []
+    for size in (1, 2, 3, 7, len(ids)):
+        feed = stream(stops, dialect)
+        given = [Output("r", ids[at : at + size]) for at in range(0, len(ids), size)]
+        folds.append(fold(played(feed, [*given, Output("r", finish=FinishReason.LENGTH)])))
+        for call in folds[-1].tool_calls:
+            call.id = "same"
+    assert all(each == folds[0] for each in folds)
+
+
+def test_plain_tokens_that_come_together_are_read_as_one() -> None:
+    """A frame of a fast stream holds some ten tokens."""
+    word = tuple(encode("qwen3", ["word, "]))[:1] * 2
+    feed = stream()
+    played(feed, [Output("r", word)])
+    _, apart = counted(lambda: [feed.feed(Output("r", word[:1])) for _ in range(32)])
+    found, together = counted(lambda: feed.feed(Output("r", word * 16)))
+    assert len(found) == 1
+    assert together < apart / 8
+    assert feed.usage.completion_tokens == 66

@@ -53,6 +53,7 @@ class Device(ABC):
         weights_by_columns: whether matrices are multiplied faster when each of their columns lies
             in one run of memory.
         joins_products: whether matrices that multiply the same rows are stored as one.
+        shares_cores: whether steps compute on the cores that the server needs, too.
         starts_with_first_layer: whether launching a whole step takes nearly as long as the step.
             Then its first layer is launched alone, and the rest once what waits has gone out.
         code_rows: rows up to which multiplying by codes beats decoding them first.
@@ -70,6 +71,7 @@ class Device(ABC):
     default_dtype: mx.Dtype | None
     weights_by_columns: bool
     joins_products: bool
+    shares_cores: bool
     starts_with_first_layer: bool
     code_rows: int
     slow_code_bits: frozenset[int]
@@ -172,6 +174,7 @@ class CPU(Device):
     keeps_compiled = False
     default_dtype = mx.float32  # there is no faster type
     joins_products = False
+    shares_cores = True
     starts_with_first_layer = True
     # A token gets the same codes however it is read, with MLX's own products to the bit, if they
     # are always multiplied alike. That is also 2 to 3 times as fast. OpenBLAS would multiply many
@@ -232,6 +235,7 @@ class GPU(Device):
     compiles = True
     default_dtype = None
     weights_by_columns = False
+    shares_cores = False
     starts_with_first_layer = False
     code_rows = 8
     slow_code_bits: frozenset[int] = frozenset()

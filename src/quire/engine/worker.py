@@ -54,6 +54,10 @@ _MESSAGES = 5000
 many stream, tokens are held back so much longer."""
 _MANY = 4000
 """Tokens per second from which tokens are held back: a message costs about 50 us per stream."""
+_FRAME_S = 0.008
+"""Most seconds that a token is held back where steps compute on the server's cores. Sending and
+rendering a message costs a tenth of a small model's step; no screen shows more than 120 a second.
+"""
 
 
 def main() -> int:
@@ -91,7 +95,10 @@ def main() -> int:
     gc.collect()
     gc.freeze()
     _tell(pipe, Ready(engine.info))
-    return _Worker(pipe, frames, engine).run()
+    from quire.device.device import current_device
+
+    frame_s = _FRAME_S if current_device().shares_cores else 0.0
+    return _Worker(pipe, frames, engine, frame_s).run()
 
 
 def _ask_for_room(pipe: socket.socket, frames: Frames, lacking: NoRoom) -> EngineConfig:
@@ -111,7 +118,16 @@ def _tell(pipe: socket.socket, message: FromEngine) -> None:
 
 
 class _Worker:
-    def __init__(self, pipe: socket.socket, frames: Frames, engine: Engine) -> None:
+    """Takes requests from the pipe and sends outputs of steps to it.
+
+    Args:
+        frame_s: most seconds that a token is held back while few tokens come.
+    """
+
+    def __init__(
+        self, pipe: socket.socket, frames: Frames, engine: Engine, frame_s: float = 0.0
+    ) -> None:
+        self._frame_s = frame_s
         self._pipe = pipe
         self._frames = frames
         self._engine = engine
@@ -168,8 +184,9 @@ class _Worker:
     def _pack(self, outputs: list[Output]) -> StepOutputs:
         """Pack a step's outputs. Most outputs are packed as tokens only.
 
-        First tokens and ends are sent at once. If many tokens come in little time, other tokens
-        wait for the next ones of their stream.
+        First tokens and ends are sent at once. If many tokens come in little time, or steps are
+        short and compute on the server's cores, other tokens wait for the next ones of their
+        stream.
         """
         full: list[Output] = []
         tokens: list[NextTokens] = []
@@ -195,8 +212,9 @@ class _Worker:
             else:
                 self._started.discard(name)
         now, step_s = time.perf_counter(), self._engine.expected_step_s
-        gather_s = max(_GATHER_S, len(self._held) / _MESSAGES)
-        if now + step_s - self._sent_at >= gather_s or len(outputs) <= _MANY * step_s:
+        many = len(outputs) > _MANY * step_s
+        gather_s = max(_GATHER_S, len(self._held) / _MESSAGES) if many else self._frame_s
+        if now + step_s - self._sent_at >= gather_s:
             tokens += self._held.values()
             self._held.clear()
             self._sent_at = now

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
+from typing import cast
 
 from quire.text.pieces import PieceTable
 from quire.text.tokenizer import Tokenizer
@@ -50,6 +51,13 @@ class Detokenizer:
         text = self._decoder.add(token_id)
         self._settled = self._decoder.settled
         return text
+
+    def pieces_of(self, token_ids: Sequence[int]) -> list[str] | None:
+        """Return what `add` would return for each token, and would not remember; else None."""
+        if not self._settled:
+            return None
+        pieces = [self._pieces[token_id] for token_id in token_ids]
+        return cast("list[str]", pieces) if set(map(type, pieces)) == {str} else None
 
     def flush(self) -> str:
         """Return the text that is still held, as no token follows."""

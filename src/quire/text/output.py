@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from quire.core.request import Failure, FinishReason, Output, TokenLogprobs
@@ -127,7 +127,10 @@ class OutputStream:
         events: list[Event] = []
         tokens = () if self._silent else output.token_ids
         last = len(tokens) - 1
-        for index, token_id in enumerate(tokens):
+        plain = 0
+        if last > 0 and not output.logprobs:
+            plain = self._take_plain(tokens if output.finish is None else tokens[:-1], events)
+        for index, token_id in enumerate(tokens[plain:], plain):
             logprobs = output.logprobs[index] if output.logprobs else None
             stop_token = index == last and output.finish is FinishReason.STOP
             self._token(token_id, logprobs, events, stop_token=stop_token)
@@ -139,6 +142,28 @@ class OutputStream:
             ended_itself = self._silent and output.finish is FinishReason.STOP
             self._finish(FinishReason.LENGTH if ended_itself else output.finish, events)
         return events
+
+    def _take_plain(self, tokens: Sequence[int], events: list[Event]) -> int:
+        """Take tokens from the first on as one piece of text, if nothing depends on their borders.
+
+        Returns:
+            The number of tokens taken.
+        """
+        if self._logprobs or self._reasoned or not self._owned.isdisjoint(tokens):
+            return 0
+        pieces = self._detokenizer.pieces_of(tokens) or []
+        while pieces and (not pieces[-1] or pieces[-1][-1].isspace()):
+            pieces.pop()
+        text, count = "".join(pieces), len(pieces)
+        delta = self._parser.flowing(text) if text else None
+        if delta is None or not self._stops.passes(text if type(delta) is Text else ""):
+            return 0
+        events.append(delta)
+        self._completion += count
+        self._reasoning += count if type(delta) is Reasoning else 0
+        if self._keep_ids:
+            self._ids += tokens[:count]
+        return count
 
     def _token(
         self,

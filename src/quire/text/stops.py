@@ -105,17 +105,21 @@ class StopMatcher:
         self._held = ""
         self._matched: str | None = None
 
+    def passes(self, text: str) -> bool:
+        """Return whether `feed` would pass `text` on and remember nothing of it."""
+        idle = self._state is self._root and self._matched is None
+        return idle and self._root.next.keys().isdisjoint(text)
+
     def feed(self, text: str) -> tuple[str, str | None]:
         """Return the text that may be sent now, and the stop string if one is complete.
 
         After a match no more text is returned.
         """
-        root = self._root
+        if self.passes(text):
+            return text, None
         if self._matched is not None:
             return "", self._matched
         state = self._state
-        if state is root and root.next.keys().isdisjoint(text):
-            return text, None
         text = self._held + text
         for position in range(len(self._held), len(text)):
             state = state.after(text[position])

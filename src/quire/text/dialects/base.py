@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from quire.core.errors import RequestError
 from quire.core.request import FinishReason
 from quire.text.dialects.schema_types import with_meant_types
-from quire.text.events import Delta
+from quire.text.events import Delta, Reasoning, Text
 from quire.text.tokenizer import Tokenizer
 
 THINK = ("<think>", "</think>")
@@ -108,6 +108,12 @@ class Parser(Protocol):
             token_id: the token, or -1 for text without a token.
             piece: the text that the token completes. For an owned token, earlier text that the
                 detokenizer still held.
+        """
+        ...
+
+    def flowing(self, text: str) -> Text | Reasoning | None:
+        """Return the only delta of tokens with this text, none of which is owned, if they leave the
+        parser as it is; else None, and `feed` must process them.
         """
         ...
 

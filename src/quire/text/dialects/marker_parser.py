@@ -224,11 +224,8 @@ class MarkerParser:
             piece += self._parts.get(token_id, "")
             if not piece:
                 return []
-            if not piece[-1].isspace() and self._scanner.ignores(piece):
-                if self.mode is Mode.TEXT and self.writer.text_flows:
-                    return [Text(piece)]
-                if self.mode is Mode.REASONING and self.writer.reasoning_flows:
-                    return [Reasoning(piece)]
+            if (delta := self.flowing(piece)) is not None:
+                return [delta]
             self._scan(piece)
             return self.writer.take()
         if piece:
@@ -236,6 +233,14 @@ class MarkerParser:
         self._flush_scanner()
         self.on_marker(marker)
         return self.writer.take()
+
+    def flowing(self, text: str) -> Text | Reasoning | None:
+        if not text[-1].isspace() and self._scanner.ignores(text):
+            if self.mode is Mode.TEXT and self.writer.text_flows:
+                return Text(text)
+            if self.mode is Mode.REASONING and self.writer.reasoning_flows:
+                return Reasoning(text)
+        return None
 
     def finish(self, reason: FinishReason) -> list[Delta]:
         self._flush_scanner()
