@@ -1,10 +1,11 @@
 """Quire's engine on a CPU beside llama.cpp and beside itself with OpenBLAS, on all cores each.
 
-    python benchmarks/cpu.py --peers-python PEERS/bin/python [--threads N] [--rounds 3] [--out FILE]
+    python benchmarks/cpu.py --llama avx512/llama-batched-bench [--threads N] [--rounds 3]
     python benchmarks/cpu.py --eager --openblas-shape '' --shapes 225M --only-shapes
 
-PEERS is an environment with llama-cpp-python; this one needs the package `gguf`. Contenders take
-turns, a process each, so that other work on the machine slows all of them alike. Tokens a second
+`--llama` may be given several times, for programs that were built for several instruction sets, in
+folders of their names (README.md says how). The package `gguf` is needed. Contenders take turns, a
+process each, so that other work on the machine slows all of them alike. Tokens a second
 are given by the clock, and of processor time, which other work changes less.
 """
 
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import gguf
@@ -130,9 +131,11 @@ def beside_llama(args: argparse.Namespace, shape: str, tokens: int) -> dict[str,
         contenders.append(quire("quire, without segments", "auto", segments=False))
     if shape == args.openblas_shape:
         contenders.append(quire("quire, OpenBLAS", "openblas"))
-    for kind in KINDS if args.peers_python else ():
-        file = work(f"{shape}-{kind}.gguf")
-        contenders.append(Contender(f"llama.cpp {kind}", args.peers_python, "cpu_llama.py", file))
+    for program in args.llama:
+        for kind in KINDS:
+            file = replace(work(f"{shape}-{kind}.gguf"), llama=str(program.resolve()))
+            name = f"llama.cpp {kind}, {program.resolve().parent.name}"
+            contenders.append(Contender(name, sys.executable, "cpu_llama.py", file))
     return in_rounds(contenders, args.rounds)
 
 
@@ -173,7 +176,7 @@ def table(title: str, rates: dict[str, Rates], columns: dict[str, str], memory: 
 def main() -> None:
     """Prints the tables and writes everything as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--peers-python", help="without it, Quire is measured beside itself")
+    parser.add_argument("--llama", type=Path, nargs="*", default=[], help="llama-batched-bench")
     parser.add_argument("--eager", action="store_true", help="also Quire without segments")
     parser.add_argument("--models", type=Path, default=Path("/tmp/quire-cpu-models"))
     parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=list(SHAPES))

@@ -1,97 +1,59 @@
-"""llama.cpp by llama-cpp-python's bindings of its C functions, for `cpu.py`; greedy."""
+"""llama.cpp by its own `llama-batched-bench`, for `cpu.py`.
+
+The program chooses no tokens: what sampling takes is not in its times, but in Quire's. Its threads
+spin while they wait, so that its processor time is that of all threads for as long as it runs.
+"""
 
 from __future__ import annotations
 
-import ctypes
+import json
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import llama_cpp
-import numpy as np
 from cpu_work import SHORT, Rates, Work, main
 
-
-class Model:
-    """A model with room for the streams."""
-
-    def __init__(
-        self, path: str, streams: int, context: int, threads: int, *, repacks: bool
-    ) -> None:
-        llama_cpp.llama_log_set(_SILENT, None)
-        llama_cpp.llama_backend_init()
-        options = llama_cpp.llama_model_default_params()
-        options.use_extra_bufts = repacks
-        options.n_gpu_layers = 0
-        self._model = llama_cpp.llama_model_load_from_file(path.encode(), options)
-        if not self._model:
-            raise SystemExit(f"llama.cpp does not open {path}")
-        settings = llama_cpp.llama_context_default_params()
-        settings.n_ctx, settings.n_batch, settings.n_ubatch = context, 512, 512
-        settings.n_seq_max = streams
-        settings.n_threads, settings.n_threads_batch = threads, threads
-        self._context = llama_cpp.llama_init_from_model(self._model, settings)
-        vocab = llama_cpp.llama_model_get_vocab(self._model)
-        self._vocab = llama_cpp.llama_vocab_n_tokens(vocab)
-        self._batch = llama_cpp.llama_batch_init(512, 0, 1)
-
-    def decode(self, rows: list[tuple[int, int, int, bool]]) -> list[int]:
-        """Rows of (token, position, sequence, whether it is sampled): the tokens sampled."""
-        batch = self._batch
-        batch.n_tokens = len(rows)
-        for i, (token, position, sequence, wanted) in enumerate(rows):
-            batch.token[i], batch.pos[i], batch.logits[i] = token, position, wanted
-            batch.n_seq_id[i], batch.seq_id[i][0] = 1, sequence
-        if (code := llama_cpp.llama_decode(self._context, batch)) != 0:
-            raise SystemExit(f"llama_decode says {code}")
-        return [self._best(i) for i, row in enumerate(rows) if row[3]]
-
-    def _best(self, row: int) -> int:
-        logits = llama_cpp.llama_get_logits_ith(self._context, row)
-        return int(np.ctypeslib.as_array(logits, shape=(self._vocab,)).argmax())
-
-    def forget(self) -> None:
-        """Empties the KV cache."""
-        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
-
-    def read(self, length: int, sequence: int) -> int:
-        """Reads a prompt: the first token."""
-        tokens = [3 + (i * 7 + sequence) % 1000 for i in range(length)]
-        rows = [(token, i, sequence, i == length - 1) for i, token in enumerate(tokens)]
-        return self.decode(rows)[0]
+_BATCH = 512  # tokens that it reads together
 
 
-def instructions() -> str:
-    """What llama.cpp was built for and finds here: "AVX2 FMA F16C", for instance."""
-    info = llama_cpp.llama_print_system_info().decode()
-    found = [part.split("=")[0].split()[-1] for part in info.split("|") if "= 1" in part]
-    return " ".join(name for name in found if name not in ("LLAMAFILE", "OPENMP", "REPACK"))
-
-
-@llama_cpp.llama_log_callback
-def _SILENT(level: int, text: bytes, user: ctypes.c_void_p) -> None:
-    pass
+def levels(work: Work, prompt: int, tokens: int, streams: Sequence[int]) -> list[dict[str, Any]]:
+    """Run the program: a line for each number of streams."""
+    context = max(streams) * max(_BATCH, prompt + tokens)
+    numbers = {
+        "-c": context,
+        "-b": _BATCH,
+        "-ub": _BATCH,
+        "-npp": prompt,
+        "-ntg": tokens,
+        "-npl": ",".join(map(str, streams)),
+        "-t": work.threads,
+        "-tb": work.threads,
+        "-ngl": 0,
+    }
+    asked = [part for pair in numbers.items() for part in map(str, pair)]
+    command = [work.llama, "-m", work.model, *asked, "--output-format", "jsonl"]
+    if not work.repacks:
+        command.append("--no-repack")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode != 0 or len(lines) != len(streams):
+        raise SystemExit(f"{work.llama} ended with {done.returncode}: {done.stderr[-1000:]}")
+    return [json.loads(line) for line in lines]
 
 
 def measure(work: Work) -> Rates:
     """See `cpu_work.Work`."""
+    name = Path(work.llama).parent.name
     rates = Rates(
-        weight_bytes=Path(work.model).stat().st_size,
-        computes=f"{instructions()}, {work.threads} threads",
+        weight_bytes=Path(work.model).stat().st_size, computes=f"{name}, {work.threads} threads"
     )
-    most = max(work.streams)
-    # A sequence gets an equal part of the context.
-    room = most * max(512, work.prompt + 256)
-    model = Model(work.model, most, room, work.threads, repacks=work.repacks)
-    model.read(SHORT, 0)
-    model.forget()
     if work.prompt:
-        with rates.timed("prompt", work.prompt):
-            model.read(work.prompt, 0)
-    for streams in work.streams:
-        model.forget()
-        last = [model.read(SHORT, sequence) for sequence in range(streams)]
-        with rates.timed(str(streams), streams * work.tokens):
-            for position in range(SHORT, SHORT + work.tokens):
-                last = model.decode([(t, position, s, True) for s, t in enumerate(last)])
+        (read,) = levels(work, work.prompt, 1, [1])
+        rates.wall["prompt"] = read["speed_pp"]
+    for level in levels(work, SHORT, work.tokens, work.streams):
+        rates.wall[str(level["pl"])] = level["speed_tg"]
+    rates.cpu = {what: rate / max(1, work.threads) for what, rate in rates.wall.items()}
     return rates
 
 

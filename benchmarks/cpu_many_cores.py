@@ -1,10 +1,10 @@
 """Quire's engine beside llama.cpp by numbers of threads, for a machine with many cores.
 
-    python benchmarks/cpu_many_cores.py OUT.json [--threads 16 8] [--limit 200]
+    python benchmarks/cpu_many_cores.py OUT.json [--llama avx512/llama-batched-bench] [--limit 200]
 
 Contenders take turns, a process each, until the time is up: whole rounds over both shapes, so that
 later rounds repeat earlier ones. What has been measured is in the file at any time, with seconds of
-a step by part. llama.cpp takes part where `llama_cpp` is installed; the package `gguf` is needed.
+a step by part. llama.cpp takes part by `--llama`, as in `cpu.py`; the package `gguf` is needed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -36,9 +35,10 @@ def contenders(models: Path, shape: str, asked: argparse.Namespace) -> Iterator[
     for threads in asked.threads:
         work = Work(str(models / shape), asked.prompt, STREAMS, asked.tokens, threads)
         yield Contender(f"quire, {threads} threads", python, "cpu_quire.py", work)
-        if find_spec("llama_cpp"):
-            packed = replace(work, model=str(models / f"{shape}-Q4_0.gguf"))
-            yield Contender(f"llama.cpp, {threads} threads", python, "cpu_llama.py", packed)
+        for program in asked.llama:
+            packed = replace(work, model=str(models / f"{shape}-Q4_0.gguf"), llama=str(program))
+            name = f"llama.cpp {program.parent.name}, {threads} threads"
+            yield Contender(name, python, "cpu_llama.py", packed)
     work = replace(work, threads=asked.threads[0])
     for kernels in asked.kernels:
         own = replace(work, kernels=kernels)
@@ -46,9 +46,6 @@ def contenders(models: Path, shape: str, asked: argparse.Namespace) -> Iterator[
     if asked.all:
         own = replace(work, segments=False)
         yield Contender("quire, without segments", python, "cpu_quire.py", own)
-        if find_spec("llama_cpp"):
-            packed = replace(work, model=str(models / f"{shape}-Q4_0.gguf"), repacks=False)
-            yield Contender("llama.cpp, not repacked", python, "cpu_llama.py", packed)
 
 
 def table(title: str, runs: dict[str, list[dict[str, Any]]]) -> str:
@@ -71,7 +68,8 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--threads", type=int, nargs="*", default=[cores.count, cores.count // 2])
     parser.add_argument("--kernels", nargs="*", default=[], help="instruction sets beside the best")
-    parser.add_argument("--all", action="store_true", help="segments off, llama.cpp not repacked")
+    parser.add_argument("--llama", type=Path, nargs="*", default=[], help="llama-batched-bench")
+    parser.add_argument("--all", action="store_true", help="also with segments off")
     parser.add_argument("--prompt", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--limit", type=float, default=200, help="seconds")

@@ -1,6 +1,6 @@
 """What the contenders of `cpu.py` are asked on stdin, and how they answer.
 
-Imports nothing of Quire, since the peer's environment runs it too.
+Imports nothing of Quire, since its peer runs it too.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class Work:
         blas, kernels: Quire's.
         segments: whether Quire computes steps by segments, or runs the model's code.
         repacks: whether llama.cpp may lay weights out anew (repacked, AMX), as it does by default.
+        llama: llama.cpp's `llama-batched-bench`, in a folder that names what it was built for.
     """
 
     model: str
@@ -36,6 +37,7 @@ class Work:
     kernels: str = "auto"
     segments: bool = True
     repacks: bool = True
+    llama: str = ""
 
 
 SHORT = 16

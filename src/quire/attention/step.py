@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
@@ -225,6 +225,11 @@ class StepAttention:
         """Return the blocks that layers read, where all rows have one format."""
         group, owner = self._layout.group, self._layout.owner
         return [self._parts(group[each])[0].pool.layers[owner[each]] for each in layers]
+
+    def states(self, layer: int) -> Mapping[str, mx.array]:
+        """Return a layer's recurrent states, where all rows have one format."""
+        pool = self._pools.states(self._layout.group[layer], self._rows[0].format)
+        return pool.parts(layer)
 
     def _parts(self, group: int) -> list[_FormatRows]:
         """Return the step's rows in a group, by format."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import mlx.core as mx
@@ -18,6 +19,29 @@ _SORT_FROM = 64
 _COPIED_BYTES = 256 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Choice of a row's `k` best experts by probabilities, as kernels know it.
+
+    Attributes:
+        sigmoid: whether each expert has a probability of its own; else all share one softmax.
+        normalise: whether the weights of the chosen experts are normalised to sum to one.
+        scale: factor of the weights.
+        softcap: softcap of the logits, by a hyperbolic tangent; 0 means none.
+        groups, best_groups: number of groups of experts, and of the best groups that a row may use.
+            A group's score is the sum of its `counted` best experts.
+    """
+
+    k: int
+    sigmoid: bool
+    normalise: bool
+    scale: float = 1.0
+    softcap: float = 0.0
+    groups: int = 1
+    best_groups: int = 1
+    counted: int = 1
+
+
 class Router(Protocol):
     """A rule that assigns rows to experts: a frozen dataclass."""
 
@@ -29,6 +53,11 @@ class Router(Protocol):
     @property
     def corrected(self) -> bool:
         """Whether a learned bias affects the choice."""
+        ...
+
+    @property
+    def routing(self) -> Routing | None:
+        """The rule as kernels know it; None if it is another one."""
         ...
 
     def route(self, logits: mx.array, correction: mx.array | None) -> tuple[mx.array, mx.array]:

@@ -15,7 +15,7 @@ from quire.core.kv_format import KVFormat
 from quire.device.dtypes import int32
 from quire.device.recurrence import DeltaGates
 from quire.executor.adapters import AdaptedRows
-from quire.executor.recurrent_rows import RecurrentRows, recurrent_rows
+from quire.executor.recurrent_rows import RecurrentRows, recurrent_rows, state_rows
 from quire.models.base import CrossRows, ForwardContext
 from quire.models.media_rows import MediaRows
 from quire.scheduler.plan import ScheduledSequence, StepPlan
@@ -90,6 +90,10 @@ class _Rows:
         rates: mx.array,
     ) -> mx.array:
         return self._recurrent.state_space(layer, values, keys, queries, steps, rates)
+
+    def state_rows(self, group: int) -> mx.array:
+        """Return which rows advance which states of a group; see `recurrent_rows.state_rows`."""
+        return mx.array(state_rows(group, self.sequences, self._starts))
 
     def sampled_rows_only(self) -> tuple[ForwardContext, mx.array] | None:
         return None

@@ -151,6 +151,31 @@ def recurrent_rows(
     return RecurrentRows(segments, states)
 
 
+def state_rows(group: int, sequences: Sequence[ScheduledSequence], starts: Sequence[int]) -> Ints:
+    """Return which rows advance which states, as CPU segments read it.
+
+    Returns:
+        The number of sequences; for each its first row, rows, the slot of the state before (-1 for
+        none), where its targets begin among these numbers, and how many there are; the targets:
+        slots that get the state after the rows.
+    """
+    numbers, targets = [len(sequences)], list[int]()
+    first_target = 1 + 5 * len(sequences)
+    for each, start in zip(sequences, starts, strict=True):
+        (slot, *_), own = each.block_ids(group), targets_of(each, group)
+        source = slot if each.start else -1
+        numbers += [start, each.count, source, first_target + len(targets), len(own)]
+        targets += own
+    return np.array(numbers + targets, dtype=np.int32)
+
+
+def targets_of(sequence: ScheduledSequence, group: int) -> list[int]:
+    """Return the slots that get a sequence's state after its rows."""
+    drafted = [slot for owner, slot in sequence.drafted_states if owner == group]
+    own = drafted or [sequence.block_ids(group)[0]]
+    return own + [slot for owner, slot in sequence.snapshots if owner == group]
+
+
 def _slots(group: int, sequences: list[ScheduledSequence], attention: Attention) -> StateSlots:
     slots = [each.block_ids(group)[0] for each in sequences]
     return StateSlots(
@@ -158,20 +183,17 @@ def _slots(group: int, sequences: list[ScheduledSequence], attention: Attention)
         layer=-1,
         slots=int32(slots),
         fresh=np.array([each.start == 0 for each in sequences]),
-        targets=_targets(group, sequences, slots),
+        targets=_targets(group, sequences),
     )
 
 
-def _targets(
-    group: int, sequences: list[ScheduledSequence], slots: list[int]
-) -> tuple[mx.array, mx.array] | None:
+def _targets(group: int, sequences: list[ScheduledSequence]) -> tuple[mx.array, mx.array] | None:
     if not any(each.snapshots or each.drafted_states for each in sequences):
         return None
     indices: list[int] = []
     targets: list[int] = []
     for number, each in enumerate(sequences):
-        own = [slot for owner, slot in each.drafted_states if owner == group] or [slots[number]]
-        own += [slot for owner, slot in each.snapshots if owner == group]
+        own = targets_of(each, group)
         indices += [number] * len(own)
         targets += own
     return int32(indices), int32(targets)

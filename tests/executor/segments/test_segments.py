@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +25,6 @@ from quire.executor.segments.runner import Attends, StepSegments, open_segments
 from quire.models.base import named_parameters
 from quire.models.weights.convert import convert
 from quire.models.weights.loader import LoadedModel, open_model
-from quire.program.values import Node
 from tests.program.programs import CONFIGS, opened
 from tests.support.parity import Company, Generated, prompts
 from tests.support.tiny_models import write_model
@@ -100,24 +100,44 @@ def test_segments_compute_what_models_of_any_family_do(name: str, tmp_path: Path
     checked(name, tmp_path)
 
 
-def test_a_packed_dense_step_is_one_segment(tmp_path: Path) -> None:
-    segments = open_segments(packed("llama", tmp_path).model)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("llama", "qwen3_5_moe"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3_moe", "gemma4_moe")),
+    ],
+)
+def test_a_packed_step_is_one_segment(name: str, tmp_path: Path) -> None:
+    """Routers, experts, convolutions and delta rules included."""
+    segments = open_segments(packed(name, tmp_path).model)
     assert segments is not None
     (only,) = segments.stages(Attends.INSIDE).order
     assert isinstance(only, Segment)
 
 
-@pytest.mark.parametrize("name", ["gemma4_moe", "qwen3_5_moe"])
-def test_experts_are_computed_inside_segments(name: str, tmp_path: Path) -> None:
-    segments = open_segments(packed(name, tmp_path).model)
+@pytest.mark.parametrize("name", ["qwen3_5", pytest.param("falcon_h1", marks=pytest.mark.slow)])
+def test_snapshots_of_states_are_the_models(name: str, tmp_path: Path) -> None:
+    """A step writes a state to several slots, and a later prompt goes on from one of them."""
+    loaded = opened(name, tmp_path)
+    segments = open_segments(loaded.model)
     assert segments is not None
-    stages = segments.stages(Attends.INSIDE)
-    assert any(node.kind == "experts" for node in stages.program.nodes)
-    assert not any(isinstance(each, Node) and each.kind == "experts" for each in stages.order)
+    config = EngineConfig("", kv_memory=16 << 20, max_step_tokens=32)
+    (first,) = prompts((48,), 4)
+    first = replace(first, snapshots=(32,))
+    again = replace(first, id="again", prompt=first.prompt[:32] + first.prompt[:5])
+    found = []
+    for own in (None, segments):
+        company = Company(loaded, config, open_executor=partial(open_executor, segments=own))
+        company.run([first])
+        found.append(company.run([again]))
+        assert company.answers["again"].ends[0].cached_tokens == 32
+    assert_equal(*found)
+    assert set(segments.agrees.values()) == {True}
 
 
-def test_threads_change_no_bit(tmp_path: Path) -> None:
-    loaded = packed("llama", tmp_path)
+@pytest.mark.parametrize("name", ["qwen3_5_moe", pytest.param("llama", marks=pytest.mark.slow)])
+def test_threads_change_no_bit(name: str, tmp_path: Path) -> None:
+    loaded = packed(name, tmp_path)
     found = []
     for threads in (1, 2, 16):
         open_device("auto", threads=threads)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import mlx.core as mx
 
+from quire.device.mixture import Router
 from quire.device.operations import UnfusedOperations
 from quire.device.weights import ExpertMatrices, GatedExperts, PlainExperts
 
@@ -28,6 +30,20 @@ class KernelExperts(UnfusedOperations):
         else:
             inner = self.gated(experts.gating, self.expert_product(x, chosen, experts.gate), up)
         return self.weighted_sum(self.expert_product(inner, chosen, experts.down), weights)
+
+    def route(
+        self,
+        logits: mx.array,
+        correction: mx.array | None,
+        per_expert: mx.array | None,
+        router: Router,
+    ) -> tuple[mx.array, mx.array]:
+        routing = router.routing
+        given = (logits, correction, per_expert)
+        if routing is None or not all(each is None or each.dtype == mx.float32 for each in given):
+            return super().route(logits, correction, per_expert, router)
+        chosen, weights = self._ops.route(*given, **asdict(routing))
+        return chosen, weights
 
     def weighted_sum(self, x: mx.array, weights: mx.array) -> mx.array:
         if x.dtype != mx.float32:

@@ -57,7 +57,7 @@ int SegmentBody::given(int64_t width, bool integers) {
     return given_.back();
 }
 
-int SegmentBody::value(int64_t width) { return number(width, Kind::computed); }
+int SegmentBody::value(int64_t width, bool integers) { return number(width, Kind::computed, integers); }
 
 int SegmentBody::constant(const array& whole) {
     require(whole.dtype() == mlx::core::float32, "constants are float32");

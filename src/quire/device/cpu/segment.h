@@ -22,6 +22,30 @@ struct GroupRows {
     const int32_t *rows, *offsets;  // [T, kv_heads], [T, 1]
 };
 
+// A layer's recurrent states: `floats` of each slot.
+struct StateArray {
+    float* data;
+    int64_t floats;
+    float* slot(int64_t number) const { return data + number * floats; }
+};
+
+// The sequences of a step whose states advance. Numbers: how many there are, and of each its first row, rows, slot of the
+// state before (-1: zeros), and where its target slots begin among the numbers, and how many these are.
+struct StateRows {
+    const int32_t* numbers;
+    struct Sequence {
+        int64_t row, rows;
+        int32_t source;
+        const int32_t* targets;
+        int target_count;
+    };
+    int64_t count() const { return numbers[0]; }
+    Sequence sequence(int64_t i) const {
+        const int32_t* own = numbers + 1 + 5 * i;
+        return {own[0], own[1], own[2], numbers + own[3], own[4]};
+    }
+};
+
 // What a segment computes with in one step: where its values lie, and the step's pools.
 struct Frame {
     int64_t rows;
@@ -29,6 +53,8 @@ struct Frame {
     std::vector<int64_t> strides;  // by number: floats from row to row, 0 for constants
     std::vector<PoolArray> pools;
     std::vector<GroupRows> groups;
+    std::vector<StateArray> states;
+    std::vector<StateRows> state_rows;  // by group of recurrent layers
     float* arranged = nullptr;  // rows for the next product, if the stage before it arranged them
 
     float* at(int value, int64_t row) const { return values[value] + row * strides[value]; }
@@ -75,7 +101,7 @@ class SegmentBody {
 public:
     // Number new values of `width` floats a row.
     int given(int64_t width, bool integers = false);
-    int value(int64_t width);
+    int value(int64_t width, bool integers = false);
     // Number an array that all rows read.
     int constant(const array& whole);
     void output(int value, const std::vector<int>& shape);
@@ -131,5 +157,19 @@ struct Operand {
 std::unique_ptr<const Instruction> binary(const std::string& name, const Operand& x, const Operand& y, int out,
                                           const std::vector<int64_t>& shape);
 std::unique_ptr<const Instruction> copy(const Operand& x, int out, const std::vector<int64_t>& shape);
+
+// Add the instructions that advance recurrent states, in `segment_states.cpp`: which array of states, and which of the
+// step's state rows.
+struct StatePlace {
+    int array, rows;
+};
+std::unique_ptr<const Instruction> convolved_rows(int x, int taps, std::optional<int> bias, int out, StatePlace place,
+                                                  int64_t channels, int kernel, bool silu);
+// Values: mixed, steps, betas, log rates, step biases. `like` has the rule's sizes and numbers.
+std::unique_ptr<const Instruction> delta_rows(const std::vector<int>& values, int out, StatePlace place,
+                                              const GatedDelta& like);
+// Values, keys, queries, steps, rates.
+std::unique_ptr<const Instruction> space_rows(const std::vector<int>& values, int out, StatePlace place,
+                                               const StateSpace& like);
 
 }  // namespace quire

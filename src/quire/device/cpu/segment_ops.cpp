@@ -2,7 +2,8 @@
 
 #include <nanobind/stl/map.h>
 
-#include "segment.h"
+#include "routing.h"
+#include "segment_run.h"
 
 namespace quire {
 namespace {
@@ -66,6 +67,25 @@ public:
 
 private:
     int64_t k_, width_;
+};
+
+// The experts of each row, and their weights.
+class RouteRows : public RowInstruction {
+public:
+    RouteRows(int logits, std::optional<int> correction, std::optional<int> per_expert, int chosen, int weights,
+              const Routing& routing)
+        : RowInstruction({logits}, {chosen, weights}, 8 * routing.experts), correction_(correction),
+          per_expert_(per_expert), routing_(routing) {}
+    void run_rows(const Frame& frame, int64_t begin, int64_t end) const override {
+        const float* correction = correction_ ? frame.values[*correction_] : nullptr;
+        const float* factors = per_expert_ ? frame.values[*per_expert_] : nullptr;
+        route_rows(routing_, frame.values[reads[0]], correction, factors, begin, end,
+                   (int32_t*)frame.values[writes[0]], frame.values[writes[1]]);
+    }
+
+private:
+    std::optional<int> correction_, per_expert_;  // constants
+    Routing routing_;
 };
 
 // An RMS norm of each head of a row.
@@ -244,120 +264,6 @@ private:
     float scale_, softcap_;
 };
 
-// One run of a segment. Inputs: pools, given values, and of each group its tables, rows and offsets. Outputs: the
-// segment's, then the pools, where they lie if nobody else reads them.
-class SegmentRun : public mlx::core::Primitive {
-public:
-    SegmentRun(mlx::core::Stream stream, std::shared_ptr<const SegmentBody> body, size_t pools,
-        std::vector<std::vector<int64_t>> sizes)
-        : Primitive(stream), body_(std::move(body)), pools_(pools), sizes_(std::move(sizes)) {}
-
-    void eval_cpu(const std::vector<array>& inputs, std::vector<array>& outputs) override {
-        auto& encoder = mlx::core::cpu::get_command_encoder(stream());
-        // Each output holds the inputs, though only one's are asked for: the others' would keep the pools in use.
-        for (array& out : outputs)
-            if (&out.inputs() != &inputs) out.inputs().clear();
-        const size_t values = outputs.size() - pools_;
-        for (size_t i = 0; i < values; i++) outputs[i].set_data(mlx::core::allocator::malloc(outputs[i].nbytes()));
-        for (size_t i = 0; i < pools_; i++) {
-            array& pool = outputs[values + i];
-            if (inputs[i].is_donatable() && inputs[i].flags().row_contiguous) {
-                pool.copy_shared_buffer(inputs[i]);
-            } else {
-                pool.set_data(mlx::core::allocator::malloc(pool.nbytes()));
-                encoder.dispatch(copying(inputs[i], pool));
-            }
-        }
-        encoder.dispatch([body = body_, frame = frame_of(in_rows(inputs, pools_, encoder), outputs)]() mutable {
-            body->run(frame);
-        });
-    }
-    void eval_gpu(const std::vector<array>&, std::vector<array>&) override {
-        throw std::runtime_error("quire's CPU kernels do not run on a GPU");
-    }
-    const char* name() const override { return "quire::segment"; }
-
-private:
-    Frame frame_of(const std::vector<array>& rows, std::vector<array>& outputs) const {
-        Frame frame{};
-        frame.rows = rows[0].shape(0);
-        frame.values.resize(body_->values());
-        frame.strides.resize(body_->values());
-        size_t at = 0;
-        for (const int value : body_->given()) frame.values[value] = const_cast<float*>(rows[at++].data<float>());
-        for (const auto& sizes : sizes_) {
-            const Tables tables(rows[at].data<int32_t>(), sizes);
-            frame.groups.push_back({tables, rows[at + 1].data<int32_t>(), rows[at + 2].data<int32_t>()});
-            at += 3;
-        }
-        size_t to = 0;
-        for (const int value : body_->outputs()) frame.values[value] = outputs[to++].data<float>();
-        for (; to < outputs.size(); to++) {
-            array& pool = outputs[to];
-            frame.pools.push_back({pool.data<char>(), storage_of(pool), pool.shape(0), pool.shape(1), pool.shape(2)});
-        }
-        return frame;
-    }
-
-    std::shared_ptr<const SegmentBody> body_;
-    size_t pools_;
-    std::vector<std::vector<int64_t>> sizes_;  // of each group's tables
-};
-
-// A segment while it is built, and its runs.
-struct Segment {
-    std::shared_ptr<SegmentBody> body = std::make_shared<SegmentBody>();
-
-    // Runs the segment on given values `[T, ...]`. As where MLX assigns, the pools' Python objects become the pools
-    // after it.
-    std::vector<array> run(const std::vector<array>& given, const std::vector<TableArrays>& tables,
-                           const std::vector<array>& rows, const std::vector<array>& offsets,
-                           const nb::list& list) const {
-        using namespace mlx::core;
-        require(!given.empty() && given.size() == body->given().size(), "the segment is given other values");
-        const int count = given[0].shape(0);
-        std::vector<array*> pools;
-        for (const auto& pool : list) pools.push_back(&nb::cast<array&>(pool));
-        std::vector<array> inputs;
-        for (const array* pool : pools) inputs.push_back(*pool);
-        for (size_t i = 0; i < given.size(); i++) {
-            const int value = body->given()[i];
-            require(given[i].dtype() == (body->integers(value) ? int32 : float32) && given[i].shape(0) == count &&
-                        (int64_t)given[i].size() == count * body->width(value),
-                    "given values must be of their type, with a row for each of the step's");
-            inputs.push_back(given[i]);
-        }
-        std::vector<std::vector<int64_t>> sizes;
-        for (size_t i = 0; i < tables.size(); i++) {
-            require(rows.at(i).dtype() == int32 && offsets.at(i).dtype() == int32, "rows and offsets are int32");
-            inputs.insert(inputs.end(), {tables[i].all, rows[i], offsets[i]});
-            sizes.push_back(tables[i].sizes);
-        }
-        std::vector<Shape> shapes;
-        std::vector<Dtype> types;
-        for (const auto& shape : body->output_shapes()) {
-            shapes.push_back({count});
-            shapes.back().insert(shapes.back().end(), shape.begin(), shape.end());
-            types.push_back(float32);
-        }
-        const size_t values = shapes.size();
-        for (const array* pool : pools) {
-            require(pool->ndim() == 3, "pools are [rows, block, dim]");
-            shapes.push_back(pool->shape());
-            types.push_back(pool->dtype());
-        }
-        auto primitive = std::make_shared<SegmentRun>(default_stream(Device(Device::cpu)), body, pools.size(), sizes);
-        auto made = array::make_arrays(shapes, types, primitive, inputs);
-        for (size_t i = 0; i < pools.size(); i++) pools[i]->overwrite_descriptor(made[values + i]);
-        made.resize(values, made[0]);
-        return made;
-    }
-
-    template <class Made, class... Arguments> void add(Arguments&&... arguments) {
-        body->add(std::make_unique<Made>(std::forward<Arguments>(arguments)...));
-    }
-};
-
 using RowShape = std::vector<int64_t>;
 
 }  // namespace
@@ -370,12 +276,13 @@ void bind_segments(nb::module_& m) {
         .def(nb::init<>())
         .def("given", [](Segment& s, int64_t width, bool integers) { return s.body->given(width, integers); },
              nb::arg("width"), nb::arg("integers") = false)
-        .def("value", [](Segment& s, int64_t width) { return s.body->value(width); })
+        .def("value", [](Segment& s, int64_t width, bool integers) { return s.body->value(width, integers); },
+             nb::arg("width"), nb::arg("integers") = false)
         .def("constant", [](Segment& s, const array& whole) { return s.body->constant(whole); })
         .def("output", [](Segment& s, int value, const std::vector<int>& shape) { s.body->output(value, shape); })
         .def("finish", [](Segment& s) { s.body->finish(); })
         .def("run", &Segment::run, nb::arg("given"), nb::arg("tables"), nb::arg("rows"), nb::arg("offsets"),
-             nb::arg("pools"))
+             nb::arg("pools"), nb::arg("states") = nb::list(), nb::arg("state_rows") = std::vector<array>())
         .def("products", [](Segment& s, int x, const std::vector<Matrix>& matrices, const std::vector<int>& outs) {
             s.add<MultiplyRows>(x, matrices, outs);
         })
@@ -385,6 +292,47 @@ void bind_segments(nb::module_& m) {
         .def("mix", [](Segment& s, int y, int weights, int out, int64_t k) {
             s.add<MixRows>(y, weights, out, k, s.body->width(out));
         }, nb::arg("y"), nb::arg("weights"), nb::arg("out"), nb::arg("k"))
+        .def("route", [](Segment& s, int logits, MaybeValue correction, MaybeValue per_expert, int chosen, int weights,
+                         int k, bool sigmoid, bool normalise, float scale, float softcap, int groups, int best_groups,
+                         int counted) {
+            const Routing routing{(int)s.body->width(logits), k, sigmoid, normalise, scale, softcap, groups,
+                                  best_groups, counted};
+            s.add<RouteRows>(logits, correction, per_expert, chosen, weights, routing);
+        }, nb::arg("logits"), nb::arg("correction").none(), nb::arg("per_expert").none(), nb::arg("chosen"),
+             nb::arg("weights"), nb::arg("k"), nb::arg("sigmoid"), nb::arg("normalise"), nb::arg("scale"),
+             nb::arg("softcap"), nb::arg("groups"), nb::arg("best_groups"), nb::arg("counted"))
+        .def("convolve", [](Segment& s, int x, int taps, MaybeValue bias, int out, int state, int rows, int kernel,
+                            bool silu) {
+            s.body->add(convolved_rows(x, taps, bias, out, {state, rows}, s.body->width(x), kernel, silu));
+        }, nb::arg("x"), nb::arg("taps"), nb::arg("bias").none(), nb::arg("out"), nb::arg("state"), nb::arg("rows"),
+             nb::arg("kernel"), nb::arg("silu"))
+        .def("delta_rule", [](Segment& s, const std::vector<int>& values, int out, int state, int rows, int key_heads,
+                              const std::vector<int>& shape, bool by_column, float eps, float most_correction,
+                              float most_forgotten) {
+            GatedDelta d{};
+            d.key_heads = key_heads;
+            d.value_heads = shape.at(0);
+            d.value_dim = shape.at(1);
+            d.key_dim = shape.at(2);
+            d.by_column = by_column;
+            d.eps = eps;
+            d.most_correction = most_correction;
+            d.most_forgotten = most_forgotten;
+            s.body->add(delta_rows(values, out, {state, rows}, d));
+        }, nb::arg("values"), nb::arg("out"), nb::arg("state"), nb::arg("rows"), nb::arg("key_heads"),
+             nb::arg("shape"), nb::arg("by_column"), nb::arg("eps"), nb::arg("most_correction"),
+             nb::arg("most_forgotten"))
+        .def("state_space", [](Segment& s, const std::vector<int>& values, int out, int state, int rows, int groups,
+                               const std::vector<int>& shape, bool by_column) {
+            StateSpace space{};
+            space.heads = shape.at(0);
+            space.head_dim = shape.at(1);
+            space.state_dim = shape.at(2);
+            space.groups = groups;
+            space.by_column = by_column;
+            s.body->add(space_rows(values, out, {state, rows}, space));
+        }, nb::arg("values"), nb::arg("out"), nb::arg("state"), nb::arg("rows"), nb::arg("groups"), nb::arg("shape"),
+             nb::arg("by_column"))
         .def("embed", [](Segment& s, int tokens, const Matrix& table, int out) { s.add<EmbedRows>(tokens, out, table); },
              nb::arg("tokens"), nb::arg("table"), nb::arg("out"))
         .def("add_low_rank", [](Segment& s, int y, int x, int numbers, int out, array inner, array outer) {

@@ -15,6 +15,7 @@ from quire.core.arrays import Ints
 from quire.core.kv_format import KVFormat
 from quire.device.dtypes import DTYPES
 from quire.executor.graphs.records import StepRecord, by_row
+from quire.executor.recurrent_rows import targets_of
 from quire.scheduler.plan import ScheduledSequence
 
 MAX_TARGETS = 4
@@ -103,13 +104,6 @@ def write_states(inputs: StepRecord, group: int, rows: Sequence[ScheduledSequenc
         own[: len(slots)] = slots
         first += each.count
     return True
-
-
-def targets_of(sequence: ScheduledSequence, group: int) -> list[int]:
-    """Return the slots that get a sequence's state after its rows."""
-    drafted = [slot for owner, slot in sequence.drafted_states if owner == group]
-    own = drafted or [sequence.block_ids(group)[0]]
-    return own + [slot for owner, slot in sequence.snapshots if owner == group]
 
 
 class KeptStates:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from math import prod
 from typing import Any
@@ -14,6 +14,7 @@ from quire.cache.specs import KVLayout
 from quire.device.cpu.matrices import Matrices
 from quire.device.weights import GatedExperts, Matrix, PackedWeight
 from quire.executor.segments.places import (
+    MULTIPLE,
     Place,
     UnsupportedNode,
     fixed,
@@ -23,7 +24,7 @@ from quire.executor.segments.places import (
     split,
     transposed,
 )
-from quire.executor.segments.values import SegmentValues
+from quire.executor.segments.states import StateInstructions
 from quire.program.passes import PRODUCTS, RESHAPES
 from quire.program.values import Node, Program
 
@@ -42,8 +43,8 @@ _READ_AS = {
     "add_low_rank": (mx.float32, mx.int32),
 }
 """Types that instructions read, where they are not float32."""
-_MULTIPLE = 16
-"""Head sizes must be multiples of this: the kernels' longest vector."""
+_MAKES = {"route": (mx.int32, mx.float32)}
+"""Likewise, what they compute."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ class Segment:
         given, outputs: ids of the program's values, in its order.
         layers: layers whose pools it reads, in the order of its pools.
         groups: KV groups whose rows it needs, in order.
+        states: layers and names of the recurrent states that it advances, in order.
+        state_groups: groups of recurrent layers whose rows it needs, in order.
     """
 
     native: Any
@@ -62,24 +65,23 @@ class Segment:
     outputs: tuple[int, ...]
     layers: tuple[int, ...]
     groups: tuple[int, ...]
+    states: tuple[tuple[int, str], ...]
+    state_groups: tuple[int, ...]
 
 
-class SegmentBuilder(SegmentValues):
+class SegmentBuilder(StateInstructions):
     """Collects instructions for nodes, in order. A node that is refused leaves no instruction.
 
     Attributes:
         computed: ids of the values that nodes of the segment compute.
-        instructions: number of instructions.
     """
 
     def __init__(self, program: Program, layout: KVLayout, ops: Any) -> None:
-        super().__init__(program, ops.Segment())
-        self._layout = layout
+        super().__init__(program, layout, ops.Segment())
         self._matrices = Matrices(ops)
         self._layers: list[int] = []
         self._groups: list[int] = []
         self.computed: set[int] = set()
-        self.instructions = 0
         self._kinds: dict[str, Callable[[Node], None]] = {
             **dict.fromkeys(PRODUCTS, lambda node: self.add_products([node])),
             "add_low_rank": self._add_low_rank,
@@ -89,7 +91,11 @@ class SegmentBuilder(SegmentValues):
             "rotate": self._rotate,
             "gated": self._gated,
             "experts": self._experts,
+            "route": self._route,
             "attend": self._attend,
+            "convolve": self._convolve,
+            "delta_rule": self._delta_rule,
+            "state_space": self._state_space,
             **dict.fromkeys(RESHAPES, self._reshape),
             "Broadcast": self._broadcast,
             "Slice": lambda node: self._view(node, [sliced(self._place(node.inputs[0]), node)]),
@@ -111,7 +117,8 @@ class SegmentBuilder(SegmentValues):
         read = [self._program.values[id].dtype for id in node.inputs]
         made = [self._program.values[id].dtype for id in node.outputs]
         taken = _READ_AS.get(node.kind, (mx.float32,))
-        if any(each not in taken for each in read) or any(each != mx.float32 for each in made):
+        makes = _MAKES.get(node.kind, (mx.float32,))
+        if any(each not in taken for each in read) or any(each not in makes for each in made):
             raise UnsupportedNode(f"{node.kind} of other types than float32")
         self._kinds[node.kind](node)
         self.computed |= set(node.outputs)
@@ -153,6 +160,8 @@ class SegmentBuilder(SegmentValues):
             tuple(wanted),
             layers=tuple(self._layers),
             groups=tuple(self._groups),
+            states=tuple(self._states),
+            state_groups=tuple(self._state_groups),
         )
 
     # -- views -----------------------------------------------------------------------------------
@@ -204,8 +213,8 @@ class SegmentBuilder(SegmentValues):
         self.instructions += 1
 
     def _rms_norm(self, node: Node) -> None:
-        weight = node.weight("weight")
-        if "weight" in node.roles:
+        weight = self._weight(node, "weight")
+        if weight is None and "weight" in node.roles:
             raise UnsupportedNode("norms by computed weights")
         number = None if weight is None else self._constant(weight)
         shape = row_shape(self._program.values[node.outputs[0]])
@@ -262,6 +271,22 @@ class SegmentBuilder(SegmentValues):
         self._native.mix(outputs, self._whole(weights), self._new(node.outputs[0]), k)
         self.instructions += 5
 
+    def _route(self, node: Node) -> None:
+        logits, routing = node.input("logits"), node.attributes["router"].routing
+        if routing is None or logits is None:
+            raise UnsupportedNode("routers that choose experts one after the other")
+        names = "correction", "per_expert"
+        given = [self._weight(node, name) for name in names]
+        if any(
+            each is None and name in node.roles for name, each in zip(names, given, strict=True)
+        ):
+            raise UnsupportedNode("routers by computed weights")
+        added, factors = (None if each is None else self._constant(each) for each in given)
+        whole = self._whole(logits)
+        made = [self._new(id) for id in node.outputs]
+        self._native.route(whole, added, factors, *made, **asdict(routing))
+        self.instructions += 1
+
     def _unary(self, name: str, node: Node) -> None:
         row_shape(self._program.values[node.inputs[0]])
         x = self._whole(node.inputs[0])
@@ -296,7 +321,7 @@ class SegmentBuilder(SegmentValues):
         spec = self._layout.groups[group].spec.attention
         if own.get("chosen_by") is not None or own["part"] or spec is None or spec.value_in_key:
             raise UnsupportedNode("attention of this kind")
-        if "sinks" in node.roles or spec.head_dim % _MULTIPLE or spec.value_dim % _MULTIPLE:
+        if "sinks" in node.roles or spec.head_dim % MULTIPLE or spec.value_dim % MULTIPLE:
             raise UnsupportedNode("attention over heads of this size")
         q, k, v = (node.input(role) for role in ("q", "k", "v"))
         assert q is not None, "attention has queries"

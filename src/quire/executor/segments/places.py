@@ -13,6 +13,9 @@ from quire.program.values import Form, Node, Size, Value
 ROWS = Form(0, (("T", 1),))
 """The first axis of values that have a row for each of the step's."""
 
+MULTIPLE = 16
+"""Sizes of heads and channels must be multiples of this: the kernels' longest vector."""
+
 
 class UnsupportedNode(Exception):
     """Raised if a segment has no instruction for a node, or no view for its result."""

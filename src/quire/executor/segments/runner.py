@@ -21,7 +21,7 @@ from quire.executor.segments.builder import BINARY, UNARY, Segment
 from quire.executor.segments.stages import Stages, staged
 from quire.models.base import LanguageModel
 from quire.program.low_rank import NUMBERS, with_low_rank
-from quire.program.passes import simplified
+from quire.program.passes import KEEPS_ORDER, simplified
 from quire.program.primitives import ELEMENTWISE
 from quire.program.replay import run_node
 from quire.program.trace import NotLinear, trace_body
@@ -56,14 +56,16 @@ def open_segments(model: LanguageModel) -> StepSegments | None:
 
 
 class Attends(Enum):
-    """Whether segments compute attention. They read plain KV blocks only."""
+    """Whether segments compute attention and recurrences: over plain KV blocks, and states of one
+    format.
+    """
 
     INSIDE = "attention inside"
     OUTSIDE = "attention outside"
 
     @staticmethod
     def of(inputs: StepInputs) -> Attends:
-        """Return where the attention of a step is computed."""
+        """Return where the attention and the recurrences of a step are computed."""
         return Attends.INSIDE if inputs.attention.is_plain else Attends.OUTSIDE
 
 
@@ -138,9 +140,10 @@ class StepSegments:
         known |= {id: fields[name] for name, id in program.fields.items()}
         operations, sizes = current_device().operations, {"T": len(inputs.tokens)}
         groups: dict[int, _GroupRows] = {}
+        state_rows = cache(inputs.state_rows)
         for stage in stages.order:
             if isinstance(stage, Segment):
-                found = self._computed(stage, inputs.attention, known, groups=groups)
+                found = self._computed(stage, inputs.attention, known, groups, state_rows)
                 known.update(zip(stage.outputs, found, strict=True))
             else:
                 run_node(program, stage, known, operations=operations, sizes=sizes, steps=[inputs])
@@ -153,6 +156,7 @@ class StepSegments:
         attention: StepAttention,
         known: Mapping[int, mx.array],
         groups: dict[int, _GroupRows],
+        state_rows: Callable[[int], mx.array],
     ) -> list[mx.array]:
         for group in segment.groups:
             if group not in groups:
@@ -167,6 +171,8 @@ class StepSegments:
             [each.rows for each in rows],
             [each.offsets for each in rows],
             [array for store in attention.stores(segment.layers) for array in store.arrays()],
+            [attention.states(layer)[name] for layer, name in segment.states],
+            [state_rows(group) for group in segment.state_groups],
         )
         return found
 
@@ -203,7 +209,7 @@ class StepSegments:
 
 
 def _divided(program: Program, layout: KVLayout, ops: Any, attention: Attends) -> Stages:
-    refused = refused_nodes(ops) | ({"attend"} if attention is Attends.OUTSIDE else set())
+    refused = refused_nodes(ops) | (KEEPS_ORDER if attention is Attends.OUTSIDE else set())
     return staged(program, layout, ops, refused=refused)
 
 

@@ -23,6 +23,7 @@ class SegmentValues:
         self._places: dict[int, Place] = {}
         self._constants: dict[int, int] = {}
         self._given: dict[int, int] = {}
+        self._integers = set[int]()
 
     def _place(self, id: int) -> Place:
         """Return where a value's rows lie; a value from outside is given to the segment."""
@@ -36,6 +37,8 @@ class SegmentValues:
                 shape = row_shape(value)
                 number = self._native.given(prod(shape), integers=value.dtype == mx.int32)
                 self._given[id] = number
+                if value.dtype == mx.int32:
+                    self._integers.add(number)
                 self._places[id] = Place.of(number, shape)
         return self._places[id]
 
@@ -48,14 +51,20 @@ class SegmentValues:
 
     def _copied(self, place: Place) -> Place:
         shape, (strides,) = joined_axes([place])
-        number = self._native.value(prod(place.shape))
+        number = self._value(prod(place.shape), integers=place.value in self._integers)
         self._native.copy(place.value, strides, place.offset, number, shape)
         return Place.of(number, place.shape)
 
     def _new(self, id: int) -> int:
         shape = row_shape(self._program.values[id])
-        number: int = self._native.value(prod(shape))
+        number = self._value(prod(shape), integers=self._program.values[id].dtype == mx.int32)
         self._places[id] = Place.of(number, shape)
+        return number
+
+    def _value(self, width: int, *, integers: bool) -> int:
+        number: int = self._native.value(width, integers=integers)
+        if integers:
+            self._integers.add(number)
         return number
 
     def _constant(self, array: mx.array) -> int:

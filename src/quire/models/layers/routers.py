@@ -9,6 +9,7 @@ from functools import cache
 import mlx.core as mx
 
 from quire.device.device import current_device, fused
+from quire.device.mixture import Routing
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,18 @@ class SoftmaxRouter:
     groups: int = 1
     best_groups: int = 1
     counted: int = 1
+
+    @property
+    def routing(self) -> Routing:
+        return Routing(
+            self.k,
+            sigmoid=False,
+            normalise=self.normalise,
+            scale=self.scale,
+            groups=self.groups,
+            best_groups=self.best_groups,
+            counted=self.counted,
+        )
 
     def route(self, logits: mx.array, correction: mx.array | None) -> tuple[mx.array, mx.array]:
         grouped = self.best_groups < self.groups
@@ -74,6 +87,19 @@ class SigmoidRouter:
     corrected: bool = True
     softcap: float = 0.0
 
+    @property
+    def routing(self) -> Routing:
+        return Routing(
+            self.k,
+            sigmoid=True,
+            normalise=self.normalise,
+            scale=self.scale,
+            softcap=self.softcap,
+            groups=self.groups,
+            best_groups=self.best_groups,
+            counted=2,
+        )
+
     def route(self, logits: mx.array, correction: mx.array | None) -> tuple[mx.array, mx.array]:
         if self.softcap:
             logits = mx.tanh(logits / self.softcap) * self.softcap
@@ -106,6 +132,10 @@ class SparseMixer:
     @property
     def k(self) -> int:
         return 2
+
+    @property
+    def routing(self) -> None:
+        """None: experts are chosen one after the other."""
 
     def route(self, logits: mx.array, correction: mx.array | None) -> tuple[mx.array, mx.array]:
         first, first_weight = self._best(logits, logits)
