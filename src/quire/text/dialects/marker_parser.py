@@ -193,7 +193,7 @@ class MarkerParser:
         self._ids = {added[marker]: marker for marker in markers if marker in added}
         self._scanner = MarkerScanner(marker for marker in markers if marker not in added)
         self._parts = {added[part]: part for part in layout.parts if part in added}
-        self._owned = frozenset(self._ids) | self._parts.keys()
+        self.owned = frozenset(self._ids) | self._parts.keys()
         self.mode = Mode.START if self.tools and NO_SECTION in layout.sections else Mode.TEXT
         if started_reasoning(start, layout.reasoning) is not None:
             self.mode = Mode.REASONING
@@ -213,10 +213,6 @@ class MarkerParser:
     @property
     def thinking(self) -> bool | None:
         return None if self.mode is Mode.HEADER else self.mode is Mode.REASONING
-
-    @property
-    def owned(self) -> frozenset[int]:
-        return self._owned
 
     def feed(self, token_id: int, piece: str) -> list[Delta]:
         marker = self._ids.get(token_id)
