@@ -29,8 +29,8 @@ struct StateArray {
     float* slot(int64_t number) const { return data + number * floats; }
 };
 
-// The sequences of a step whose states advance. Numbers: how many there are, and of each its first row, rows, slot of the
-// state before (-1: zeros), and where its target slots begin among the numbers, and how many these are.
+// The sequences of a step whose states advance. Numbers: how many there are; of each its first row, rows, the slot of
+// the state before (-1: zeros), where its target slots begin among the numbers, and how many these are.
 struct StateRows {
     const int32_t* numbers;
     struct Sequence {

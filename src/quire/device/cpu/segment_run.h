@@ -5,9 +5,9 @@
 
 namespace quire {
 
-// One run of a segment. Inputs: pools, arrays of states, given values, of each KV group its tables, rows and offsets, and
-// of each group of recurrent layers its state rows. Outputs: the segment's, then pools and states, where they lie if
-// nobody else reads them.
+// One run of a segment. Inputs: pools, arrays of states, given values, of each KV group its tables, rows and offsets,
+// and of each group of recurrent layers its state rows. Outputs: the segment's, then pools and states, where they lie
+// if nobody else reads them.
 class SegmentRun : public mlx::core::Primitive {
 public:
     // `kept`: pools and arrays of states, of which `states` are the latter.

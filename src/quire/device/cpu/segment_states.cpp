@@ -48,7 +48,8 @@ class ConvolveRows : public StateInstruction {
 public:
     ConvolveRows(std::vector<int> reads, int out, StatePlace place, const CausalConv& like)
         : StateInstruction(std::move(reads), out, place), like_(like) {
-        require(like.channels % 16 == 0 && like.kernel <= 8, "channels are a multiple of 16, a filter has 8 taps at most");
+        require(like.channels % 16 == 0 && like.kernel <= 8,
+                "channels are a multiple of 16, a filter has 8 taps at most");
     }
     void run(Frame& frame) const override {
         const StateRows& all = sequences(frame);
