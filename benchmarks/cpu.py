@@ -20,10 +20,13 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
+from cpu_gguf import FILES
 from cpu_models import SHAPES, write_gguf, write_mlx
 from cpu_work import Rates, Work
 from kv_formats import FORMATS, compared, steps_of_each
@@ -105,32 +108,38 @@ def read_speed() -> float:
 def make_models(folder: Path, shape: str) -> None:
     """The files of a shape, unless they are there."""
     folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / shape / "config.json").exists():
+    write = FILES.get(shape) or partial(write_gguf, shape=SHAPES[shape])
+    if shape in SHAPES and not (folder / shape / "config.json").exists():
         write_mlx(folder / shape, SHAPES[shape])
     for kind in KINDS:
         path = folder / f"{shape}-{kind}.gguf"
         if not path.exists():
-            write_gguf(path, SHAPES[shape], gguf.GGMLQuantizationType[kind])
+            write(path, kind=gguf.GGMLQuantizationType[kind])
+
+
+def own_file(shape: str) -> str:
+    """The name of a shape's 4-bit file for Quire; a mixture's and a hybrid's is llama.cpp's."""
+    return shape if shape in SHAPES else f"{shape}-{KINDS[0]}.gguf"
 
 
 def beside_llama(args: argparse.Namespace, shape: str, tokens: int) -> dict[str, Rates]:
     """The rates of Quire and llama.cpp on one shape."""
     make_models(args.models, shape)
 
-    def work(model: str, blas: str = "auto", *, segments: bool = True) -> Work:
-        path = str(args.models / model)
+    def work(model: str) -> Work:
         given = args.prompt, args.streams, tokens, args.threads
-        return Work(path, *given, blas, args.kernels, segments, repacks=not args.no_repack)
+        return Work(str(args.models / model), *given, repacks=not args.no_repack)
 
-    def quire(name: str, blas: str, *, segments: bool = True) -> Contender:
-        own = work(shape, blas, segments=segments)
-        return Contender(name, sys.executable, "cpu_quire.py", own)
+    def quire(name: str, **own: Any) -> Contender:
+        asked = replace(work(own_file(shape)), **{"kernels": args.kernels[0], **own})
+        return Contender(name, sys.executable, "cpu_quire.py", asked)
 
-    contenders = [quire("quire", "auto")]
+    contenders = [quire("quire")]
+    contenders += [quire(f"quire, {kernels}", kernels=kernels) for kernels in args.kernels[1:]]
     if args.eager:
-        contenders.append(quire("quire, without segments", "auto", segments=False))
+        contenders.append(quire("quire, without segments", segments=False))
     if shape == args.openblas_shape:
-        contenders.append(quire("quire, OpenBLAS", "openblas"))
+        contenders.append(quire("quire, OpenBLAS", blas="openblas"))
     for program in args.llama:
         for kind in KINDS:
             file = replace(work(f"{shape}-{kind}.gguf"), llama=str(program.resolve()))
@@ -146,7 +155,7 @@ def embedded(args: argparse.Namespace) -> dict[str, Rates]:
             name,
             sys.executable,
             "cpu_quire.py",
-            Work(str(MODEL_DIR), 1024, (1, 8, 32), 64, args.threads, blas, args.kernels),
+            Work(str(MODEL_DIR), 1024, (1, 8, 32), 64, args.threads, blas, args.kernels[0]),
         )
         for name, blas in (("quire", "auto"), ("quire, OpenBLAS", "openblas"))
     ]
@@ -179,7 +188,7 @@ def main() -> None:
     parser.add_argument("--llama", type=Path, nargs="*", default=[], help="llama-batched-bench")
     parser.add_argument("--eager", action="store_true", help="also Quire without segments")
     parser.add_argument("--models", type=Path, default=Path("/tmp/quire-cpu-models"))
-    parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--shapes", nargs="*", choices=[*SHAPES, *FILES], default=list(SHAPES))
     parser.add_argument("--openblas-shape", default="225M", help="others take too long; '': none")
     parser.add_argument("--prompt", type=int, default=256, help="tokens of the prompt")
     parser.add_argument("--streams", type=int, nargs="*", default=[1, 8, 32])
@@ -190,7 +199,9 @@ def main() -> None:
         help="llama.cpp reads weights as they lie: its AMX crashes in some virtual machines",
     )
     parser.add_argument("--only-shapes", action="store_true", help="neither embedded nor formats")
-    parser.add_argument("--kernels", default="auto", help="the instruction set of Quire's kernels")
+    parser.add_argument(
+        "--kernels", nargs="*", default=["auto"], help="instruction sets of Quire's kernels"
+    )
     parser.add_argument("--tokens", type=int, default=24, help="that each stream generates")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(

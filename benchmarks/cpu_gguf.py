@@ -17,6 +17,14 @@ _SCALE = 0.01
 _HIDDEN, _VOCAB, _LAYERS = 1024, 32768, 8
 
 
+def _tokens() -> list[str]:
+    """A byte-level vocabulary: 256 bytes as GPT-2 spells them, then tokens that nobody writes."""
+    kept = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    letters = [chr(byte if byte in kept else next(others)) for byte in range(256)]
+    return [*letters, "th", *(f"token{number}" for number in range(257, _VOCAB))]
+
+
 class _File:
     """A file while it is written."""
 
@@ -30,7 +38,13 @@ class _File:
         writer.add_block_count(_LAYERS)
         writer.add_layer_norm_rms_eps(1e-6)
         writer.add_vocab_size(_VOCAB)
-        writer.add_tokenizer_model("no_vocab")
+        tokens = _tokens()
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("gpt-2")
+        writer.add_token_list(tokens)
+        writer.add_token_types([gguf.TokenType.NORMAL] * len(tokens))
+        writer.add_token_merges(["t h"])
+        writer.add_eos_token_id(_VOCAB - 1)
         writer.add_rope_freq_base(1e6)
         self.codes("token_embd", _VOCAB, _HIDDEN)
         self.floats("output_norm.weight", np.ones(_HIDDEN))
@@ -137,5 +151,5 @@ def write_hybrid(path: Path, kind: gguf.GGMLQuantizationType) -> None:
     file.close()
 
 
-Write = Callable[[Path, gguf.GGMLQuantizationType], None]
+Write = Callable[..., None]
 FILES: dict[str, Write] = {"mixture": write_mixture, "hybrid": write_hybrid}

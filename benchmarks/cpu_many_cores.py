@@ -20,7 +20,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from cpu import Contender, make_models
+from cpu import Contender, make_models, own_file
+from cpu_gguf import FILES
 from cpu_models import SHAPES
 from cpu_work import Work
 
@@ -33,7 +34,8 @@ def contenders(models: Path, shape: str, asked: argparse.Namespace) -> Iterator[
     """Yield who takes part, most wanted first."""
     python = sys.executable
     for threads in asked.threads:
-        work = Work(str(models / shape), asked.prompt, STREAMS, asked.tokens, threads)
+        own = str(models / own_file(shape))
+        work = Work(own, asked.prompt, STREAMS, asked.tokens, threads)
         yield Contender(f"quire, {threads} threads", python, "cpu_quire.py", work)
         for program in asked.llama:
             packed = replace(work, model=str(models / f"{shape}-Q4_0.gguf"), llama=str(program))
@@ -41,11 +43,11 @@ def contenders(models: Path, shape: str, asked: argparse.Namespace) -> Iterator[
             yield Contender(name, python, "cpu_llama.py", packed)
     work = replace(work, threads=asked.threads[0])
     for kernels in asked.kernels:
-        own = replace(work, kernels=kernels)
-        yield Contender(f"quire, {kernels}", python, "cpu_quire.py", own)
+        forced = replace(work, kernels=kernels)
+        yield Contender(f"quire, {kernels}", python, "cpu_quire.py", forced)
     if asked.all:
-        own = replace(work, segments=False)
-        yield Contender("quire, without segments", python, "cpu_quire.py", own)
+        eager = replace(work, segments=False)
+        yield Contender("quire, without segments", python, "cpu_quire.py", eager)
 
 
 def table(title: str, runs: dict[str, list[dict[str, Any]]]) -> str:
@@ -65,7 +67,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--models", type=Path, default=Path("/tmp/quire-cpu-models"))
-    parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--shapes", nargs="*", choices=[*SHAPES, *FILES], default=list(SHAPES))
     parser.add_argument("--threads", type=int, nargs="*", default=[cores.count, cores.count // 2])
     parser.add_argument("--kernels", nargs="*", default=[], help="instruction sets beside the best")
     parser.add_argument("--llama", type=Path, nargs="*", default=[], help="llama-batched-bench")
