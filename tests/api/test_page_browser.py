@@ -143,6 +143,22 @@ def test_formulas_are_typeset_and_money_is_not(page: Any, served: Served) -> Non
     assert heights  # the policy lets KaTeX size what it draws
 
 
+OPEN = r"""The sum \(a_1 + b_1 and \[c
+
+\[
+a & b \\
+c"""
+
+
+def test_a_formula_without_an_end_stands_as_it_is_written(page: Any, served: Served) -> None:
+    says(served, OPEN, silent=True)
+    opened(page, served.url)
+    ask(page, "Show me")
+    page.wait_for_selector(".assistant .plain:has-text('c')")
+    assert page.locator(".assistant .text > p").all_inner_texts() == OPEN.split("\n\n")
+    page.click("[aria-label=Stop]")
+
+
 def test_text_runs_as_its_language_does(page: Any, served: Served) -> None:
     quote, table = "> ציטוט\n\n", "| אחת | two |\n|---|---|\n| 1 | 2 |\n"
     says(served, f"שלום עולם\n\n- אחת\n- שתיים\n\nEnglish\n\n{quote}{table}")
@@ -433,13 +449,29 @@ def test_a_live_view_opened_later_shows_what_was_and_when_it_last_knew(
     page.wait_for_selector(".live-inner:not(.stale)")
 
 
+LINES = """(node) => {
+  const range = document.createRange();
+  range.selectNodeContents(node);
+  return range.getClientRects().length;
+}"""
+
+
 @pytest.mark.slow
 def test_a_phone_has_a_drawer_and_nothing_is_cut_off(page: Any, served: Served) -> None:
-    says(served, MARKDOWN)
+    words = ("Angle of the rotation", "Matrix in the plane", "Determinant")
+    says(served, f"{MARKDOWN}\n\n|{'|'.join(words)}|\n|-|-|-|\n|0|1|1|")
     page.set_viewport_size({"width": 360, "height": 740})
     opened(page, served.url)
     ask(page, "Show me")
     page.wait_for_selector(DONE)
+    page.click("[aria-label='Answer again']")
+    page.wait_for_selector(DONE)
+    page.click("[aria-label='Compare versions']")
+    heads = page.locator("dialog .column >> nth=0 >> th:has-text('Determinant')")
+    assert heads.evaluate(LINES) == 1  # no word is broken: the table scrolls
+    close = page.get_by_role("button", name="Close")
+    assert close.evaluate("(node) => node.getBoundingClientRect().bottom < innerHeight")
+    close.click()
     for view in ("#chat", "#live"):
         page.goto(served.url + "/" + view)
         assert page.evaluate("document.documentElement.scrollWidth") <= 360

@@ -167,7 +167,11 @@ def test_parameters_are_a_conversations_own_and_saved_as_presets(page: Any, serv
     page.wait_for_selector(DONE)
     assert "You are a poet" not in prompt_of(served, served.engine.requests[-1])
     page.click("[aria-label=Parameters]")
+    assert page.get_by_role("button", name="Delete preset").is_disabled()
     page.get_by_label("Preset", exact=True).select_option("Poet")
+    page.once("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name="Delete preset").click()
+    assert page.locator("[aria-label=Preset] option").all_inner_texts() == ["Presets"]
     page.get_by_role("button", name="Use").click()
     page.reload()
     page.wait_for_selector("html[data-ready]")

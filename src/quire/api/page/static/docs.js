@@ -28,7 +28,7 @@ try {
   const names = spec.components.schemas.ChatRequest?.properties?.model?.enum ?? [];
   $("#main").replaceChildren(
     h("h1", {}, `${spec.info.title} API`),
-    h("p", {}, `Version ${spec.info.version}. The document itself: `, h("a", { href: "/openapi.json" }, "/openapi.json"), ". With an API key, send it as Authorization: Bearer KEY or x-api-key: KEY."),
+    h("p", {}, `Version ${spec.info.version}. The document itself: `, h("a", { href: "/openapi.json" }, "/openapi.json"), ". With an API key, send it as ", h("code", {}, "Authorization: Bearer KEY"), " or ", h("code", {}, "x-api-key: KEY"), "."),
     h("ul", { class: "contents" }, operations.map(({ path, method, operation }) => h("li", {}, h("a", { href: `#${anchor(method, path)}` }, verb(method), h("code", {}, path)), h("span", {}, operation.summary)))),
     ...operations.map((each) => section(spec, each, names[0])));
   if (location.hash) document.getElementById(location.hash.slice(1))?.scrollIntoView();

@@ -6,7 +6,7 @@ export function h(tag, props = {}, ...children) {
   for (const [name, value] of Object.entries(props)) {
     if (value === undefined || value === null || value === false) continue;
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
-    else if (["value", "checked", "disabled", "hidden", "open", "textContent"].includes(name)) node[name] = value;
+    else if (["value", "checked", "disabled", "hidden", "open", "selected", "textContent"].includes(name)) node[name] = value;
     else node.setAttribute(name, value === true ? "" : value);
   }
   for (const child of children.flat(Infinity)) { // one by one: there may be more than a call takes arguments

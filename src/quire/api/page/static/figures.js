@@ -4,6 +4,11 @@ const grouped = new Intl.NumberFormat("en");
 
 export const count = (value) => grouped.format(Math.round(value));
 
+const oneDecimal = new Intl.NumberFormat("en", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
+
+/** Tokens a second. */
+export const rate = (value) => oneDecimal.format(value);
+
 export const share = (part, whole) => (whole ? `${Math.round((100 * part) / whole)}%` : "–");
 
 /** As `core/figures.py` spells them in the terminal and the log. */

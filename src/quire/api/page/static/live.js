@@ -3,7 +3,7 @@
 import { get } from "./api.js";
 import { h } from "./dom.js";
 import { Blocks } from "./blocks.js";
-import { bytes, count, seconds, share } from "./figures.js";
+import { bytes, count, rate, seconds, share } from "./figures.js";
 import { Chart } from "./chart.js";
 import { Served } from "./served.js";
 
@@ -155,7 +155,7 @@ export class Live {
       h("td", {}, count(stream.prompt_tokens)),
       h("td", { title: why(stream.reuse) }, stream.reuse === null ? "–" : share(stream.cached_tokens, stream.prompt_tokens)),
       h("td", {}, count(stream.generated_tokens)),
-      h("td", { class: "speed" }, meter(stream.first_token_s === null ? 0 : speed / most), stream.first_token_s === null ? "–" : `${speed.toFixed(1)}/s`),
+      h("td", { class: "speed" }, meter(stream.first_token_s === null ? 0 : speed / most), stream.first_token_s === null ? "–" : `${rate(speed)}/s`),
       h("td", { class: "age" }, seconds(stream.age_s)))))));
   }
 

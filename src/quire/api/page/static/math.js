@@ -6,13 +6,17 @@ const LONGEST = 5000; // characters of one formula
 const PAIRS = [["\\(", "\\)", false], ["\\[", "\\]", true], ["$$", "$$", true], ["$", "$", false]];
 const DISPLAYS = [["\\[", "\\]"], ["$$", "$$"]];
 
-/** Teach a reader of Markdown formulas: `\(…\)` and `$…$` in a line, `\[…\]`, `$$…$$` and `\begin{…}` on their own. */
+/**
+ * Teach a reader of Markdown formulas: `\(…\)` and `$…$` in a line, `\[…\]`, `$$…$$` and `\begin{…}` on their own.
+ * One without an end, as in an answer that grows, is shown as it is written.
+ */
 export function addMath(reader) {
   reader.inline.ruler.before("escape", "math", inline);
   reader.block.ruler.before("fence", "math", block, { alt: ["paragraph", "reference", "blockquote", "list"] });
   const { escapeHtml } = reader.utils;
   reader.renderer.rules.math_inline = (tokens, at) => `<span class="math" title="${tokens[at].markup}">${escapeHtml(tokens[at].content)}</span>`;
   reader.renderer.rules.math_block = (tokens, at) => `<div class="math display">${escapeHtml(tokens[at].content)}</div>\n`;
+  reader.renderer.rules.math_open = (tokens, at) => `<p class="plain" dir="ltr">${escapeHtml(tokens[at].content)}</p>\n`;
 }
 
 function inline(state, silent) {
@@ -22,7 +26,12 @@ function inline(state, silent) {
   const [open, close, display] = pair;
   const begin = pos + open.length;
   const end = close === "$" ? dollar(src, begin, state.posMax) : next(state, close, begin);
-  if (end <= begin || end > Math.min(state.posMax, begin + LONGEST)) return false;
+  if (end <= begin || end > Math.min(state.posMax, begin + LONGEST)) {
+    if (open[0] !== "\\") return false;
+    if (!silent) state.pending += open; // the backslash stays
+    state.pos = begin;
+    return true;
+  }
   if (!silent) {
     const token = state.push("math_inline", "span", 0);
     token.content = src.slice(begin, end);
@@ -61,7 +70,7 @@ function block(state, startLine, endLine, silent) {
   const [open, close] = pair;
   const begin = state.bMarks[startLine] + state.tShift[startLine] + open.length;
   const closed = next(state, close, begin);
-  if (closed < 0 || closed > begin + LONGEST) return false;
+  if (closed < 0 || closed > begin + LONGEST) return unclosed(state, { startLine, endLine, alone: first.trim() === open || Boolean(environment) }, silent);
   const found = [];
   for (let line = startLine; line < endLine; line += 1) {
     const text = line === startLine ? first.slice(open.length) : state.getLines(line, line + 1, state.blkIndent, false);
@@ -81,6 +90,20 @@ function block(state, startLine, endLine, silent) {
     return true;
   }
   return false;
+}
+
+/** Read a formula without an end, whose mark stands alone on its line, as plain text until the next blank line. */
+function unclosed(state, { startLine, endLine, alone }, silent) {
+  if (!alone) return false;
+  if (silent) return true;
+  let line = startLine + 1;
+  while (line < endLine && !state.isEmpty(line) && state.sCount[line] >= state.blkIndent) line += 1;
+  const token = state.push("math_open", "p", 0);
+  token.block = true;
+  token.content = state.getLines(startLine, line, state.blkIndent, false).trim();
+  token.map = [startLine, line];
+  state.line = line;
+  return true;
 }
 
 /** Typeset the formulas within a node. */

@@ -2,7 +2,7 @@
 
 import { copyButton, h, icon, iconButton } from "./dom.js";
 import { player, removable } from "./files.js";
-import { count, loaded, seconds, share } from "./figures.js";
+import { count, loaded, rate, seconds, share } from "./figures.js";
 import { codeBlock, Markdown } from "./markdown.js";
 import { callForm } from "./mcp.js";
 import { isEmpty, isUnfinished } from "./run.js";
@@ -272,7 +272,7 @@ export function figures({ stats, waited }) {
   if (!stats.tokens) return stats.first_s === undefined ? "" : `first token after ${seconds(stats.first_s)}${loading} · written for ${seconds(stats.write_s)}`;
   const parts = [`${count(stats.tokens)} tokens`];
   const later = stats.tokens - (stats.first_tokens ?? 1);
-  if (stats.write_s > 0 && later >= FEWEST) parts.push(`${(later / stats.write_s).toFixed(1)} tokens/s`);
+  if (stats.write_s > 0 && later >= FEWEST) parts.push(`${rate(later / stats.write_s)} tokens/s`);
   if (stats.first_s !== undefined) parts.push(`first after ${seconds(stats.first_s)}${loading}`);
   parts.splice(0, parts.length, ...parts.map((each) => each.replaceAll(" ", "\u00a0")));
   parts.push(`${count(stats.cached)} of ${count(stats.prompt)} prompt tokens from the cache`);

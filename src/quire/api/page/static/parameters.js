@@ -49,7 +49,8 @@ export class Parameters {
     settings.write("parameters", { ...settings.read("parameters", {}), model: name });
   }
 
-  show() {
+  /** Show the dialogue; `chosen` is the preset whose values it shows. */
+  show(chosen = "") {
     const { values, model } = this;
     const defaults = model?.sampling_defaults ?? {};
     const fields = new Map();
@@ -65,14 +66,14 @@ export class Parameters {
     const now = () => ({ ...read(fields), ...(servers.chosen().length ? { servers: servers.chosen() } : {}) });
     const general = h("input", { type: "checkbox" });
     const presets = settings.read("presets", {});
-    const preset = h("select", { "aria-label": "Preset", onchange: () => this.again(dialog, presets[preset.value] ?? {}) },
-      h("option", { value: "" }, "Presets"), Object.keys(presets).map((name) => h("option", { value: name }, name)));
+    const preset = h("select", { "aria-label": "Preset", onchange: () => this.again(dialog, presets[preset.value] ?? {}, preset.value) },
+      h("option", { value: "" }, "Presets"), Object.keys(presets).map((name) => h("option", { value: name, selected: name === chosen }, name)));
     const wrong = h("p", { class: "error", role: "alert", hidden: true });
     const form = h("form", { method: "dialog" },
       h("h2", {}, "Parameters of this conversation"),
       h("div", { class: "row" }, preset,
         h("button", { type: "button", onclick: () => this.save(dialog, presets, now()) }, "Save as preset"),
-        h("button", { type: "button", onclick: () => this.drop(dialog, presets) }, "Delete preset")),
+        h("button", { type: "button", disabled: !chosen, onclick: () => this.drop(dialog, presets, { name: chosen, values: now() }) }, "Delete preset")),
       labelled("system", "System message", h("textarea", { rows: 3, dir: "auto", value: values.system ?? "" })),
       h("div", { class: "grid" },
         NUMBERS.map(([name, label, more]) => labelled(name, label, h("input", { type: "number", value: values[name] ?? "", placeholder: defaults[name] ?? "default", ...more }))),
@@ -101,11 +102,11 @@ export class Parameters {
   }
 
   /** Show the dialogue anew with other values, which are kept when they are used. */
-  again(dialog, values) {
+  again(dialog, values, chosen) {
     dialog.close();
     const kept = this.values;
     this.values = { ...values, model: kept.model };
-    this.show();
+    this.show(chosen);
     this.values = kept;
   }
 
@@ -113,15 +114,15 @@ export class Parameters {
     const name = prompt("Name of the preset")?.trim();
     if (!name) return;
     settings.write("presets", { ...presets, [name]: values });
-    this.again(dialog, values);
+    this.again(dialog, values, name);
   }
 
-  drop(dialog, presets) {
-    const name = prompt(`Which preset is deleted? ${Object.keys(presets).join(", ")}`)?.trim();
-    if (!(name in presets)) return;
+  /** Delete a preset; the values that the dialogue shows stay. */
+  drop(dialog, presets, { name, values }) {
+    if (!confirm(`Delete the preset "${name}"?`)) return;
     const { [name]: gone, ...rest } = presets;
     settings.write("presets", rest);
-    this.again(dialog, this.values);
+    this.again(dialog, values);
   }
 
   /** Keep values for the open conversation, and for new ones if they are `general`. */
