@@ -9,16 +9,21 @@ import signal
 import socket
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from quire.cli import main
+from quire.api.app import build_app
+from quire.cli import bench, main
 from quire.cli.bench_levels import Level, Spread, show, summarise
 from quire.cli.load import Timings
+from quire.cli.served import Server
+from quire.core.config import ServerConfig
 from quire.core.request import Failure, Request
 from tests.api.conftest import Serve
 from tests.support.scripted_engine import Script
+from tests.support.server import serving, slow_models
 
 QUICK = ["--prompt-tokens", "40", "--warmup", "1", "--timeout", "120"]
 
@@ -100,6 +105,27 @@ def test_a_model_that_is_not_served_is_reported(
     error = capsys.readouterr().err
     assert "HTTP 404" in error
     assert "quire-demo" in error
+
+
+def test_a_model_is_loaded_before_it_is_measured(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening = threading.Event()
+    opening.set()
+    served = serve("Fine")
+    models = slow_models(served.engine, opening)
+    loaded: list[bool] = []
+
+    def load(server: Server, name: str) -> dict[str, Any]:
+        loaded.append(not served.engine.requests)
+        return server.load(name)
+
+    monkeypatch.setattr(bench, "loaded", load)
+    with serving(build_app(models, ServerConfig())) as url:
+        assert main(["bench", "--url", url, "--model", "b", "--concurrency", "1", *QUICK]) == 0
+        states = [each["state"] for each in Server(url).models()]
+    assert loaded == [True]  # before any request
+    assert states == ["unloaded", "loaded"]
 
 
 def test_a_server_that_never_answers_is_reported(

@@ -115,19 +115,24 @@ def test_calls_are_shown_and_their_results_sent(
     assert "heavy rain" in prompts(served)[1]
 
 
-def test_a_failed_turn_is_told_and_forgotten(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("text", ["", "Hello there."])
+def test_a_failed_turn_is_told_and_kept_as_far_as_it_came(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
     def script(request: Request) -> Script:
-        failure = Failure("out of paper") if len(served.engine.requests) == 1 else None
-        return Script(served.ids("Hello there."), error=failure)
+        first = len(served.engine.requests) == 1
+        failure = Failure("out of paper") if first else None
+        return Script(served.ids(text if first else "Once more."), error=failure)
 
     served = serve(script)
     assert chat(monkeypatch, served, ["first", "second"]) == 1
     captured = capsys.readouterr()
     assert "out of paper" in captured.err
-    assert captured.out.endswith("Hello there.\n")
-    assert "first" not in prompts(served)[1]
+    assert ("the answer so far is kept" in captured.err) == bool(text)
+    assert captured.out.endswith("Once more.\n")
+    later = prompts(served)[1]
+    assert ("first" in later) == bool(text)
+    assert text in later
 
 
 def test_a_line_that_is_no_text_is_told_and_not_sent(
@@ -334,8 +339,13 @@ def test_a_conversation_is_kept_and_resumed(
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True, fileno=lambda: -1))
         assert main(["chat", "--url", served.url, "--system", "Be brief."]) == 0
     assert kept_file().stat().st_mode & 0o077 == 0
-    assert chat(monkeypatch, served, ["second"], "--resume") == 0
-    assert "continuing after 1 message of yours" in capsys.readouterr().err
+    capsys.readouterr()
+    with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
+        keys.send_text("second\r/exit\r")
+        assert main(["chat", "--url", served.url, "--resume"]) == 0
+    shown = capsys.readouterr()
+    assert "continuing after 1 message of yours" in shown.err
+    assert "> first\nHello there.\n" in shown.out
     last = prompts(served)[-1]
     assert all(each in last for each in ("Be brief.", "first", "Hello there.", "second"))
 

@@ -25,6 +25,7 @@ from quire.cli.progress import StartStage, shown
 from quire.cli.served import Server, ServerError
 from quire.cli.settings import Command
 from quire.cli.values import Count, Counts, File, Flag, Seconds
+from quire.cli.waiting import loaded
 from quire.core.errors import QuireError
 
 T = TypeVar("T")
@@ -233,7 +234,7 @@ class BenchCommand(ClientOptions, Command):
         try:
             target = Target.parse(self.url, self.key)
             check_writable(self.report, "--json")
-            model = self.model or str(Server(self.url, self.key).model()["id"])
+            model = self._loaded_model(Server(self.url, self.key))
             levels: list[Level] = []
             with shown(console) as start_stage:
                 measuring = self._measure(
@@ -241,12 +242,31 @@ class BenchCommand(ClientOptions, Command):
                 )
                 interrupted = not run_async(to_the_end_or_ctrl_c(measuring))
         except (QuireError, LoadError, ServerError, ValueError, OSError) as error:
-            console.print(f"quire bench: {error}", style="red", markup=False, soft_wrap=True)
+            console.print(
+                f"quire bench: {error}",
+                style="red",
+                markup=False,
+                highlight=False,
+                soft_wrap=not console.is_terminal,
+            )
             return 2
         if interrupted:
             console.print(f"quire bench: {self._stopped(levels)}", style="yellow", highlight=False)
         code = self._report(model, levels, Console()) if levels else 0
         return _INTERRUPTED if interrupted else code
+
+    def _loaded_model(self, server: Server) -> str:
+        """Return the model's name. A Quire server loads it now, so that no request waits for it."""
+        try:
+            listed = server.models()
+        except ServerError:
+            if self.model is None:
+                raise
+            return self.model  # some servers list none; a request tells what is wrong
+        name = self.model or str(listed[0]["id"])
+        if any(each["id"] == name and each.get("state") == "unloaded" for each in listed):
+            loaded(server, name)
+        return name
 
     async def _measure(
         self,

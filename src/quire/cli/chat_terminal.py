@@ -143,6 +143,8 @@ class Terminal:
             raise ChatError(f"--resume: {kept_file()} cannot be read: {error}") from error
         turns = sum(message.get("role") == "user" for message in self._chat.messages)
         self._note(f"continuing after {turns} {'message' if turns == 1 else 'messages'} of yours")
+        if self._interactive:
+            self._chat.show_last()
 
     def _keep(self) -> None:
         """Save the conversation for `--resume`, unless it comes from a pipe."""
@@ -182,11 +184,13 @@ class Terminal:
                     )
                 answer = self._chat.answer()
         except ChatError as error:
-            # The turn is forgotten whole: half of it would not be a valid conversation.
             said = self._with_names(str(error))
-            del self._chat.messages[known:]
+            cut_off = self._chat.messages[-1]["role"] == "assistant"
+            if not cut_off:  # a question alone would not be a valid conversation
+                del self._chat.messages[known:]
             self._failed = True
-            self._note(f"quire chat: {said}", "red")
+            kept = "; the answer so far is kept: ask to go on" if cut_off else ""
+            self._note(f"quire chat: {said}{kept}", "red")
 
     def _with_names(self, error: str) -> str:
         """Return an API error with file names in place of their positions in the request."""
@@ -275,4 +279,5 @@ class Terminal:
 
     def _note(self, text: str, style: str = "dim") -> None:
         print_to = Console(stderr=True)
-        print_to.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+        wraps = print_to.is_terminal  # between words
+        print_to.print(text, style=style, markup=False, highlight=False, soft_wrap=not wraps)

@@ -73,10 +73,10 @@ class Usage:
     def __str__(self) -> str:
         writing, later = self.whole_s - self.first_s, self.generated - 1
         known = writing > 0 and later >= _FEWEST
-        speed = f", {later / writing:.1f} tokens/s" if known else ""
+        speed = f", {later / writing:,.1f} tokens/s" if known else ""
         return (
-            f"prompt {self.prompt} tokens, {self.cached} of them cached; first token after "
-            f"{duration(self.first_s)}; answer {self.generated} tokens in "
+            f"prompt {self.prompt:,} tokens, {self.cached:,} of them cached; first token after "
+            f"{duration(self.first_s)}; answer {self.generated:,} tokens in "
             f"{duration(self.whole_s)}{speed}"
         )
 
@@ -124,10 +124,10 @@ class Chat:
     def answer(self) -> Reply:
         """Request the next turn, show it while it streams, and add it to the conversation.
 
-        Ctrl-C ends the answer; the part that came is kept.
+        Ctrl-C ends the answer; the text that came is kept, as it is where the server fails.
 
         Raises:
-            ChatError: the server refused or failed. The conversation is unchanged.
+            ChatError: the server refused or failed.
         """
         # Here, because every command loads this module, and Markdown takes a while to load.
         from quire.cli.growing import view
@@ -146,6 +146,11 @@ class Chat:
         except KeyboardInterrupt:
             answer.calls.clear()  # a call that was cut off can't be sent back
             self._console.print("(stopped)", style="dim", highlight=False)
+        except ChatError:
+            answer.calls.clear()
+            if answer.text:
+                self.messages.append(answer.message())
+            raise
         for call in answer.calls.values():
             text = "{name}({arguments})".format(**call["function"])
             self._console.print(text, style="cyan", markup=False, highlight=False, soft_wrap=True)
@@ -154,6 +159,20 @@ class Chat:
         if answer.text or answer.calls:
             self.messages.append(answer.message())
         return answer
+
+    def show_last(self) -> None:
+        """Show the last question and its answer, as they were shown when they were new."""
+        from quire.cli.growing import view
+
+        for message in self.messages[-2:]:
+            content = message["content"]
+            text = content if isinstance(content, str) else content[-1]["text"]
+            if message["role"] == "user":
+                self._console.print(f"> {text}", markup=False, highlight=False)
+            elif message["role"] == "assistant" and text:
+                with view(self._console) as shown:
+                    shown.say(text)
+                self._console.print()
 
     def models(self) -> list[str]:
         """Return the names that the server lists.
