@@ -22,7 +22,7 @@ TEXTS = ":is(.user, .assistant) > .text"
 @pytest.fixture(scope="module")
 def served(tokenizer: Tokenizer) -> Iterator[Served]:
     with ExitStack() as stack:
-        yield start(stack, tokenizer, ServerConfig())
+        yield start(stack, tokenizer, ServerConfig(), modalities=("text", "image"))
 
 
 def entries(page: Any) -> list[str]:
@@ -87,6 +87,7 @@ def test_a_click_while_an_answer_streams_is_not_lost(page: Any, served: Served) 
     assert texts(page) == ["First", "Short"]
 
 
+NOT_EXPORTED = "(a picture or file that the export does not hold)"
 CHATGPT = {
     "title": "From ChatGPT",
     "update_time": 1_700_000_000.5,
@@ -97,7 +98,10 @@ CHATGPT = {
             "parent": "root",
             "message": {"author": {"role": "system"}, "content": {"parts": [""]}},
         },
-        "a": {"parent": "s", "message": {"author": {"role": "user"}, "content": {"parts": ["Q"]}}},
+        "a": {
+            "parent": "s",
+            "message": {"author": {"role": "user"}, "content": {"parts": [{"asset": "x"}, "Q"]}},
+        },
         "b": {
             "parent": "a",
             "message": {"author": {"role": "assistant"}, "content": {"parts": ["One"]}},
@@ -108,6 +112,11 @@ CHATGPT = {
         },
     },
 }
+PIXEL = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9"
+    "awAAAABJRU5ErkJggg=="
+)
+FILES = [{"type": "image", "url": PIXEL}, {"type": "file", "name": "notes.pdf"}]
 OPEN_WEBUI = {
     "chat": {
         "title": "From Open WebUI",
@@ -115,7 +124,7 @@ OPEN_WEBUI = {
         "history": {
             "currentId": "y",
             "messages": {
-                "x": {"role": "user", "content": "Hi", "parentId": None},
+                "x": {"role": "user", "content": "Hi", "parentId": None, "files": FILES},
                 "y": {"role": "assistant", "content": "Ho", "parentId": "x", "model": "m"},
             },
         },
@@ -128,12 +137,15 @@ def test_conversations_are_imported(page: Any, served: Served) -> None:
     opened(page, served.url)
     imported(page, [CHATGPT])
     page.wait_for_selector(".assistant .text:has-text('Two')")
-    assert texts(page) == ["Q", "Two"]
+    assert texts(page) == [f"{NOT_EXPORTED}\n\nQ", "Two"]
     page.click(".assistant [aria-label='Older version']")
-    assert texts(page) == ["Q", "One"]
+    assert texts(page)[1] == "One"
     assert page.locator(".group").all_inner_texts() == ["November 2023"]
     imported(page, [OPEN_WEBUI])
     page.wait_for_selector(".assistant .text:has-text('Ho')")
+    assert page.locator(".user img.sent").get_attribute("src") == PIXEL
+    hi = "Hi\n\n(notes.pdf: not in the export)"
+    assert texts(page) == [hi, "Ho"]
     assert page.locator(".assistant .who").inner_text() == "m"
     ask(page, "More")
     page.wait_for_selector(".assistant .text:has-text('Own answer')")
@@ -143,12 +155,17 @@ def test_conversations_are_imported(page: Any, served: Served) -> None:
         page.get_by_role("button", name="JSON", exact=True).click()
     imported(page, json.loads(download.value.path().read_text()))
     page.wait_for_selector(".entry >> nth=2")
-    assert texts(page) == ["Hi", "Ho", "More", "Own answer"]
+    assert texts(page) == [hi, "Ho", "More", "Own answer"]
     imported(page, {"something": "else"})
     page.wait_for_selector(".side .error:has-text('no conversation of this page')")
     page.reload()
     page.wait_for_selector("html[data-ready]")
     assert sorted(entries(page)) == ["From ChatGPT", "From Open WebUI", "From Open WebUI"]
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export all").click()
+    imported(page, json.loads(download.value.path().read_text()))
+    page.wait_for_selector(".entry >> nth=5")
+    assert sorted(entries(page)) == 2 * ["From ChatGPT"] + 4 * ["From Open WebUI"]
 
 
 def test_parameters_are_a_conversations_own_and_saved_as_presets(page: Any, served: Served) -> None:

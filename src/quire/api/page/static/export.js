@@ -1,16 +1,24 @@
-// A conversation as a file: Markdown to read, or JSON with everything.
+// Conversations as files: Markdown to read, or JSON with everything.
 
 import { h } from "./dom.js";
 import { described } from "./files.js";
 import { whose } from "./message.js";
 import { path, versions } from "./tree.js";
 
+function download(name, type, text) {
+  const url = URL.createObjectURL(new Blob([text], { type }));
+  h("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 10_000);
+}
+
+/** Save all conversations as one file, which can be imported. */
+export const exportAll = (conversations) => download("conversations.json", "application/json", JSON.stringify(conversations, null, 2));
+
+/** Ask for the form of one conversation, and save it. */
 export function exported(conversation) {
   const save = (kind, type, text) => () => {
-    const url = URL.createObjectURL(new Blob([text], { type }));
     const name = conversation.title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "").toLowerCase() || "conversation";
-    h("a", { href: url, download: `${name}.${kind}` }).click();
-    setTimeout(() => URL.revokeObjectURL(url), 10_000);
+    download(`${name}.${kind}`, type, text);
   };
   const dialog = h("dialog", { class: "small", "aria-label": "Export conversation", onclose: () => dialog.remove() },
     h("form", { method: "dialog" },

@@ -49,20 +49,29 @@ function tree(title, updated, nodes, leaf) {
 
 const answer = (content, model) => ({ role: "assistant", content, reasoning: "", calls: [], stats: null, finish: "stop", ...(model ? { model } : {}) });
 
+const NOT_EXPORTED = "(a picture or file that the export does not hold)";
+
 function fromChatGPT({ title, mapping, update_time: updated, current_node: leaf }) {
   const nodes = new Map(Object.entries(mapping).map(([id, { message, parent }]) => {
     const role = message?.author?.role;
-    const content = (message?.content?.parts ?? []).filter((part) => typeof part === "string").join("\n\n");
+    const content = (message?.content?.parts ?? []).map((part) => (typeof part === "string" ? part : NOT_EXPORTED)).join("\n\n");
     const kept = content && (role === "user" ? { role, content } : role === "assistant" && answer(content, message.metadata?.model_slug));
     return [id, { parent, message: kept || null }];
   }));
   return tree(title || "Imported", 1000 * updated, nodes, leaf);
 }
 
+/** A message of Open WebUI's with its pictures; of other files the export holds the names. */
+function question(text, files) {
+  const pictures = files.filter(({ type, url }) => type === "image" && /^data:image\//.test(url));
+  const others = files.filter((file) => !pictures.includes(file)).map(({ name, file }) => `(${name ?? file?.filename ?? "file"}: not in the export)`);
+  return { role: "user", content: [text, ...others].filter(Boolean).join("\n\n"), files: pictures.map(({ name, url }) => ({ kind: "image", name: name ?? "picture", url })) };
+}
+
 function fromOpenWebUI({ title, history, timestamp }) {
-  const nodes = new Map(Object.entries(history.messages).map(([id, { role, content, parentId, model }]) => {
+  const nodes = new Map(Object.entries(history.messages).map(([id, { role, content, parentId, model, files }]) => {
     const text = String(content ?? "");
-    return [id, { parent: parentId, message: role === "user" ? { role, content: text } : role === "assistant" ? answer(text, model) : null }];
+    return [id, { parent: parentId, message: role === "user" ? question(text, files ?? []) : role === "assistant" ? answer(text, model) : null }];
   }));
   return tree(title || "Imported", timestamp > 1e12 ? timestamp : 1000 * timestamp, nodes, history.currentId);
 }

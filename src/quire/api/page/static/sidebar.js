@@ -1,6 +1,7 @@
 // The conversations at the side: found by their words and tags, grouped by date, renamed, imported.
 
 import { $, h, icon, iconButton, place } from "./dom.js";
+import { exportAll } from "./export.js";
 import { read } from "./import.js";
 
 const DAY_MS = 86_400_000;
@@ -18,10 +19,11 @@ export class Sidebar {
     this.hint = h("p", { class: "hint" });
     this.problem = h("p", { class: "error", role: "alert", hidden: true });
     this.file = h("input", { type: "file", accept: ".json,application/json", hidden: true, "aria-label": "File of conversations", onchange: () => this.take() });
+    this.exports = h("button", { type: "button", class: "quiet", onclick: () => exportAll(this.conversations) }, "Export all");
     root.append(
       h("button", { type: "button", class: "new", onclick: () => actions.open(null) }, icon("plus"), "New conversation"),
       this.search, this.tags, this.entries, this.hint, this.problem, this.file,
-      h("button", { type: "button", class: "quiet", onclick: () => this.file.click() }, "Import conversations"));
+      h("button", { type: "button", class: "quiet", onclick: () => this.file.click() }, "Import conversations"), this.exports);
   }
 
   show(conversations, current) {
@@ -38,7 +40,7 @@ export class Sidebar {
     for (const [name, all] of groups) place($("ul", this.group(name)), all.map((each) => this.row(each)));
     for (const id of this.rows.keys()) if (!this.conversations.some((each) => each.id === id)) this.rows.delete(id);
     this.showTags(words);
-    this.search.hidden = !this.conversations.length;
+    this.search.hidden = this.exports.hidden = !this.conversations.length;
     this.hint.textContent = !this.conversations.length ? "No conversations yet. They are kept in this browser only."
       : found.length ? "Kept in this browser only." : "No conversation has these words.";
   }
