@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -18,12 +20,15 @@ from quire.api.responses.schema import ResponsesRequest
 from quire.api.routes import OPERATIONS
 from quire.api.shared.foreign import ALIASES
 from quire.api.shared.schema import DecodingFields, Wire
+from quire.cli.commands import COMMANDS, build_parser
 
 ROOT = Path(__file__).parent.parent
 API = (ROOT / "docs" / "api.md").read_text()
 FOLDERS = (".", "benchmarks", "contrib", "docs", "src/quire/demo/model", "training")
 DOCUMENTS = sorted(path for folder in FOLDERS for path in (ROOT / folder).glob("*.md"))
 CODE = re.compile(r"`([^`]+)`")
+FENCED = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SHOWN = re.compile(r"(?:[A-Z_]+=\S+ )*quire (.+?)(?:\s(?:[|<>&#]|&&)\s.*)?$")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -48,6 +53,17 @@ def test_links_lead_somewhere(document: Path) -> None:
 def test_the_tests_that_it_names_are_there(document: Path) -> None:
     for path in re.findall(r"`(tests/[\w/]+\.py)", document.read_text()):
         assert (ROOT / path).is_file(), path
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_commands_that_it_shows_exist(document: Path) -> None:
+    parser, _ = build_parser(COMMANDS)
+    text = document.read_text().replace("\\\n", " ")
+    for line in "\n".join(FENCED.findall(text)).splitlines():
+        if command := SHOWN.match(line.strip()):
+            ours = itertools.takewhile(lambda each: each != "--", shlex.split(command[1]))
+            _, unknown = parser.parse_known_args(list(ours))  # exits where one does not exist
+            assert not unknown, line
 
 
 def test_every_route_is_documented() -> None:
