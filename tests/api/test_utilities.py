@@ -422,7 +422,6 @@ def test_compressed_bodies_are_read_and_bombs_refused(
         ("/v1//chat/completions", "did you mean /v1/chat/completions?"),
         ("//v1//", "/v1 is the base URL"),
         ("/v1/", "/v1 is the base URL"),
-        ("/v1/audio/speech", "There is no such route; /openapi.json"),
         ("/v1/v1/nothing", "There is no such route; /openapi.json"),
     ],
 )
@@ -431,6 +430,24 @@ def test_a_route_that_is_not_there_names_the_one_meant(serve: Serve, path: str, 
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_url")
     assert said in answer.json()["error"]["message"]
     assert ("Anthropic's clients" in answer.json()["error"]["message"]) == ("/v1" in said)
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/v1/moderations", "'/v1/moderations' is not offered. No model here judges content"),
+        ("//v1/audio/speech/", "'/v1/audio/speech' is not offered."),
+        ("/v1/threads/thread_1/runs", "'/v1/threads' is not offered."),
+        ("/api/push", "'/api/push' is not offered."),
+    ],
+)
+def test_routes_of_the_protocols_that_are_not_offered_are_named(
+    serve: Serve, path: str, said: str
+) -> None:
+    answer = HTTP.post(serve().url + path, json=ASK)
+    assert (answer.status_code, answer.headers["x-should-retry"]) == (501, "false")
+    error = answer.json()["error"]
+    assert said in (error if isinstance(error, str) else error["message"])
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from quire.api.infill.endpoint import InfillRequest
 from quire.api.mcp.endpoint import McpCall
 from quire.api.messages.schema import CountRequest, MessagesRequest
 from quire.api.ollama.schema import ChatRequest as OllamaChatRequest
-from quire.api.ollama.schema import EmbedRequest, GenerateRequest, ShowRequest
+from quire.api.ollama.schema import EmbedRequest, GenerateRequest, PullRequest, ShowRequest
 from quire.api.operations import EVENTS, JSON, LINES, TEXT, Operation
 from quire.api.rerank.endpoint import RerankRequest, ScoreRequest
 from quire.api.responses.schema import CompactRequest, ResponsesRequest
@@ -234,6 +234,15 @@ OPERATIONS: tuple[Operation, ...] = (
         summary="Create embeddings, as Ollama's API does",
         body=EmbedRequest,
         statuses=_GENERATING,
+    ),
+    Operation(
+        lambda e: e.ollama.pull,
+        "post",
+        path="/api/pull",
+        summary="Load a served model, and download its files if they are not here",
+        body=PullRequest,
+        answers=(JSON, LINES),
+        statuses=(404, 429, 503),
     ),
     Operation(lambda e: e.ollama.tags, "get", path="/api/tags", summary="List the served models"),
     Operation(lambda e: e.ollama.running, "get", path="/api/ps", summary="List the loaded models"),

@@ -123,6 +123,12 @@ def completion(context: Context, prompt: Prompt, options: Mapping[str, Any]) -> 
     body = {**_fields(options), "prompt": asked}
     request = _request()
     fields = _parsed(CompletionRequest, body)
+    if fields.choices() > (fields.n or 1):
+        raise RequestError(
+            "'best_of' above 'n' is for /v1/completions: use n, and logprobs to rank the answers.",
+            param="best_of",
+            code="unsupported_parameter",
+        )
     return _finished(fields.generation(context, request), request, options)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from openai import BadRequestError, OpenAI
 
-from quire.api.completions.endpoint import LogprobsWriter
-from quire.api.shared.render import token_text
+from quire.api.completions.logprobs import LogprobsWriter, MeanLogprob, best_choices
+from quire.api.shared.render import NoLogprobs, token_text
 from quire.core.request import Request, TokenLogprobs
 from quire.demo import MODEL_DIR
 from quire.text.tokenizer import Tokenizer
@@ -79,7 +79,8 @@ def test_top_logprobs_hold_the_sampled_token() -> None:
     ("fields", "param"),
     [
         ({"suffix": "end"}, "suffix"),
-        ({"best_of": 3}, "best_of"),
+        ({"best_of": 3, "stream": True}, "best_of"),
+        ({"best_of": 1, "n": 2}, "best_of"),
         ({"prompt": []}, "prompt"),
         ({"prompt": [[]]}, "prompt[0]"),
         ({"prompt": [1, "a"]}, "prompt[1]"),
@@ -98,9 +99,26 @@ def test_what_is_not_offered_is_named(serve: Serve, fields: dict[str, object], p
     assert answer.json()["error"]["param"] == param
 
 
-def test_best_of_that_asks_for_nothing_more_is_accepted(serve: Serve) -> None:
-    answer = client(serve()).completions.create(model="quire-demo", prompt="x", n=2, best_of=2)
-    assert len(answer.choices) == 2
+def test_best_of_generates_more_choices_than_it_returns(serve: Serve) -> None:
+    served = serve("Hi.")
+    create = client(served).completions.create
+    answer = create(model="quire-demo", prompt=["x", "y"], n=2, best_of=3)
+    assert [each.index for each in answer.choices] == [0, 1, 2, 3]
+    assert all(each.logprobs is None for each in answer.choices)
+    assert [each.sampling.logprobs for each in served.engine.requests] == [0] * 6
+    assert answer.usage is not None
+    one = create(model="quire-demo", prompt="x").usage
+    assert one is not None
+    assert answer.usage.completion_tokens == 6 * one.completion_tokens
+    assert len(create(model="quire-demo", prompt="x", n=2, best_of=2).choices) == 2
+
+
+def test_the_best_choices_of_each_prompt_come_first() -> None:
+    assert best_choices([-3.0, -1.0, -2.0, -1.0, -9.0, -0.5], generated=3, kept=2) == [1, 2, 5, 3]
+    assert best_choices([-3.0, -1.0], generated=2, kept=2) == [0, 1]
+    written = MeanLogprob(NoLogprobs())
+    written.add([TokenLogprobs(5, -2.0, ()), TokenLogprobs(6, -4.0, ())])
+    assert (written.mean, written.body()) == (-3.0, None)
 
 
 def test_a_prompt_too_long_is_refused(serve: Serve) -> None:

@@ -150,6 +150,10 @@ def test_what_is_served(child: Child) -> None:
     assert shown["model_info"]["gemma4.context_length"] == 131072
     version = HTTP.get(f"{child.url}/api/version").json()["version"]
     assert tuple(map(int, version.split("."))) >= (0, 6, 4)
+    assert post(child.url, "/api/pull", model="quire-demo", stream=False).json() == {
+        "status": "success"
+    }
+    assert post(child.url, "/api/pull", model="other").status_code == 404
     loaded = post(child.url, "/api/chat", model="quire-demo", messages=[]).json()
     assert (loaded["done"], loaded["done_reason"]) == (True, "load")
 
@@ -169,6 +173,10 @@ def test_the_official_client_runs_unchanged(child: Child) -> None:
     assert client.list().models[0].model == "quire-demo"
     assert client.ps().models[0].model == "quire-demo"
     assert "tools" in client.show("quire-demo").capabilities
+    assert client.pull("quire-demo").status == "success"
+    assert [each.status for each in client.pull("quire-demo", stream=True)][-1] == "success"
+    with pytest.raises(ollama.ResponseError, match="not served here"):
+        client.pull("other")
     with pytest.raises(ollama.ResponseError, match="not served here") as error:
         client.chat("other", HI)
     assert error.value.status_code == 404

@@ -32,6 +32,16 @@ def test_the_schema_knows_every_field_of_the_official_sdk() -> None:
     assert known - set(ResponsesRequest.model_fields) == set()
 
 
+def test_variables_of_the_template_are_set(serve: Serve) -> None:
+    served = serve("42")
+    post(served)
+    post(served, chat_template_kwargs={"enable_thinking": True})
+    answer = post(served, chat_template_kwargs={"mood": 1})
+    assert answer.headers["x-quire-ignored-fields"] == "chat_template_kwargs.mood"
+    prompts = [served.tokenizer.decode(request.prompt) for request in served.engine.requests]
+    assert ["<|think|>" in prompt for prompt in prompts] == [False, True, False]
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"input": 5}, "input"),
     ({"input": []}, "input"),

@@ -15,6 +15,13 @@ from pydantic import BeforeValidator, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.api.completions.logprobs import (
+    CompletionLogprobs,
+    LogprobsWriter,
+    MeanLogprob,
+    PromptScores,
+    best_choices,
+)
 from quire.api.shared.context import Context, ServerContext, common_fields, until_gone
 from quire.api.shared.errors import openai_body
 from quire.api.shared.fold import collect
@@ -29,17 +36,14 @@ from quire.api.shared.render import (
     Logprobs,
     NoLogprobs,
     TokenNames,
-    clamp,
     finish_reason,
     stop_reason,
     token_names,
-    token_text,
     usage_body,
 )
 from quire.api.shared.schema import GenerationFields, StreamUsage, without_limit
 from quire.api.shared.sse import EventStream, run_headers
 from quire.core.errors import RequestError
-from quire.core.request import ScoredToken, TokenLogprobs
 from quire.core.sampling_params import MOST_TOKENS
 from quire.serving.gaps import Gaps
 from quire.serving.generation import Generation, Prepared
@@ -74,7 +78,13 @@ class CompletionRequest(GenerationFields, FormatFields):
         "each, as in vLLM",
     )
     logprobs: Integer | None = Field(default=None, ge=0, le=20)
-    best_of: Integer | None = Field(default=None, ge=1, le=128)
+    best_of: Integer | None = Field(
+        default=None,
+        ge=1,
+        le=128,
+        description="choices to generate for each prompt; the 'n' with the highest mean "
+        "log-probability a token are returned, best first",
+    )
     suffix: str | None = Field(
         default=None,
         description="the text after the answer, if the tokenizer has fill-in-the-middle tokens",
@@ -86,25 +96,44 @@ class CompletionRequest(GenerationFields, FormatFields):
         Raises:
             RequestError: fields that contradict each other or this server's limits.
         """
-        if self.best_of is not None and self.best_of != (self.n or 1):
+        choices, ranked = self.choices(), self.choices() > (self.n or 1)
+        if ranked and self.stream:
             raise RequestError(
-                "'best_of' above 'n' is not supported: all generated choices are returned.",
+                "'best_of' above 'n' cannot be streamed: the best choices are known at their end.",
                 param="best_of",
-                code="unsupported_parameter",
+                code="invalid_value",
             )
         prompts = self.prompts()
-        check_count(len(prompts) * (self.n or 1), _MAX_CHOICES, "prompt")
-        common = common_fields(context, self, request.headers, logprobs=self.logprobs)
+        check_count(len(prompts) * choices, _MAX_CHOICES, "prompt")
+        logprobs = 0 if ranked and self.logprobs is None else self.logprobs
+        common = common_fields(context, self, request.headers, logprobs=logprobs)
         if self.suffix:
             gaps = Gaps(context.service.prompts, "suffix")
             prompts = tuple(gaps.prompt(each, self.suffix) for each in prompts)
             common = replace(common, stop_token_ids=common.stop_token_ids | gaps.ends)
         return replace(
             common,
+            n=choices,
             prompts=prompts,
             max_tokens=_DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens,
             format=self.answer_format(request.scope),
         )
+
+    def choices(self) -> int:
+        """Return how many choices are generated for each prompt.
+
+        Raises:
+            RequestError: they are fewer than are to be returned.
+        """
+        wanted = self.n or 1
+        generated = wanted if self.best_of is None else self.best_of
+        if generated < wanted:
+            raise RequestError(
+                f"'best_of' is {generated}, but it must be at least 'n', which is {wanted}.",
+                param="best_of",
+                code="below_min_value",
+            )
+        return generated
 
     @property
     def prompt_top(self) -> int | None:
@@ -116,91 +145,6 @@ class CompletionRequest(GenerationFields, FormatFields):
     def prompts(self) -> tuple[str | tuple[int, ...], ...]:
         """Return the prompts, as text or as token ids."""
         return prompts_of(self.prompt)
-
-
-@dataclass(frozen=True, slots=True)
-class PromptScores:
-    """Scores of a prompt: its first token, and the log-probabilities of the others."""
-
-    first: int
-    scores: tuple[ScoredToken, ...]
-
-    def body(self, tokenizer: TokenNames) -> list[dict[str, Any] | None]:
-        """Return vLLM's `prompt_logprobs`, by token id; the prompt's own token is included."""
-        listed: list[dict[str, Any] | None] = [None]
-        for each in self.scores:
-            ranked = [(token, value, rank) for rank, (token, value) in enumerate(each.top, 1)]
-            listed.append(
-                {
-                    str(token): {
-                        "logprob": clamp(value),
-                        "rank": rank,
-                        "decoded_token": token_text(tokenizer, token),
-                    }
-                    for token, value, rank in [(each.token_id, each.logprob, each.rank), *ranked]
-                }
-            )
-        return listed
-
-
-class LogprobsWriter:
-    """Writes one choice's `logprobs`. Text offsets continue through a stream's chunks."""
-
-    def __init__(self, tokenizer: TokenNames) -> None:
-        self._tokenizer = tokenizer
-        self._offset = 0
-
-    def first(self, token_id: int) -> dict[str, Any]:
-        """Write a prompt's first token, which has no log-probability."""
-        name = token_text(self._tokenizer, token_id)
-        offset, self._offset = self._offset, self._offset + len(name)
-        unknown = {"token_logprobs": [None], "top_logprobs": [None]}
-        return {"tokens": [name], **unknown, "text_offset": [offset]}
-
-    def write(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        """Return OpenAI's four parallel lists for the next tokens. Top lists include the sampled
-        token.
-        """
-        names = [token_text(self._tokenizer, entry.token_id) for entry in entries]
-        offsets = []
-        for name in names:
-            offsets.append(self._offset)
-            self._offset += len(name)
-        return {
-            "tokens": names,
-            "token_logprobs": [clamp(entry.logprob) for entry in entries],
-            "top_logprobs": [
-                {
-                    token_text(self._tokenizer, token): clamp(value)
-                    for token, value in (*entry.top, (entry.token_id, entry.logprob))
-                }
-                for entry in entries
-            ],
-            "text_offset": offsets,
-        }
-
-
-class CompletionLogprobs:
-    """Collects the `logprobs` of a choice that is not streamed."""
-
-    def __init__(self, tokenizer: TokenNames) -> None:
-        self._writer = LogprobsWriter(tokenizer)
-        self._written: dict[str, list[bytes]] = {name: [] for name in self._writer.write(())}
-
-    def add_prompt(self, prompt: PromptScores) -> int:
-        """Write the tokens of an echoed prompt."""
-        return self._add(self._writer.first(prompt.first)) + self.add(prompt.scores)
-
-    def add(self, entries: Sequence[TokenLogprobs], *, reasoning: bool = False) -> int:
-        return self._add(self._writer.write(entries)) if entries else 0
-
-    def _add(self, lists: dict[str, Any]) -> int:
-        for name, items in self._written.items():
-            items.append(compact(lists[name])[1:-1])
-        return sum(len(items[-1]) for items in self._written.values())
-
-    def body(self) -> dict[str, Any]:
-        return {name: Array(items) for name, items in self._written.items()}
 
 
 class CompletionChunks:
@@ -299,12 +243,14 @@ class _ReadRequest:
 
     Attributes:
         echoes: text of each choice's prompt, if answers start with it.
+        kept: choices to return for each prompt; more may be generated.
         prompt_top: alternatives to report for each token of the prompts; None scores no prompt.
         prompt_logprobs: whether scores are returned as `prompt_logprobs`.
     """
 
     prepared: Prepared
     echoes: list[str] | None
+    kept: int
     stream: bool
     usage: StreamUsage
     logprobs: bool
@@ -319,6 +265,7 @@ async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest
     return _ReadRequest(
         prepared,
         echoes=_echoes(context.service, fields) if fields.echo else None,
+        kept=fields.n or 1,
         stream=fields.stream is True,
         usage=fields.stream_usage(),
         logprobs=fields.logprobs is not None,
@@ -359,30 +306,52 @@ class Completions:
                 scores=scores if asked.logprobs else (),
             )
             return EventStream(run, chunks)
-        logprobs: list[Logprobs] = []
-        for index in range(len(run.choices)):
-            written = CompletionLogprobs(names) if asked.logprobs else NoLogprobs()
-            logprobs.append(written)
-            if isinstance(written, CompletionLogprobs) and echoes is not None:
-                self._server.slots.hold(request.scope, written.add_prompt(scores[index]))
-        answers = await collect(request, run, logprobs, slots=self._server.slots)
+        answers, logprobs, chosen = await self._collected(request, run, asked, names, scores)
         choices = (
             _choice(
-                index, answer, echo=echoes[index] if echoes is not None else "", logprobs=written
+                number,
+                answers[index],
+                echo=echoes[index] if echoes is not None else "",
+                logprobs=logprobs[index],
             )
-            for index, (answer, written) in enumerate(zip(answers, logprobs, strict=True))
+            for number, index in enumerate(chosen)
         )
         if token_ids:
-            ids = zip(choices, run.choices, _prompt_ids(run), strict=True)
+            prompts = _prompt_ids(run)
             choices = (
-                {**choice, "token_ids": stream.take_ids(), "prompt_token_ids": prompt}
-                for choice, stream, prompt in ids
+                {
+                    **choice,
+                    "token_ids": run.choices[index].take_ids(),
+                    "prompt_token_ids": prompts[index],
+                }
+                for choice, index in zip(choices, chosen, strict=True)
             )
         if asked.prompt_logprobs:
-            known = zip(choices, scores, strict=True)
-            choices = ({**choice, "prompt_logprobs": each.body(names)} for choice, each in known)
+            choices = (
+                {**choice, "prompt_logprobs": scores[index].body(names)}
+                for choice, index in zip(choices, chosen, strict=True)
+            )
         body = {**identity, "choices": Array(choices), "usage": usage_body(run.usage)}
         return await whole(pieces(body), run_headers(run))
+
+    async def _collected(
+        self,
+        request: Request,
+        run: GenerationStream,
+        asked: _ReadRequest,
+        names: TokenNames,
+        scores: Sequence[PromptScores],
+    ) -> tuple[list[Answer], Sequence[Logprobs], list[int]]:
+        """Return the answers, their log-probabilities, and the indices of those to return."""
+        logprobs: list[MeanLogprob] = []
+        for index in range(len(run.choices)):
+            written = CompletionLogprobs(names) if asked.logprobs else NoLogprobs()
+            logprobs.append(MeanLogprob(written))
+            if isinstance(written, CompletionLogprobs) and asked.echoes is not None:
+                self._server.slots.hold(request.scope, written.add_prompt(scores[index]))
+        answers = await collect(request, run, logprobs, slots=self._server.slots)
+        means = [each.mean for each in logprobs]
+        return answers, logprobs, best_choices(means, asked.prepared.spec.n, asked.kept)
 
 
 async def _scores(context: Context, request: Request, asked: _ReadRequest) -> list[PromptScores]:
@@ -407,4 +376,4 @@ def _echoes(service: Service, fields: CompletionRequest) -> list[str]:
         else service.tokenizer.decode(prompt, skip_special_tokens=True)
         for prompt in fields.prompts()
     ]
-    return [text for text in texts for _ in range(fields.n or 1)]
+    return [text for text in texts for _ in range(fields.choices())]

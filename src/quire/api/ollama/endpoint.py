@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -22,7 +23,13 @@ from quire.api.ollama.render import (
     response_shape,
     whole_answer,
 )
-from quire.api.ollama.schema import ChatRequest, EmbedRequest, GenerateRequest, ShowRequest
+from quire.api.ollama.schema import (
+    ChatRequest,
+    EmbedRequest,
+    GenerateRequest,
+    PullRequest,
+    ShowRequest,
+)
 from quire.api.shared.context import Context, ServerContext, until_gone
 from quire.api.shared.fold import collect
 from quire.api.shared.json_text import parse_json
@@ -110,6 +117,13 @@ async def _read_embed(context: Context, request: Request, body: bytes) -> _ReadE
     return _ReadEmbed(await context.prepare(spec), fields.dimensions or None)
 
 
+async def _read_pull(context: Context, request: Request, body: bytes) -> bool:
+    """Return whether the answer is streamed."""
+    fields = context.parse(request, body, PullRequest)
+    context.check_model(fields.model or fields.name)
+    return fields.stream is not False
+
+
 class Ollama:
     """The endpoints of Ollama's API."""
 
@@ -180,6 +194,16 @@ class Ollama:
                 "prompt_eval_count": tokens,
             }
         )
+
+    async def pull(self, request: Request) -> Response:
+        """Answer `POST /api/pull`: load a served model, whose files are downloaded if need be."""
+        context, streams = await self._server.read(request, _read_pull)
+        done = {"status": "success"}
+        if not streams:
+            return JSONResponse(done)
+        lines = ({"status": f"pulling {context.service.name}"}, done)
+        content = "".join(f"{json.dumps(each)}\n" for each in lines)
+        return Response(content, media_type="application/x-ndjson")
 
     async def tags(self, request: Request) -> Response:
         """Answer `GET /api/tags`: the served models."""

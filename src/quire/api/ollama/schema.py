@@ -170,6 +170,15 @@ class EmbedRequest(Wire):
     keep_alive: Annotated[KeepAlive | None, UnlessEmpty] = None
 
 
+class PullRequest(Wire):
+    """The body of `/api/pull`."""
+
+    model: str | None = None
+    name: str | None = Field(default=None, description="the former name of 'model'")
+    stream: bool | None = None
+    insecure: bool | None = Field(default=None, description="no effect")
+
+
 class ShowRequest(Wire):
     """The body of `/api/show`."""
 

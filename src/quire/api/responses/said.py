@@ -21,7 +21,7 @@ from quire.api.shared.limits import check_count
 from quire.api.shared.pieces import compact
 from quire.api.shared.schema import note_verbosity
 from quire.api.shared.stored import StoredConversations
-from quire.api.shared.thinking import offered
+from quire.api.shared.thinking import offered, template_variables
 from quire.api.shared.toolbox import Toolbox
 from quire.api.shared.unsupported_media import newest, without_unsupported_media
 from quire.core.errors import ContextOverflow, RequestError
@@ -79,6 +79,9 @@ def read_said(context: Context, fields: PromptFields, request: Request) -> Said:
         parallel_tool_calls=fields.parallel_tool_calls is not False,
         format=answer_format(fields),
         thinking=_thinking(context, fields, request.scope),
+        template_kwargs=template_variables(
+            context.service, request.scope, fields.chat_template_kwargs
+        ),
         names=_NAMES,
     )
     return Said(prompt, conversation, tuple(new), tools=tools, dropped=translator.dropped)

@@ -368,6 +368,9 @@ class PromptFields(Wire):
     reasoning_effort: Annotated[Effort | None, UnlessEmpty] = Field(
         default=None, description="the same as reasoning.effort, under the name of chat completions"
     )
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        default=None, description="variables of the model's chat template, as in chat completions"
+    )
     truncation: Literal["auto", "disabled"] | None = None
 
     conversation: ConversationName | None = Field(

@@ -19,7 +19,14 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.api.shared.notes import note
-from quire.core.errors import EngineFailure, LoadingStopped, Overloaded, RequestError
+from quire.api.shared.not_offered import refusal
+from quire.core.errors import (
+    EngineFailure,
+    LoadingStopped,
+    NotOffered,
+    Overloaded,
+    RequestError,
+)
 from quire.core.request import Failure
 from quire.serving.run_failed import RunFailed
 
@@ -164,7 +171,7 @@ def _unknown_url(request: Request) -> str:
     """Return the message for an unknown URL. Most come from a base URL with a surplus or missing
     `/v1`, or a final slash.
     """
-    path = re.sub("/{2,}", "/", request.scope["path"])
+    path = _path(request)
     if path.rstrip("/") == "/v1":
         return _BASE_URL
     other = path.removeprefix("/v1") if path.startswith("/v1/v1/") else f"/v1{path}"
@@ -175,11 +182,19 @@ def _unknown_url(request: Request) -> str:
     return "There is no such route; /openapi.json lists all routes."
 
 
+def _path(request: Request) -> str:
+    return re.sub("/{2,}", "/", request.scope["path"])
+
+
 async def handle(request: Request, error: Exception) -> Response:
     """Handle all exceptions for starlette. Unexpected ones are logged."""
     failure = failure_of(error)
     if failure.code == "unknown_url":
-        failure = replace(failure, message=_unknown_url(request))
+        why = refusal(_path(request))
+        if why is None:
+            failure = replace(failure, message=_unknown_url(request))
+        else:
+            failure = Failure(why, NotOffered.status, NotOffered.type, code="not_offered")
     headers: dict[str, str] = {}
     if isinstance(error, Overloaded):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))

@@ -1,0 +1,133 @@
+"""Log-probabilities of completions: how they are written, and how `best_of` ranks choices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire.api.shared.pieces import Array, compact
+from quire.api.shared.render import Logprobs, TokenNames, clamp, token_text
+from quire.core.request import ScoredToken, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Scores of a prompt: its first token, and the log-probabilities of the others."""
+
+    first: int
+    scores: tuple[ScoredToken, ...]
+
+    def body(self, tokenizer: TokenNames) -> list[dict[str, Any] | None]:
+        """Return vLLM's `prompt_logprobs`, by token id; the prompt's own token is included."""
+        listed: list[dict[str, Any] | None] = [None]
+        for each in self.scores:
+            ranked = [(token, value, rank) for rank, (token, value) in enumerate(each.top, 1)]
+            listed.append(
+                {
+                    str(token): {
+                        "logprob": clamp(value),
+                        "rank": rank,
+                        "decoded_token": token_text(tokenizer, token),
+                    }
+                    for token, value, rank in [(each.token_id, each.logprob, each.rank), *ranked]
+                }
+            )
+        return listed
+
+
+class LogprobsWriter:
+    """Writes one choice's `logprobs`. Text offsets continue through a stream's chunks."""
+
+    def __init__(self, tokenizer: TokenNames) -> None:
+        self._tokenizer = tokenizer
+        self._offset = 0
+
+    def first(self, token_id: int) -> dict[str, Any]:
+        """Write a prompt's first token, which has no log-probability."""
+        name = token_text(self._tokenizer, token_id)
+        offset, self._offset = self._offset, self._offset + len(name)
+        unknown = {"token_logprobs": [None], "top_logprobs": [None]}
+        return {"tokens": [name], **unknown, "text_offset": [offset]}
+
+    def write(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        """Return OpenAI's four parallel lists for the next tokens. Top lists include the sampled
+        token.
+        """
+        names = [token_text(self._tokenizer, entry.token_id) for entry in entries]
+        offsets = []
+        for name in names:
+            offsets.append(self._offset)
+            self._offset += len(name)
+        return {
+            "tokens": names,
+            "token_logprobs": [clamp(entry.logprob) for entry in entries],
+            "top_logprobs": [
+                {
+                    token_text(self._tokenizer, token): clamp(value)
+                    for token, value in (*entry.top, (entry.token_id, entry.logprob))
+                }
+                for entry in entries
+            ],
+            "text_offset": offsets,
+        }
+
+
+class CompletionLogprobs:
+    """Collects the `logprobs` of a choice that is not streamed."""
+
+    def __init__(self, tokenizer: TokenNames) -> None:
+        self._writer = LogprobsWriter(tokenizer)
+        self._written: dict[str, list[bytes]] = {name: [] for name in self._writer.write(())}
+
+    def add_prompt(self, prompt: PromptScores) -> int:
+        """Write the tokens of an echoed prompt."""
+        return self._add(self._writer.first(prompt.first)) + self.add(prompt.scores)
+
+    def add(self, entries: Sequence[TokenLogprobs], *, reasoning: bool = False) -> int:
+        return self._add(self._writer.write(entries)) if entries else 0
+
+    def _add(self, lists: dict[str, Any]) -> int:
+        for name, items in self._written.items():
+            items.append(compact(lists[name])[1:-1])
+        return sum(len(items[-1]) for items in self._written.values())
+
+    def body(self) -> dict[str, Any]:
+        return {name: Array(items) for name, items in self._written.items()}
+
+
+class MeanLogprob:
+    """Adds up a choice's log-probabilities, by which `best_of` ranks it, and passes them on."""
+
+    def __init__(self, written: Logprobs) -> None:
+        self._written = written
+        self._sum, self._count = 0.0, 0
+
+    @property
+    def mean(self) -> float:
+        """The mean log-probability of a token; a choice without tokens has the highest, 0."""
+        return self._sum / max(1, self._count)
+
+    def add(self, entries: Sequence[TokenLogprobs], *, reasoning: bool = False) -> int:
+        self._sum += sum(each.logprob for each in entries)
+        self._count += len(entries)
+        return self._written.add(entries, reasoning=reasoning)
+
+    def body(self) -> Any:
+        return self._written.body()
+
+
+def best_choices(means: Sequence[float], generated: int, kept: int) -> list[int]:
+    """Return the indices of the choices to return, of each prompt the best ones first.
+
+    Args:
+        means: mean log-probability of each choice; those of a prompt are neighbours.
+        generated, kept: choices of each prompt.
+    """
+    found: list[int] = []
+    for start in range(0, len(means), generated):
+        own = range(start, start + generated)
+        # Choices of a request without `best_of` keep their order.
+        ranked = own if kept == generated else sorted(own, key=lambda n: -means[n])
+        found += ranked[:kept]
+    return found
