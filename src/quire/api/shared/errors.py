@@ -18,8 +18,8 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.api.shared.notes import note
 from quire.api.shared.not_offered import refusal
+from quire.api.shared.notes import note
 from quire.core.errors import (
     EngineFailure,
     LoadingStopped,
