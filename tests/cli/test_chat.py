@@ -23,7 +23,7 @@ from rich.console import Console
 
 from quire.api.app import build_app
 from quire.cli import conversation, main
-from quire.cli.chat_terminal import history_file, kept_file, typed_lines
+from quire.cli.chat_terminal import help_text, history_file, kept_file, typed_lines
 from quire.cli.conversation import Chat, ChatError
 from quire.cli.own_server import own_server
 from quire.cli.served import Server
@@ -156,6 +156,14 @@ def test_a_refused_request_is_told(
     error = capsys.readouterr().err
     assert "HTTP 400" in error
     assert "temperature" in error
+
+
+@pytest.mark.parametrize("width", [50, 79])
+def test_help_fits_the_terminal(width: int) -> None:
+    lines = help_text(width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert [line for line in lines if line.startswith("/file")]
+    assert "`quire chat --resume`" in help_text(width)
 
 
 def test_an_unknown_command_is_named_and_not_sent(

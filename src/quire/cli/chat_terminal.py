@@ -7,6 +7,7 @@ import json
 import mimetypes
 import os
 import sys
+import textwrap
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -18,19 +19,36 @@ from quire.cli.pictures import Draw, picture_format, terminal_attributes
 from quire.cli.settings import said
 from quire.core.errors import QuireError
 
-HELP = """/file FILE       send a picture, sound or video along with the next message; may
-                 be given again; /image is the same
-/model [NAME]    go on with another model of the server, or list them
-/system [TEXT]   set the system message, or remove it; begins anew
-/reset           forget the conversation
-/stats           what the last answer took
-/save FILE       write the conversation as JSON; in a terminal each turn is kept
-                 for `quire chat --resume`
-/exit or /quit   leave (Ctrl-D and Ctrl-C too)
-/? or /help      this
-Ctrl-C stops an answer, or clears the line; on an empty line it leaves. What is
-pasted is one message, however many lines it has. Begin a message with a space
-to send one that starts with a slash."""
+_ACTS = {
+    "/file FILE": "send a picture, sound or video along with the next message; may be given again; "
+    "/image is the same",
+    "/model [NAME]": "go on with another model of the server, or list them",
+    "/system [TEXT]": "set the system message, or remove it; begins anew",
+    "/reset": "forget the conversation",
+    "/stats": "what the last answer took",
+    "/save FILE": "write the conversation as JSON; in a terminal each turn is kept for "
+    "`quire chat --resume`",
+    "/exit or /quit": "leave (Ctrl-D and Ctrl-C too)",
+    "/? or /help": "this",
+}
+_KEYS = (
+    "Ctrl-C stops an answer, or clears the line; on an empty line it leaves. What is pasted is one "
+    "message, however many lines it has. Begin a message with a space to send one that starts "
+    "with a slash."
+)
+
+
+def help_text(width: int) -> str:
+    """Return the commands and keys, in lines of at most `width` characters."""
+    column = max(map(len, _ACTS)) + 2
+    lines = []
+    for command, act in _ACTS.items():
+        first, *more = textwrap.wrap(act, max(20, width - column))
+        lines += [f"{command:{column}}{first}", *(" " * column + line for line in more)]
+    return "\n".join([*lines, *textwrap.wrap(_KEYS, width)])
+
+
+HELP = help_text(80)
 
 _COMMANDS = (
     "/file",
@@ -218,7 +236,7 @@ class Terminal:
             how = "with this" if self._chat.system else "without a"
             self._note(f"new conversation, {how} system message")
         elif name in ("/help", "/?"):
-            self._note(HELP)
+            self._note(help_text(min(80, self._console.width - 1)))
         elif name == "/stats":
             self._note(str(self._chat.usage or "no statistics: there is no answer yet"))
         elif name in ("/file", "/image", "/save", "/model"):
