@@ -18,7 +18,11 @@ _STORED, _FOUND = (404, 413, 415, 429, 501), (404, 501)
 _FILES = Resource("/v1/files", "file", "the files", stored=_STORED, found=_FOUND)
 _BATCHES = Resource("/v1/batches", "batch", "the batches", stored=_STORED, found=_FOUND)
 _MESSAGES = Resource(
-    "/v1/messages/batches", "batch of messages", "the batches of messages", _STORED, _FOUND
+    "/v1/messages/batches",
+    "batch of messages",
+    "the batches of messages",
+    stored=_STORED,
+    found=_FOUND,
 )
 
 FILES: tuple[Operation, ...] = (

@@ -40,36 +40,47 @@ class Resource:
         self, endpoint: EndpointOf, summary: str, body: type[Wire] | None = None
     ) -> Operation:
         """Return the operation that makes one."""
-        return Operation(endpoint, "post", self.path, summary, body=body, statuses=self.stored)
+        return Operation(
+            endpoint, "post", self.path, summary=summary, body=body, statuses=self.stored
+        )
 
     def list(self, endpoint: EndpointOf, query: type[Wire]) -> Operation:
         """Return the operation that lists them."""
         return Operation(
-            endpoint, "get", self.path, f"List {self.many}", query=query, statuses=self.found
+            endpoint,
+            "get",
+            self.path,
+            summary=f"List {self.many}",
+            query=query,
+            statuses=self.found,
         )
 
     def retrieve(self, endpoint: EndpointOf) -> Operation:
         """Return the operation that shows one."""
         summary = f"Retrieve {self.article} {self.one}"
-        return Operation(endpoint, "get", self.own, summary, statuses=self.found)
+        return Operation(endpoint, "get", self.own, summary=summary, statuses=self.found)
 
     def update(self, endpoint: EndpointOf, body: type[Wire]) -> Operation:
         """Return the operation that replaces the metadata of one."""
         summary = f"Replace the metadata of {self.article} {self.one}"
-        return Operation(endpoint, "post", self.own, summary, body=body, statuses=self.found)
+        return Operation(
+            endpoint, "post", self.own, summary=summary, body=body, statuses=self.found
+        )
 
     def delete(self, endpoint: EndpointOf) -> Operation:
         """Return the operation that deletes one."""
         summary = f"Delete {self.article} {self.one}"
-        return Operation(endpoint, "delete", self.own, summary, statuses=self.found)
+        return Operation(endpoint, "delete", self.own, summary=summary, statuses=self.found)
 
     def cancel(self, endpoint: EndpointOf) -> Operation:
         """Return the operation that cancels one."""
         summary = f"Cancel {self.article} {self.one}"
-        return Operation(endpoint, "post", f"{self.own}/cancel", summary, statuses=self.found)
+        return Operation(
+            endpoint, "post", f"{self.own}/cancel", summary=summary, statuses=self.found
+        )
 
     def part(self, endpoint: EndpointOf, name: str, summary: str, **more: Any) -> Operation:
         """Return the operation that shows a part of one; `more` are other fields of `Operation`."""
         return Operation(
-            endpoint, "get", f"{self.own}/{name}", summary, statuses=self.found, **more
+            endpoint, "get", f"{self.own}/{name}", summary=summary, statuses=self.found, **more
         )

@@ -56,7 +56,7 @@ class BidirectionalRows:
         self._places: mx.array | None = None
         self._batches: list[_Batch] = []
         if len(set(counts)) == 1 and counts[0] in classes:
-            self._batches.append(_Batch(None, len(counts), None))
+            self._batches.append(_Batch(rows=None, count=len(counts), lengths=None))
             return
         places = np.zeros(starts[-1], np.int32)
         first = 0

@@ -173,7 +173,7 @@ class StepAttention:
             assert k is not None, "a layer that keeps nothing gets its keys"
             assert v is not None, "a layer that keeps nothing gets its values"
             assert scoring == Scoring(scoring.scale), "encoders have no softcap and no sinks"
-            return self._bidirectional.attend(q, k, v, scoring.scale, spec.reach)
+            return self._bidirectional.attend(q, k, v, scale=scoring.scale, reach=spec.reach)
         group, owner = self._layout.group[layer], self._layout.owner[layer]
         parts = self._parts(group)
         chosen = [None] * len(parts) if chosen_by is None else self._chosen[chosen_by]

@@ -424,4 +424,4 @@ class KVLayout:
         owner = tuple(spec.owner(layer) for layer, spec in enumerate(layout))
         uncached = {n: spec.uncached for n, spec in enumerate(layout) if spec.uncached is not None}
         group = tuple(home.get(layer, NO_GROUP) for layer in owner)
-        return KVLayout(groups, group, owner, uncached)
+        return KVLayout(groups, group, owner, uncached=uncached)

@@ -48,7 +48,7 @@ class StatePool:
         """
         places, arrays = list(self._parts), list(self._parts.values())
         self._parts.clear()  # `arrays` has the only references
-        resize(arrays, 1, capacity, moves, spare)
+        resize(arrays, 1, capacity, moves=moves, spare=spare)
         self._parts.update(zip(places, arrays, strict=True))
 
     def read(self, layer: int, name: str, slots: mx.array) -> mx.array:

@@ -122,6 +122,6 @@ class _Run:
         except ValueError:
             body = answer.text
         request_id = answer.headers.get("x-request-id", "")
-        self._answers.add(request.custom_id, answer.status_code, request_id, body)
+        self._answers.add(request.custom_id, answer.status_code, request_id, body=body)
         self._failed += answer.status_code != 200
         self._done()

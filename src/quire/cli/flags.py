@@ -53,7 +53,7 @@ class _FormerFlag(argparse.Action):
     ) -> None:
         name = self._renamed.option_strings[0]
         print(f"quire: warning: {option_string} is now called {name}", file=sys.stderr)
-        self._renamed(parser, namespace, values, name)
+        self._renamed(parser, namespace, values, option_string=name)
 
 
 class Parser(argparse.ArgumentParser):

@@ -58,7 +58,7 @@ class Target:
         tls = parts.scheme == "https"
         path = parts.path.rstrip("/")
         path = path if path.endswith("/v1") else path + "/v1"
-        return cls(parts.hostname, port or (443 if tls else 80), tls, path, api_key)
+        return cls(parts.hostname, port or (443 if tls else 80), tls, path=path, api_key=api_key)
 
     @property
     def base(self) -> str:
@@ -170,7 +170,7 @@ class _Exchange:
         if self._status and self._status != 200:
             self.end(f"HTTP {self._status}: {error_message(self._body)}")
         elif self._events.done:
-            self.end(None)
+            self.end(error=None)
         elif self._head is not None:
             self.end("the server closed the connection without an answer")
         else:

@@ -46,7 +46,7 @@ def attend(
             seen = slice(max(0, start - reach), min(n, end + reach))
         # Each tile depends on the one before, so that only one tile's scores are in memory.
         rows = mx.depends([q[:, :, start:end]], parts[-1:])[0]
-        mask = _mask(start, end, seen, reach, lengths)
+        mask = _mask(start, end, seen, reach=reach, lengths=lengths)
         keys, values = k[:, :, seen], v[:, :, seen]
         parts.append(
             mx.fast.scaled_dot_product_attention(rows, keys, values, scale=scale, mask=mask)

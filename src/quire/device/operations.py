@@ -215,7 +215,7 @@ class Operations(ExpertOperations, RankOperations, DrawingOperations, LowRankOpe
         Returns:
             `[n, t, heads, head_dim]` and the state after the last token.
         """
-        return recurrence.state_space(values, keys, queries, steps, rates, state)
+        return recurrence.state_space(values, keys, queries, steps=steps, rates=rates, state=state)
 
     def of_rows(self, x: mx.array, numbers: mx.array) -> mx.array:
         """Return `x[r, numbers[r, j]]`: `[R, N, ...]` by `[R, n]` gives `[R, n, ...]`."""
@@ -267,7 +267,7 @@ class UnfusedOperations(Operations):
         return activations.SPELLED_OUT[name](x)
 
     def gated(self, gating: Gating, x: mx.array, y: mx.array) -> mx.array:
-        return activations.gated(gating, activations.SPELLED_OUT[gating.activation], x, y)
+        return activations.gated(gating, activations.SPELLED_OUT[gating.activation], x, y=y)
 
     def rotation(self, cosines: mx.array, sines: mx.array, neighbours: bool) -> Rotate:
         return rotation.spelled_out(cosines, sines, neighbours, turn=rotation.turn)

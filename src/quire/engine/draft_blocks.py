@@ -81,7 +81,7 @@ class BlockDrafter(StatesDrafter):
         self._launch(StepPlan(tuple(reads), self._manager.take_changes()))
         if blocks := [self._block(job) for job in jobs if job.guesses]:
             self._launch(StepPlan(tuple(blocks)))
-        self._launch(None)
+        self._launch(plan=None)
         self._collect(jobs)
         return 1 + bool(blocks)
 
@@ -101,5 +101,5 @@ class BlockDrafter(StatesDrafter):
             placement=job.placement,
             sampling=tuple(guess_sampling(job, start + place) for place in range(1, count)),
             # Rows of an item see each other.
-            media=(PlacedMedia(start, MediaItem("block", b"", (), count, b"")),),
+            media=(PlacedMedia(start, MediaItem("block", b"", (), tokens=count, digest=b"")),),
         )

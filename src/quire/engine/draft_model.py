@@ -297,7 +297,7 @@ class ModelDrafter:
             deeper = [_guessing(job, depth) for job in jobs if job.guesses > depth]
             self._launch(StepPlan(tuple(deeper)))
             self._collect(jobs)
-        self._launch(None)
+        self._launch(plan=None)
         self._collect(jobs)
         return max(1, most)
 

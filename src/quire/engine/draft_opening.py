@@ -127,7 +127,7 @@ def _open_eagle(
     config: EngineConfig, folder: Path, described: dict[str, Any], loaded: LoadedModel
 ) -> tuple[EngineConfig, StatesDrafter, HiddenRows]:
     """Open an EAGLE-3 head; return it with the states that it reads, and the memory left."""
-    tensors = find_weights(folder).read(described, None)
+    tensors = find_weights(folder).read(described, dtype=None)
     own_table = any(name.endswith("embed_tokens.weight") for name in tensors)
     head = build_eagle(described, loaded.model, folder, own_table=own_table)
     config, pools, parts = _open_states(config, folder, described, drafter=head, loaded=loaded)

@@ -99,10 +99,10 @@ class Engine:
         context = wanted_context(config, loaded.context_length)
         self._offered = offered(config.block_size, config.kv_format.group_size)
         check_default(config.kv_format, self._offered, config.block_size)
-        check_format(config, self._names.format(None), executor.serves)
+        check_format(config, self._names.format(wanted=None), executor.serves)
         manager = BlockManager(budget, executor.block_bytes, disk.accepts if disk else None)
-        limits = Limits(self._groups, manager, config.block_size, context)
-        context = check_context(limits.context(self._names.format(None)), context)
+        limits = Limits(self._groups, manager, config.block_size, max_context=context)
+        context = check_context(limits.context(self._names.format(wanted=None)), context)
         prefill_budget = PrefillBudget(
             config.step_ms / 1e3, config.stall_factor, config.max_step_tokens, times=self.step_times
         )
@@ -277,7 +277,7 @@ class Engine:
         if before is None or not scheduler.drafting.wants_tokens(scheduler.running):
             return None
         self._running = None
-        self._executor.launch(None)
+        self._executor.launch(plan=None)
         done_at = time.perf_counter()
         self._beside += self._take_in(before)
         return done_at
@@ -333,7 +333,7 @@ class Engine:
         if self._disk is not None:
             self._scheduler.manager.spill_kept()
             self._executor.launch(StepPlan(changes=self._scheduler.manager.take_changes()))
-            self._executor.launch(None)
+            self._executor.launch(plan=None)
             self._disk.close()
 
     # -- facts ---------------------------------------------------------------------------------
@@ -359,7 +359,7 @@ class Engine:
             blocks=self._names,
             kv_table=kv_table(
                 self._groups,
-                self._names.format(None),
+                self._names.format(wanted=None),
                 self.config.block_size,
                 dtype=DTYPES[self._loaded.dtype],
                 context=self._scheduler.limits.max_context,

@@ -106,7 +106,9 @@ def _check_smallest(
     manager = BlockManager(budget, Pools(groups, config.block_size, dtype).claimed_bytes)
     format = config.kv_format.skipping(skipped_layers(model.own_layout, config.kv_skip_layers))
     least = min(_SHORTEST_CONTEXT, config.max_context or _SHORTEST_CONTEXT)
-    check_context(Limits(groups, manager, config.block_size, least).context(format), least)
+    check_context(
+        Limits(groups, manager, config.block_size, max_context=least).context(format), least
+    )
 
 
 def sequence_bytes(
@@ -115,7 +117,7 @@ def sequence_bytes(
     """Return the most bytes of KV that a lone sequence of `tokens` tokens takes."""
     groups = KVLayout.of(model.layout).groups
     manager = BlockManager(0, Pools(groups, block_size, dtype).claimed_bytes)
-    return Limits(groups, manager, block_size, tokens).worst_case_bytes(format, tokens)
+    return Limits(groups, manager, block_size, max_context=tokens).worst_case_bytes(format, tokens)
 
 
 def wanted_context(config: EngineConfig, longest: int) -> int:

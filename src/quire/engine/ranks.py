@@ -136,7 +136,7 @@ class SplitExecutor(GraphExecutor):
         graphs = None
         if _hosts(config).beside(0) == part.size and not by_rank:
             layout = KVLayout.of(model.layout)
-            graphs = open_cuda_graphs(model, layout, pools, loaded.fingerprint, part=part)
+            graphs = open_cuda_graphs(model, layout, pools, identity=loaded.fingerprint, part=part)
         super().__init__(model, pools, graphs, **others)
 
     def _holds_back(self) -> bool:

@@ -277,13 +277,13 @@ class _AdaptedOperations:
     ) -> list[mx.array]:
         if not any(part.matrix is not None and self._adapts(part.matrix) for part in parts):
             return self._base.heads(x, parts, eps, rotate=rotate)
-        return Operations.heads(cast(Operations, self), x, parts, eps, rotate)
+        return Operations.heads(cast(Operations, self), x, parts, eps=eps, rotate=rotate)
 
     def experts(
         self, x: mx.array, chosen: mx.array, weights: mx.array, experts: GatedExperts | PlainExperts
     ) -> mx.array:
         if not any(id(each.array) in self._stacks for each in experts.matrices):
-            return self._base.experts(x, chosen, weights, experts)
+            return self._base.experts(x, chosen, weights, experts=experts)
         up = self.expert_product(x, chosen, experts.up)
         if isinstance(experts, PlainExperts):
             inner = self._base.activate(experts.activation, up)

@@ -160,7 +160,7 @@ class AssistantGuesser:
         guesses: list[mx.array] = []
         for _ in range(count):
             embedding = self._model.model.embedded(tokens)
-            logits, hidden = self._assistant(hidden, embedding, step, step.positions + 1)
+            logits, hidden = self._assistant(hidden, embedding, step, positions=step.positions + 1)
             tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
             guesses.append(tokens)
         whole = mx.stack(guesses, axis=1)

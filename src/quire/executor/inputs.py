@@ -59,7 +59,9 @@ class _Rows:
         sinks: mx.array | None = None,
         chosen_by: int | None = None,
     ) -> mx.array:
-        return self.attention.attend(layer, q, k, v, Scoring(scale, softcap, sinks), chosen_by)
+        return self.attention.attend(
+            layer, q, k, v=v, scoring=Scoring(scale, softcap, sinks), chosen_by=chosen_by
+        )
 
     def choose(self, layer: int, q: mx.array, k: mx.array, weights: mx.array, limit: int) -> None:
         self.attention.choose(layer, q, k, weights=weights, limit=limit)
@@ -89,7 +91,9 @@ class _Rows:
         steps: mx.array,
         rates: mx.array,
     ) -> mx.array:
-        return self._recurrent.state_space(layer, values, keys, queries, steps, rates)
+        return self._recurrent.state_space(
+            layer, values, keys, queries=queries, steps=steps, rates=rates
+        )
 
     def state_rows(self, group: int) -> mx.array:
         """Return which rows advance which states of a group; see `recurrent_rows.state_rows`."""

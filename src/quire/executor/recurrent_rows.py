@@ -73,7 +73,9 @@ class RecurrentRows:
         def advance(states: States, cut: Cut) -> mx.array:
             own = replace(gates, steps=cut(gates.steps), betas=cut(gates.betas))
             state = states.read("delta")
-            y, after = operations.gated_delta(cut(mixed), own, state, key_heads, UNIT_EPS)
+            y, after = operations.gated_delta(
+                cut(mixed), own, state, key_heads=key_heads, eps=UNIT_EPS
+            )
             states.write("delta", after)
             return y
 
@@ -94,7 +96,7 @@ class RecurrentRows:
             kept = states.read("state")
             state = kept.reshape(len(kept), *values.shape[1:], -1)
             v, k, q, s = (cut(each) for each in (values, keys, queries, steps))
-            y, after = operations.state_space(v, k, q, s, rates, state)
+            y, after = operations.state_space(v, k, q, steps=s, rates=rates, state=state)
             states.write("state", after.reshape(kept.shape))
             return y
 

@@ -195,7 +195,7 @@ class EagleHead(LanguageModel):
         embedding = embedded(step.tokens, states.dtype)
         rotate = {kind: rope(step.positions) for kind, rope in self._ropes}
         first, *others = self.layers
-        x: mx.array = first(states, embedding, step, rotate)
+        x: mx.array = first(states, embedding, step, rotate=rotate)
         for layer in others:
             x = layer(x, step, rotate)
         return x

@@ -60,7 +60,7 @@ class Cut:
                     "weights"
                 )
             first, last = (end * found // whole for end in ends)
-            pieces.append(own_piece(array, first, last, axis))
+            pieces.append(own_piece(array, first, last, axis=axis))
             before += count * size
         return pieces[0] if len(pieces) == 1 else mx.concatenate(pieces, axis=axis)
 

@@ -208,7 +208,16 @@ class _Assembly:
         for call, made in zip(calls, results, strict=True):
             own = tuple(self._computed(next(outputs)) for _ in call.operands)
             roles = tuple(call.operands)
-            self._nodes.append(Node(call.kind, own, tuple(made), roles, (), call.attributes))
+            self._nodes.append(
+                Node(
+                    call.kind,
+                    own,
+                    tuple(made),
+                    roles=roles,
+                    arguments=(),
+                    attributes=call.attributes,
+                )
+            )
         final = tuple(self._computed(name) for name in outputs)
         read = {id for node in self._nodes for id in node.inputs} | set(final)
         return Program(
@@ -239,7 +248,7 @@ class _Assembly:
                 own = tuple(self._ids[each[0]] for each in event["inputs"])
                 made = tuple(self._new(*each) for each in event["outputs"])
                 arguments = tuple(map(frozen, event["arguments"]))
-                self._nodes.append(Node(event["name"], own, made, (), arguments))
+                self._nodes.append(Node(event["name"], own, made, roles=(), arguments=arguments))
         return self._ids[name]
 
 

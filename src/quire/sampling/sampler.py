@@ -96,13 +96,15 @@ def _draw_of(row: RowSampling) -> Draw:
     if is_greedy(params):
         return GREEDY
     size = _candidates(params)
+    block, inside = uniforms(params.seed, row.position)
     return Draw(
-        params.temperature,
-        params.min_p,
-        params.top_k,
-        params.top_p,
-        0 if size is None else size or ALL,
-        *uniforms(params.seed, row.position),
+        temperature=params.temperature,
+        min_p=params.min_p,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        candidates=0 if size is None else size or ALL,
+        block=block,
+        inside=inside,
     )
 
 

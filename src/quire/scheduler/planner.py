@@ -147,7 +147,7 @@ class Planner:
         prompts = [sequence for sequence in self.admission.running if _reads(sequence, plan)]
         generating = sum(rows.count for rows in plan)
         if not prompts and not self.admission.waiting and not self.encodings.needed:
-            self._prefill_budget.start(generating, 0, 0, 0, graphed=True)
+            self._prefill_budget.start(generating, 0, 0, prompt_rows=0, graphed=True)
             return []
         count = len(prompts) + len(self.admission.waiting)
         budget = self._prefill_budget.prompt_budget(generating, count)
@@ -175,7 +175,9 @@ class Planner:
             # Where all that got a share lost their places, the others read in this step.
             prompts = [sequence for sequence in prompts if sequence.status is Status.RUNNING]
         graphed = not read or generating + sum(read) <= max_graph_rows
-        self._prefill_budget.start(generating, count, len(read), sum(read), graphed=graphed)
+        self._prefill_budget.start(
+            generating, count, len(read), prompt_rows=sum(read), graphed=graphed
+        )
         return encoding
 
     def _shares(

@@ -56,7 +56,7 @@ class GapMarks:
             if before is None or after is None or middle is None:
                 continue
             file = next(iter(_known(tokenizer, _FILES)), None)
-            return cls(before, after, middle, file, frozenset(_known(tokenizer, _ENDS)))
+            return cls(before, after, middle, file=file, ends=frozenset(_known(tokenizer, _ENDS)))
         return None
 
 

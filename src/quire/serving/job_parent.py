@@ -153,7 +153,7 @@ class JobParent:
             assert unsent.pipe is not None
             unsent.pipe.close()
             self._orders = deque(each for each in self._orders if each.job is not job)
-            self._end(job.number, None)
+            self._end(job.number, code=None)
         else:
             self._orders.append(_Order(job, number))
 
@@ -175,7 +175,7 @@ class JobParent:
                 order.pipe.close()
         self._orders.clear()
         for number in list(self._jobs):
-            self._end(number, None)
+            self._end(number, code=None)
 
     def _end(self, number: int, code: int | None) -> None:
         job = self._jobs.pop(number, None)
@@ -188,7 +188,7 @@ class JobParent:
         if self._gone:
             if order.pipe is not None:
                 order.pipe.close()
-            self._end(order.job.number, None)
+            self._end(order.job.number, code=None)
             return
         self._orders.append(order)
         if len(self._orders) == 1:

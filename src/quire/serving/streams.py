@@ -225,7 +225,7 @@ class ChoiceStream:
         if output.read is not None:
             self._reading.observe(output.read, time.perf_counter())
             left_s = self._reading.left_s(output.prompt_tokens)
-            self._observer.read(output.read, output.cached_tokens, output.reuse, left_s)
+            self._observer.read(output.read, output.cached_tokens, output.reuse, left_s=left_s)
         if not output.token_ids:
             return
         now = time.perf_counter()

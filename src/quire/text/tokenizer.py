@@ -135,7 +135,7 @@ class Tokenizer:
         """
         if second is not None:
             second = _readable(second)
-        return self.codec.encode_texts(_readable(first), second, most, keep_end)
+        return self.codec.encode_texts(_readable(first), second, most, keep_end=keep_end)
 
     def count_at_least(self, text: str, enough: int) -> int:
         """Return a lower bound of a text's number of tokens, in memory that does not grow with the

@@ -58,7 +58,7 @@ class Transcriptions:
             ]
             language = asked.language
         else:
-            language, parts = await self._whispered(context, as_json, asked, asked.whisper)
+            language, parts = await self._whispered(context, as_json, asked, whisper=asked.whisper)
         seconds = asked.pieces[-1][1]
         return written(Transcript(asked.task, language, seconds, parts=parts), asked.format)
 

@@ -146,7 +146,7 @@ class BatchRunner:
             with suppress(ValueError):
                 body = answer.json()
             request_id = answer.headers.get("x-request-id", "")
-            answers.add(request.custom_id, answer.status_code, request_id, body)
+            answers.add(request.custom_id, answer.status_code, request_id, body=body)
             batch, good = files.batches.get(batch_id, "batch"), answer.status_code == 200
             files.batches.note(
                 replace(batch, succeeded=batch.succeeded + good, failed=batch.failed + (not good))

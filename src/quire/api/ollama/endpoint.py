@@ -101,7 +101,7 @@ async def _read_embed(context: Context, request: Request, body: bytes) -> _ReadE
     context.check_model(fields.model)
     given = (fields.input,) if isinstance(fields.input, str) else tuple(fields.input)
     pooling = context.service.vectors.pooling
-    texts = tuple(pooling.text(each, pooling.prompt(None)) for each in given)
+    texts = tuple(pooling.text(each, pooling.prompt(name=None)) for each in given)
     if not any(given):
         return _ReadEmbed(prepared=None, dimensions=None)
     if fields.options is not None:

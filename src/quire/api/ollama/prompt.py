@@ -52,7 +52,7 @@ def conversation(context: Context, request: Request, fields: ChatRequest) -> Gen
         messages=without_unsupported_media(
             context.service, request.scope, messages=messages, newest=last
         ),
-        tools=builder.build(None).templates,
+        tools=builder.build(choice=None).templates,
         continue_final=final.role == "assistant" and not final.tool_calls,
         or_anew=True,
     )

@@ -41,13 +41,13 @@ class BackgroundResponse:
     def put(self, status: str, *, running: bool = False, **changed: Any) -> None:
         """Store the response in its present state."""
         body = tuple(self.settings.body(status, **changed).pieces())
-        self.store.add(self.id, body, self.said, (), running=running, background=True)
+        self.store.add(self.id, body, self.said, output=(), running=running, background=True)
 
     def keep(self, body: Sequence[bytes], output: Sequence[StoredItem]) -> None:
         """Store the complete response, unless it was stopped or deleted meanwhile."""
         stopped = self.streams.get(self.id).stopped.is_set()
         if not stopped and self.store.get(self.id) is not None:
-            self.store.add(self.id, body, self.said, output, background=True)
+            self.store.add(self.id, body, self.said, output=output, background=True)
             self.addition.join(self.store, output)
 
     def ended(self, run: GenerationStream, *, stopped: bool) -> None:

@@ -131,7 +131,7 @@ class Responses:
 
         def keep(body: Sequence[bytes], output: Sequence[StoredItem]) -> None:
             if asked.store:
-                store.add(asked.id, body, asked.items, output)
+                store.add(asked.id, body, asked.items, output=output)
             asked.addition.join(store, output)
 
         settings = ResponseSettings(

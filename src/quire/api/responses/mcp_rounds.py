@@ -280,7 +280,7 @@ class ResponsesAnswer(Answer):
         opened = {each.id for each in output}
         said = [each for each in kept.said if each.id not in opened]
         if self._stored:
-            self._store.add(body["id"], [compact(body)], said, output)
+            self._store.add(body["id"], [compact(body)], said, output=output)
             self._complete = True
         if self._approvals.conversation is not None:
             new = [each for each in said if each.id not in self._approvals.earlier]

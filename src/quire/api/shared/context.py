@@ -100,7 +100,7 @@ class ServerContext:
             body = await read_body(request, self.config.max_body_bytes, counted)
             self.slots.enter(request.scope)
             context = await self._of_model(request, body)
-            return context, await context.read(request, body, reader, answers)
+            return context, await context.read(request, body, reader, answers=answers)
 
     async def _of_model(self, request: Request, body: bytes) -> Context:
         """Return the context of the model that a request names, which the request holds from now

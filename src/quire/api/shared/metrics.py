@@ -166,12 +166,12 @@ class _Watched:
             place.streams.add(stream)
 
     def read(self, done: int, cached: int, reuse: str | None, left_s: float | None) -> None:
-        computed = self._stream.read(done, cached, reuse, left_s)
+        computed = self._stream.read(done, cached, reuse, left_s=left_s)
         for place in self._places:
             place.activity.add(read=computed)
 
     def first_token(self, seconds: float, cached: int, reuse: str | None) -> None:
-        self.read(self._stream.prompt_tokens, cached, reuse, None)
+        self.read(self._stream.prompt_tokens, cached, reuse, left_s=None)
         self._stream.start()
         for place in self._places:
             place.first_token(seconds)

@@ -128,7 +128,7 @@ class _Metered:
         self._quota = quota
 
     def read(self, done: int, cached: int, reuse: str | None, left_s: float | None) -> None:
-        self._observer.read(done, cached, reuse, left_s)
+        self._observer.read(done, cached, reuse, left_s=left_s)
 
     def first_token(self, seconds: float, cached: int, reuse: str | None) -> None:
         self._observer.first_token(seconds, cached, reuse)

@@ -97,11 +97,11 @@ class _Prepared(PreparedAttention):
             q.dtype,
             spec.head_dim,
             spec.value_dim,
-            spec.kv_heads,
-            q.shape[1] // spec.kv_heads,
-            self._metadata.block_size,
-            scoring.softcap is not None,
-            scoring.sinks is not None,
+            kv_heads=spec.kv_heads,
+            group=q.shape[1] // spec.kv_heads,
+            block_size=self._metadata.block_size,
+            capped=scoring.softcap is not None,
+            sinks=scoring.sinks is not None,
         )
         if store.packed is not None:
             return self._over_codes(q, store.packed, written, scoring=scoring, shape=shape)
@@ -112,7 +112,14 @@ class _Prepared(PreparedAttention):
                 (part.rows, self._launch(part, shape)) for part in self._cut(shape)
             ]
         outs = [
-            cuda.attend(q if len(parts) == 1 else q[rows], keys, values, launch, scoring, shape)
+            cuda.attend(
+                q if len(parts) == 1 else q[rows],
+                keys,
+                values,
+                launch=launch,
+                scoring=scoring,
+                shape=shape,
+            )
             for rows, launch in parts
         ]
         return outs[0] if len(outs) == 1 else mx.concatenate(outs)
@@ -146,7 +153,7 @@ class _Prepared(PreparedAttention):
         count = len(part.tiles)
         splits = shape.splits(count) if part.few else 1
         tiles, visible = mx.array(part.tiles), mx.array(part.visible)
-        return cuda.Launch(tiles, self._table, visible, count, part.few, splits)
+        return cuda.Launch(tiles, self._table, visible, count=count, few=part.few, splits=splits)
 
 
 def _coded_parts(
@@ -174,7 +181,9 @@ def _coded_parts(
 
 def _single_rows(metadata: AttentionMetadata, shape: cuda.Shape) -> _OverCodes:
     launch = packed.launch(metadata, shape)
-    return lambda q, store, _, scoring: packed.attend(q, store.arrays(), launch, scoring, shape)
+    return lambda q, store, _, scoring: packed.attend(
+        q, store.arrays(), launch, scoring=scoring, shape=shape
+    )
 
 
 def _prompts(metadata: AttentionMetadata, shape: cuda.Shape) -> _OverCodes:
@@ -184,6 +193,6 @@ def _prompts(metadata: AttentionMetadata, shape: cuda.Shape) -> _OverCodes:
         q: mx.array, store: PackedStore, written: WrittenBlocks | None, scoring: Scoring
     ) -> mx.array:
         assert written is not None, "sequences with several rows write blocks"
-        return prompts.attend(q, store, written, scoring, shape)
+        return prompts.attend(q, store, written, scoring=scoring, shape=shape)
 
     return attend

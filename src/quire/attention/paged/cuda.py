@@ -177,6 +177,29 @@ def _inputs(
     return [q, keys, values, launch.tiles, launch.table, launch.visible, constants, sinks]
 
 
+def shape_of(
+    head_dim: int,
+    value_dim: int,
+    kv_heads: int,
+    heads: int,
+    block_size: int,
+    *,
+    capped: bool,
+    sinks: bool,
+) -> Shape:
+    """Return the shape of a layer's attention over bfloat16."""
+    return Shape(
+        mx.bfloat16,
+        head_dim,
+        value_dim,
+        kv_heads=kv_heads,
+        group=heads // kv_heads,
+        block_size=block_size,
+        capped=capped,
+        sinks=sinks,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
     """A part's arrays on the device.

@@ -143,7 +143,9 @@ class _Prepared(PreparedAttention):
         shape = self._shape(q, scoring, spec.value_dim, value_stride=stride, dtype=q.dtype)
         keys, *values = store.arrays()
         blocks = [keys, values[0] if values else keys]
-        found = attend(self._target, q, blocks, self._rows(shape), scoring, shape)
+        found = attend(
+            self._target, q, blocks, launch=self._rows(shape), scoring=scoring, shape=shape
+        )
         return merge(self._target, found, [], sinks=scoring.sinks, shape=shape)[0]
 
     def _packed(self, q: mx.array, store: PackedStore, scoring: Scoring) -> mx.array:
@@ -161,10 +163,21 @@ class _Prepared(PreparedAttention):
         )
         rows, tail = self._coded_rows(shape) if store.has_tail else (self._rows(shape), None)
         blocks = [*arrays.keys, *arrays.values]
-        found = attend(self._target, turned, blocks, rows, own, shape, codes, signs.keys)
+        found = attend(
+            self._target,
+            turned,
+            blocks,
+            launch=rows,
+            scoring=own,
+            shape=shape,
+            codes=codes,
+            signs=signs.keys,
+        )
         as_written: list[mx.array] = []
         if tail is not None:
-            as_written = attend(self._target, q, store.tail_arrays(), tail, scoring, shape)
+            as_written = attend(
+                self._target, q, store.tail_arrays(), launch=tail, scoring=scoring, shape=shape
+            )
         outs = merge(
             self._target, found, as_written, sinks=scoring.sinks, shape=shape, signs=signs.values
         )
@@ -193,13 +206,13 @@ class _Prepared(PreparedAttention):
             dtype,
             key_dim,
             value_dim,
-            value_stride,
-            told.spec.kv_heads,
-            heads // told.spec.kv_heads,
-            told.block_size,
-            scoring.softcap is not None,
-            scoring.sinks is not None,
-            told.rows > told.sequences,
+            value_stride=value_stride,
+            kv_heads=told.spec.kv_heads,
+            group=heads // told.spec.kv_heads,
+            block_size=told.block_size,
+            capped=scoring.softcap is not None,
+            sinks=scoring.sinks is not None,
+            several=told.rows > told.sequences,
         )
 
 
@@ -207,7 +220,7 @@ def _launch(metadata: AttentionMetadata, shape: Shape) -> Launch:
     """Return the launch of all rows, in tiles of one sequence; none counts as a prompt."""
     (part,) = cut(metadata, metadata.rows, shape.rows, rows_many=shape.rows)
     splits = shape.splits(len(part.tiles))
-    return Launch.of(part.tiles, metadata.block_table, part.visible, splits)
+    return Launch.of(part.tiles, metadata.block_table, part.visible, splits=splits)
 
 
 def _tailed_launches(metadata: AttentionMetadata, shape: Shape) -> tuple[Launch, Launch]:
@@ -223,8 +236,8 @@ def _tailed_launches(metadata: AttentionMetadata, shape: Shape) -> tuple[Launch,
     tail = _tiles(rows, np.maximum(first, own), last + 1, places=rows - own // size)
     splits = shape.splits(metadata.rows)
     return (
-        Launch.of(coded, metadata.block_table, visible, splits),
-        Launch.of(tail, metadata.tails, visible, 1),
+        Launch.of(coded, metadata.block_table, visible, splits=splits),
+        Launch.of(tail, metadata.tails, visible, splits=1),
     )
 
 

@@ -170,7 +170,7 @@ class Shape:
     def merge_defines(self, *, tail: bool, turned: bool) -> dict[str, int]:
         """Return the constants of `portable_merge.h`."""
         names = ("V_DIM", "HEADS", "THREADS", "OWN")
-        own = {name: n for name, n in self.defines(None).items() if name in names}
+        own = {name: n for name, n in self.defines(codes=None).items() if name in names}
         flags = {"SINKS": self.sinks, "TAIL": tail, "TURNED": turned}
         return own | {name: int(flag) for name, flag in flags.items()}
 

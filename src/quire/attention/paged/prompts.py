@@ -41,9 +41,9 @@ class TokenPrompts:
             (part,) = cut(self._decoded, 0, 1, rows_many=shape.rows(few=False))
             tiles, visible = mx.array(part.tiles), mx.array(part.visible)
             table = mx.array(self._decoded.block_table)
-            self._launch = Launch(tiles, table, visible, len(part.tiles), few=False, splits=1)
-        keys, values = self._decoder.blocks(store, None, q.dtype)
-        return cuda.attend(q, keys, values, self._launch, scoring, shape)
+            self._launch = Launch(tiles, table, visible, count=len(part.tiles), few=False, splits=1)
+        keys, values = self._decoder.blocks(store, written=None, dtype=q.dtype)
+        return cuda.attend(q, keys, values, launch=self._launch, scoring=scoring, shape=shape)
 
 
 class CodedPrompts:
@@ -77,7 +77,8 @@ class CodedPrompts:
         if not self._launches:
             self._launches = self._cut(shape)
         outs = [
-            cuda.attend(q[rows], *blocks, launch, scoring, shape) for rows, launch in self._launches
+            cuda.attend(q[rows], *blocks, launch=launch, scoring=scoring, shape=shape)
+            for rows, launch in self._launches
         ]
         return outs[0] if len(outs) == 1 else mx.concatenate(outs)
 
@@ -88,7 +89,7 @@ class CodedPrompts:
             count = len(part.tiles)
             splits = shape.splits(count) if part.few else 1
             tiles, visible = mx.array(part.tiles), mx.array(part.visible)
-            launch = Launch(tiles, self._table, visible, count, part.few, splits)
+            launch = Launch(tiles, self._table, visible, count=count, few=part.few, splits=splits)
             launches.append((part.rows, launch))
         return launches
 

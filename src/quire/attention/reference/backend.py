@@ -58,7 +58,7 @@ class _Prepared(PreparedAttention):
             out = plain.decode(_rows(q, batch.rows), store, batch, scoring=scoring, after=after)
             outs.append((batch.rows, out))
         for chunk in self._chunks:
-            out = plain.prefill(_rows(q, chunk.rows), store, chunk, scoring)
+            out = plain.prefill(_rows(q, chunk.rows), store, chunk, scoring=scoring)
             outs.append((chunk.rows, out))
         return outs
 

@@ -30,7 +30,7 @@ def decode(
         count, heads, length = blocks.shape
         shape = (count, heads, length * batch.block_size, -1)
         read = [each[blocks].reshape(shape).astype(q.dtype) for each in store.arrays()]
-        return _single_rows(q, *_keys_and_values(store, read), batch, scoring)
+        return _single_rows(q, *_keys_and_values(store, read), batch=batch, scoring=scoring)
 
     return _by_heads(q, store, batch.heads, scoring=scoring, attend=attend, after=after)
 
@@ -135,7 +135,9 @@ def _prefill_heads(
         end = _whole(int(chunk.last[rows.stop - 1]) + 1, size) if chunk.causal else seen
         some = q[:, :, rows], k[:, :, :end], v[:, :, :end]
         if _spells_out(scoring):
-            outs.append(_chunk_spelled_out(*some, chunk, rows, scoring, narrow=narrow))
+            outs.append(
+                _chunk_spelled_out(*some, chunk=chunk, rows=rows, scoring=scoring, narrow=narrow)
+            )
             continue
         mask = "causal" if chunk.causal else chunk.mask[rows]
         out = mx.fast.scaled_dot_product_attention(

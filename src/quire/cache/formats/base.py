@@ -38,7 +38,13 @@ class LayerShape:
     def of(spec: KVSpec, block_size: int, dtype: mx.Dtype) -> LayerShape:
         """Return the shape that layers of a spec store."""
         sizes = spec.kv_heads, spec.head_dim, spec.value_dim
-        return LayerShape(*sizes, block_size, dtype, spec.value_in_key, spec.index_dim)
+        return LayerShape(
+            *sizes,
+            block_size=block_size,
+            dtype=dtype,
+            value_in_key=spec.value_in_key,
+            index_dim=spec.index_dim,
+        )
 
     @property
     def index(self) -> LayerShape | None:
@@ -242,7 +248,7 @@ class LayerStore(ABC):
             spare: see `Resize`.
         """
         for arrays in self.block_arrays:
-            resize(arrays, self.shape.kv_heads, capacity, moves, spare)
+            resize(arrays, self.shape.kv_heads, capacity, moves=moves, spare=spare)
 
     def resize_tails(
         self, capacity: int, moves: tuple[tuple[int, int], ...], spare: int | None = None

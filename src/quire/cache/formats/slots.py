@@ -159,7 +159,9 @@ class ChunkPlaces:
         slots, numbers = self.slots, self.numbers
         rows, counts = slots.query_starts[numbers], np.diff(slots.query_starts)[numbers]
         offsets = slots.offsets[rows]
-        return ChunkBlocks.of(rows, counts, self.tails[numbers], offsets, slots.block_size)
+        return ChunkBlocks.of(
+            rows, counts, self.tails[numbers], offsets=offsets, block_size=slots.block_size
+        )
 
     @cached_property
     def full(self) -> slice | mx.array | None:

@@ -23,7 +23,7 @@ class KernelExperts(UnfusedOperations):
         self, x: mx.array, chosen: mx.array, weights: mx.array, experts: GatedExperts | PlainExperts
     ) -> mx.array:
         if x.dtype != mx.float32:
-            return super().experts(x, chosen, weights, experts)
+            return super().experts(x, chosen, weights, experts=experts)
         up = self.expert_product(x, chosen, experts.up)
         if isinstance(experts, PlainExperts):
             inner = self.activate(experts.activation, up)

@@ -146,7 +146,7 @@ class KernelOperations(KernelDraws, KernelExperts):
         channels, kernel = taps.shape
         known = channels % _MULTIPLE == 0 and kernel <= _MOST_TAPS
         if not known or any(each.dtype != mx.float32 for each in (window, taps)):
-            return super().causal_conv(window, taps, bias, silu)
+            return super().causal_conv(window, taps, bias, silu=silu)
         out: mx.array = self._ops.causal_conv(window, taps, bias, silu)
         return out
 
@@ -154,7 +154,7 @@ class KernelOperations(KernelDraws, KernelExperts):
         self, mixed: mx.array, gates: DeltaGates, state: mx.array, key_heads: int, eps: float
     ) -> tuple[mx.array, mx.array]:
         if state.shape[-1] % _MULTIPLE:
-            return super().gated_delta(mixed, gates, state, key_heads, eps)
+            return super().gated_delta(mixed, gates, state, key_heads=key_heads, eps=eps)
         arrays = (mixed, gates.steps, gates.betas, gates.log_rates, gates.step_biases, state)
         y, after = self._ops.gated_delta(
             *(each.astype(mx.float32) for each in arrays),

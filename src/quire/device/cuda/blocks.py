@@ -172,7 +172,7 @@ def blocks_differ(kind: BlockKind, codings: Sequence[VectorCoding], encoder: Enc
         [(each.row, each.count, each.tail, each.offset) for each in chunks], np.int32
     )
     spans, counts, owners, offsets = columns.T
-    blocks = ChunkBlocks.of(spans, counts, owners, offsets, _TOKENS)
+    blocks = ChunkBlocks.of(spans, counts, owners, offsets=offsets, block_size=_TOKENS)
     found = _coded(kind, Chunks(tails, vectors, blocks), codings[1])
     expected: list[mx.array] = []
     for name, own, tail, fresh in zip(

@@ -73,7 +73,7 @@ class CUDAOperations(Operations):
         gate, up = (_alone(each) for each in (mlp.gate, mlp.up))
         inner = None
         if gate is not None and up is not None and x.ndim == 2 and mlp.gating.plain:
-            inner = self._products.gated(x, gate, up, mlp.gating.activation)
+            inner = self._products.gated(x, gate, up, activation=mlp.gating.activation)
         return super().gated_mlp(x, mlp) if inner is None else self.product(inner, mlp.down)
 
     def _by_numbers(self, x: mx.array, weight: PackedWeight, bias: mx.array | None) -> mx.array:
@@ -116,7 +116,7 @@ class CUDAOperations(Operations):
     ) -> mx.array:
         y = self._outputs(x, chosen, experts)
         if y is None:
-            return super().experts(x, chosen, weights, experts)
+            return super().experts(x, chosen, weights, experts=experts)
         return mixed(y, weights, x.dtype)
 
     def _outputs(
@@ -130,7 +130,9 @@ class CUDAOperations(Operations):
         gate, up, down = (_alone(each) for each in (experts.gate, experts.up, experts.down))
         if gate is None or up is None or down is None:
             return None
-        return self._products.experts(x, chosen, (gate, up, down), experts.gating.activation)
+        return self._products.experts(
+            x, chosen, (gate, up, down), activation=experts.gating.activation
+        )
 
 
 def _affine(weight: PackedWeight) -> Packed | None:

@@ -126,7 +126,7 @@ class Products:
             return None
         if not all(map(packed.fits, packed.expert_gemms(gate, down))):
             return None
-        return packed.experts(x, chosen, matrices, ACTIVATIONS[activation])
+        return packed.experts(x, chosen, matrices, gelu=ACTIVATIONS[activation])
 
 
 # -- held against MLX's ----------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def _difference_of_experts(hidden: int, rows: int) -> str | None:
     x = mx.random.normal((rows, hidden), key=mx.random.key(rows)).astype(mx.bfloat16)
     chosen = mx.argsort(mx.random.normal((rows, count), key=mx.random.key(rows)))[:, :3]
     chosen = chosen.astype(mx.int32)
-    got = packed.experts(x, chosen, (gate, up, down), 0)
+    got = packed.experts(x, chosen, (gate, up, down), gelu=0)
     inner = [(x[:, None, None] @ _plain(m)[chosen].swapaxes(-1, -2)) for m in (gate, up)]
     product = _spelled_out(inner[0], inner[1], 0).astype(mx.bfloat16)
     expected = (product @ _plain(down)[chosen].swapaxes(-1, -2)).squeeze(-2)

@@ -47,7 +47,9 @@ class Segment:
             rows: number of rows of the step.
         """
         program, sizes = self.program, dict.fromkeys(self.program.symbols, rows)
-        buffers = [_view(program, value, buffer, sizes) for value, buffer in self.reads.items()]
+        buffers = [
+            _view(program, value, buffer, sizes=sizes) for value, buffer in self.reads.items()
+        ]
         known = {id: each.array for id, each in program.constants.items()}
         known |= dict(zip(self.reads, mx.depends(buffers, [graphed]), strict=True))
         operations = current_device().operations

@@ -99,7 +99,15 @@ def token_coding_differs(case: AttentionCase, runner: KernelRunner) -> str | Non
     kv_width = shape.kv_heads * shape.head_dim
     strides = case.heads * shape.head_dim, kv_width, kv_width
     kernel = Heads(
-        *sizes, 0, False, strides, 3 * (shape.head_dim,), False, False, 0.0, Coding.of(store)
+        *sizes,
+        pairs=0,
+        neighbours=False,
+        strides=strides,
+        head_strides=3 * (shape.head_dim,),
+        normed=False,
+        values_normed=False,
+        eps=0.0,
+        coding=Coding.of(store),
     )
     rows, blocks, offsets = mx.array([count]), mx.array(slots.blocks), mx.array(slots.offsets)
     inputs = [rows, q, keys, values, q, *[None] * 4, blocks, offsets]

@@ -31,7 +31,7 @@ class Survey(Recording):
         layout: KVLayout,
         states: Mapping[int, LayerStates],
     ) -> None:
-        super().__init__(recorder, pools, layout, states)
+        super().__init__(recorder, pools, layout, states=states)
         self.nodes = 0
         self.refused = Counter[tuple[str, str]]()
         self.unsupported: list[tuple[Node, str]] = []

@@ -33,7 +33,7 @@ def embed_kernel(program: Program, node: Node) -> RowKernel:
     tokens = program.values[node.inputs[0]]
     if len(tokens.shape) != 1 or tokens.dtype not in (mx.int32, mx.uint32):
         raise NotGenerated(f"tokens are {tokens}")
-    table, cut = node.weight("table"), Cut.of(rows.width, None)
+    table, cut = node.weight("table"), Cut.of(rows.width, norm=None)
     if dtype not in C_TYPES:
         raise NotGenerated(f"{dtype} is not computed")
     if isinstance(table, PackedWeight):
@@ -49,7 +49,7 @@ def embed_kernel(program: Program, node: Node) -> RowKernel:
     parameters = [f"const {C_TYPES[tokens.dtype]}* tokens"]
     parameters += [f"const {WEIGHT_TYPES[x.dtype]}* table{n}" for n, x in enumerate(arrays)]
     parameters += [f"{C_TYPES[dtype]}* out0"]
-    text = source_text(parameters, body, cut.lanes * cut.groups, cut.constants)
+    text = source_text(parameters, body, cut.lanes * cut.groups, constants=cut.constants)
     arguments = (Argument(node.inputs[0]), *map(Argument, arrays), Argument(out))
     return RowKernel(text, arguments, rows.symbol, threads=cut.lanes * cut.groups, cuts=(cut,))
 

@@ -91,7 +91,7 @@ class Exchange:
         parameters = ["const long long* inboxes", f"const {element}* x", f"{element}* y"]
         body = [f"typedef {element} E;", f"typedef {piece} Piece;", "wait_for_others();"]
         body.append(kernel_text("quire.executor.graphs", "exchange.cuh"))
-        return source_text(parameters, body, THREADS, constants, functions=_SENDING)
+        return source_text(parameters, body, THREADS, constants=constants, functions=_SENDING)
 
 
 def record_exchange(
@@ -106,7 +106,9 @@ def record_exchange(
     assert recorder.inboxes is not None, "the ranks share memory"
     arguments = [recorder.inputs.rows, recorder.copied(recorder.inboxes.table), x, y]
     writes = [to, recorder.exchanged]
-    recorder.add(kernel.text, kernel.grid, kernel.threads, arguments, reads, writes)
+    recorder.add(
+        kernel.text, kernel.grid, kernel.threads, arguments=arguments, reads=reads, writes=writes
+    )
 
 
 class ExchangeRecording(ValueRecording):
@@ -123,7 +125,9 @@ class ExchangeRecording(ValueRecording):
         if not width or value.dtype not in ROUNDED:
             raise UnsupportedNode(f"an exchange of {value.dtype} that is not by rows")
         gathered = node.kind == "gathered"
-        kernel = Exchange(inboxes.part, value.dtype, width, recorder.max_rows, gathered)
+        kernel = Exchange(
+            inboxes.part, value.dtype, width, max_rows=recorder.max_rows, gathered=gathered
+        )
         reads = self._read([x])
         y = self._written(node.outputs[0], reads)
-        record_exchange(recorder, kernel, self._place(x).address, y.address, reads, y)
+        record_exchange(recorder, kernel, self._place(x).address, y=y.address, reads=reads, to=y)

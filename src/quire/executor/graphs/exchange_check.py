@@ -59,7 +59,9 @@ def wrong_rows(kernel: Exchange, inboxes: Inboxes, runner: KernelRunner) -> str:
     mx.eval(y, rows, expected, *ranks)
     arrays = rows, inboxes.table, ranks[part.rank], y
     arguments = tuple(map(runner.address, arrays))
-    runner.run(Kernel(kernel.text, kernel.grid, kernel.threads, 0, arguments, ()))
+    runner.run(
+        Kernel(kernel.text, kernel.grid, kernel.threads, shared=0, arguments=arguments, after=())
+    )
     if mx.array_equal(y, expected).item():
         return ""
     what = "columns side by side" if kernel.gathered else "sum"
@@ -68,4 +70,4 @@ def wrong_rows(kernel: Exchange, inboxes: Inboxes, runner: KernelRunner) -> str:
 
 def _kernel(part: Part, gathered: bool) -> Exchange:
     dtype = mx.float32 if gathered else mx.bfloat16
-    return Exchange(part, dtype, _WIDTH, _ROWS, gathered, polls=_POLLS)
+    return Exchange(part, dtype, _WIDTH, max_rows=_ROWS, gathered=gathered, polls=_POLLS)

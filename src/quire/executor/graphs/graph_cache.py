@@ -12,6 +12,7 @@ from itertools import chain, pairwise
 
 import mlx.core as mx
 
+from quire.attention.paged.cuda import shape_of
 from quire.attention.paged.warpgroups import tile_rows
 from quire.cache.formats.base import LayerStore
 from quire.cache.pools import Pools
@@ -28,7 +29,7 @@ from quire.executor.graphs.indexers import has_indexers
 from quire.executor.graphs.layout import InputLayout
 from quire.executor.graphs.operands import UnsupportedNode, attention_heads
 from quire.executor.graphs.places import Place
-from quire.executor.graphs.pools import LayerPool, PlainPool, kind_of, shape_of
+from quire.executor.graphs.pools import LayerPool, PlainPool, kind_of
 from quire.executor.graphs.recorder import Buffer, Recorder, launches
 from quire.executor.graphs.recording import Recording
 from quire.executor.graphs.states import LayerStates, layer_states, unplaced_states
@@ -102,7 +103,7 @@ class _Recorded:
         recorded, functions = self.recorder.kernels, self.functions
         ends = [*self.recorder.parts, len(recorded)]
         return [
-            launches(recorded[first:end], functions[first:end], moved, first)
+            launches(recorded[first:end], functions[first:end], moved, first=first)
             for first, end in pairwise([0, *ends])
         ], kept
 
@@ -180,7 +181,7 @@ class GraphCache:
         }
         states = unplaced_states(self._layout, self._pools.dtype)
         recorder = self._recorder(MAX_ROWS)
-        survey = Survey(recorder, pools, self._layout, states)
+        survey = Survey(recorder, pools, self._layout, states=states)
         survey.record(self._programs.body, self._given(recorder), [self._hidden_buffer(recorder)])
         for node, reason in survey.unsupported:
             if self._batch_invariant or needs_pools(node):
@@ -284,7 +285,7 @@ class GraphCache:
         functions = self._compiler.functions([each.source for each in recorder.kernels])
         seconds, count = time.perf_counter() - started, len(functions)
         log.info("CUDA graph of %d rows: %d kernels, compiled in %.1f s", max_rows, count, seconds)
-        return _Recorded(recorder, functions, addresses, segments)
+        return _Recorded(recorder, functions, addresses, segments=segments)
 
     def _recorder(self, max_rows: int) -> Recorder:
         return Recorder(
@@ -306,7 +307,7 @@ class GraphCache:
             UnsupportedNode: there is no kernel for a part of the body.
         """
         hidden = self._hidden_buffer(recorder)
-        recording = Recording(recorder, pools, self._layout, states, self._by_mlx)
+        recording = Recording(recorder, pools, self._layout, states=states, by_mlx=self._by_mlx)
         recording.record(self._programs.body, self._given(recorder), [hidden])
         recording.code_tails()
         if self._logits is not None and recorder.max_rows <= MAX_ROWS:
@@ -327,7 +328,7 @@ class GraphCache:
             name: Place(at, _buffer_of(at, array))
             for name, (at, array) in zip(names, known, strict=True)
         }
-        return {**found, "media.placed": Place(inputs.placed, None)}
+        return {**found, "media.placed": Place(inputs.placed, buffer=None)}
 
     def _record_head(self, recorder: Recorder, recording: Recording, hidden: Buffer) -> None:
         """Record the kernels that turn hidden states into logits.
@@ -338,7 +339,7 @@ class GraphCache:
         assert self._logits is not None, "there is memory for logits"
         logits = Buffer(recorder.address(self._logits), self._logits.nbytes)
         if self._head is not None:
-            record_head(recorder, self._head, hidden, logits)
+            record_head(recorder, self._head, hidden, logits=logits)
         else:
             given = {"hidden": Place(hidden.address, hidden)}
             recording.record(self._programs.head, given, [logits])
@@ -352,7 +353,7 @@ class GraphCache:
         recorder = self._recorder(MAX_ROWS)
         hidden = self._hidden_buffer(recorder)
         try:
-            self._record_head(recorder, Recording(recorder, {}, self._layout, {}), hidden)
+            self._record_head(recorder, Recording(recorder, {}, self._layout, states={}), hidden)
         except UnsupportedNode as error:
             log.debug("logits are computed behind graphs: %s", error)
             self._logits = None
@@ -366,7 +367,7 @@ class GraphCache:
             assert spec is not None, "layers that attend keep keys"
             dims = spec.head_dim, spec.value_dim, spec.kv_heads
             tokens = self._pools.block_size
-            shape = shape_of(*dims, heads, tokens, capped=False, sinks=False)
+            shape = shape_of(*dims, heads=heads, block_size=tokens, capped=False, sinks=False)
             rows = tile_rows(shape, card(), value_in_key=spec.value_in_key)
             found[group] = min(found[group], rows)
         return found

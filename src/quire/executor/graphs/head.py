@@ -95,7 +95,7 @@ class Head:
         )
         resident = 2 if self.tiles == 1 else 1
         return kernels.source_text(
-            parameters, body, 32 * self.warps, defines, head, resident=resident
+            parameters, body, 32 * self.warps, defines=defines, head=head, resident=resident
         )
 
 

@@ -56,7 +56,7 @@ class HeadRecording(ValueRecording):
         parameters = [x.parameter("x"), cosines.parameter("cosines"), sines.parameter("sines")]
         parameters += [f"{C_TYPES[value.dtype]}* y"]
         body = [kernel_text("quire.executor.graphs", "rotate.cuh")]
-        text = source_text(parameters, body, _THREADS, constants)
+        text = source_text(parameters, body, _THREADS, constants=constants)
         operands = x, cosines, sines
         reads = list(dict.fromkeys(each.buffer for each in operands if each.buffer is not None))
         y = self._written(node.outputs[0], reads)

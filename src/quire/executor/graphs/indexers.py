@@ -90,12 +90,12 @@ class ChosenKeys:
         grid = recorder.max_rows, max(1, _BLOCKS // recorder.max_rows), 1
         reads = [q, self.keys, self.tiles]
         recorder.add(
-            kernel_source("gather", parameters, constants, _THREADS),
+            kernel_source("gather", parameters, constants, threads=_THREADS),
             grid,
             _THREADS,
-            arguments,
-            reads,
-            [copies],
+            arguments=arguments,
+            reads=reads,
+            writes=[copies],
         )
         return copies
 
@@ -143,10 +143,17 @@ class IndexerRecording(ValueRecording):
         parameters = [kinds["k"].parameter("k"), "const int* blocks", "const int* offsets"]
         arguments = [rows, kinds["k"].address, group.blocks, group.offsets, index.address]
         text = kernel_source(
-            "store_rows", [*parameters, "__nv_bfloat16* keys"], constants, _THREADS
+            "store_rows", [*parameters, "__nv_bfloat16* keys"], constants, threads=_THREADS
         )
         # The scores are named as written here, too, so that they are computed after the keys.
-        recorder.add(text, (recorder.max_rows, 1, 1), _THREADS, arguments, reads, [scores])
+        recorder.add(
+            text,
+            (recorder.max_rows, 1, 1),
+            _THREADS,
+            arguments=arguments,
+            reads=reads,
+            writes=[scores],
+        )
 
         constants |= {"HEADS": heads, "LIMIT": limit, "CAPACITY": capacity}
         parameters = [kinds["q"].parameter("q"), factors.parameter("weights")]
@@ -154,10 +161,10 @@ class IndexerRecording(ValueRecording):
         arguments = [rows, kinds["q"].address, factors.address, group.tiles, recorder.inputs.table]
         arguments += [index.address, scores.address]
         grid = recorder.max_rows, max(1, _BLOCKS // recorder.max_rows), 1
-        text = kernel_source("index_scores", parameters, constants, _THREADS)
-        recorder.add(text, grid, _THREADS, arguments, reads, [scores])
+        text = kernel_source("index_scores", parameters, constants, threads=_THREADS)
+        recorder.add(text, grid, _THREADS, arguments=arguments, reads=reads, writes=[scores])
 
-        self._chosen[own["layer"]] = self._best(scores, index, limit, capacity)
+        self._chosen[own["layer"]] = self._best(scores, index, limit, capacity=capacity)
         recorder.release(scores)
 
     def _best(self, scores: Buffer, index: Index, limit: int, capacity: int) -> ChosenKeys:
@@ -175,10 +182,12 @@ class IndexerRecording(ValueRecording):
         }
         parameters = ["const float* scores", _TILE, "int* chosen", "int* found"]
         arguments = [recorder.inputs.rows, scores.address, group.tiles, keys.address, tiles.address]
-        text = kernel_source("choose", parameters, constants, _CHOOSING_THREADS)
+        text = kernel_source("choose", parameters, constants, threads=_CHOOSING_THREADS)
         grid = recorder.max_rows, 1, 1
-        recorder.add(text, grid, _CHOOSING_THREADS, arguments, [scores], [keys, tiles])
-        return ChosenKeys(keys, tiles, limit, room, index.block_size)
+        recorder.add(
+            text, grid, _CHOOSING_THREADS, arguments=arguments, reads=[scores], writes=[keys, tiles]
+        )
+        return ChosenKeys(keys, tiles, limit, room=room, block_size=index.block_size)
 
     def _chosen_by(self, layer: int | None) -> ChosenKeys | None:
         """Return the keys that a layer's indexer chose; None for None.
@@ -218,4 +227,4 @@ def kernel_source(
 ) -> str:
     """Return the source of a kernel; see `source.source_text`."""
     body = kernel_text("quire.executor.graphs", f"{name}.cuh")
-    return source_text(parameters, [body], threads, constants)
+    return source_text(parameters, [body], threads, constants=constants)

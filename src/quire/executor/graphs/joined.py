@@ -18,7 +18,11 @@ def joined_kernel(program: Program, node: Node) -> RowKernel:
     Raises:
         NotGenerated: rows are joined, or arrays of elements whose type is not known.
     """
-    region = node if node.kind == FUSED else Node(FUSED, node.inputs, node.outputs, (), (node,))
+    region = (
+        node
+        if node.kind == FUSED
+        else Node(FUSED, node.inputs, node.outputs, roles=(), arguments=(node,))
+    )
     (join,) = (each for each in region.arguments if each.kind not in VIEWS)
     (out,) = join.outputs
     value, axis = program.values[out], join.arguments[0] % len(program.values[out].shape)
@@ -35,10 +39,10 @@ def joined_kernel(program: Program, node: Node) -> RowKernel:
         access, root = own.access(id), own.root(id)
         together = inner * own.width // whole.width
         to = Access(start, whole.width, ((together, 1), (own.width // together, inner)))
-        cut = Cut.of(own.width, None, together)
+        cut = Cut.of(own.width, norm=None, together=together)
         leaf = Leaf(number, value.dtype, access, fixed=root in program.constants)
         body = Body(cut, [leaf], [], sums=[]).lines(
-            [Stored(0, Term(f"a{number}", 0), value.dtype, to)]
+            [Stored(0, Term(f"a{number}", 0), value.dtype, access=to)]
         )
         lines += [f"if (blockIdx.y == {number}) {{"]
         lines += [f"constexpr int {name} = {size};" for name, size in cut.constants.items()]
@@ -48,7 +52,7 @@ def joined_kernel(program: Program, node: Node) -> RowKernel:
         start += together
     kind, threads = C_TYPES[value.dtype], max(cut.lanes * cut.groups for cut in cuts)
     parameters = [f"const {kind}* in{number}" for number in range(len(cuts))] + [f"{kind}* out0"]
-    text = source_text(parameters, lines, threads, {})
+    text = source_text(parameters, lines, threads, constants={})
     return RowKernel(
         text, (*arguments, Argument(out)), whole.symbol, threads=threads, cuts=tuple(cuts)
     )

@@ -109,7 +109,7 @@ def linear(gemm: Gemm, outputs: tuple[int, ...], *, offsets: bool) -> str:
         ]
     lines += ["}" * (len(outputs) - 1), f"const int w_shape[2] = {{outputs, {_words(gemm)}}};"]
     more = {"GELU": 0, "TILE_X": "part", "OFFSETS": int(offsets)}
-    return _product(parameters, lines, gemm, more)
+    return _product(parameters, lines, gemm, more=more)
 
 
 def by_head(gemm: Gemm, heads: int, x_row: int, x_head: int) -> str:
@@ -132,7 +132,7 @@ def by_head(gemm: Gemm, heads: int, x_row: int, x_head: int) -> str:
         f"{name} += (size_t)blockIdx.z * {gemm.outputs * groups};" for name in _parts_of(gemm)[1:]
     ]
     more = {"GELU": 0, "X_ROW": x_row, "Y_ROW": heads * gemm.outputs}
-    return _product(parameters, lines, gemm, more)
+    return _product(parameters, lines, gemm, more=more)
 
 
 def parts(gemm: Gemm, outputs: tuple[int, ...]) -> list[int]:
@@ -147,7 +147,7 @@ def gated(gemm: Gemm, activation: str) -> str:
         "const int x_shape[1] = {*rows};",
         f"const int w_shape[2] = {{{gemm.outputs}, {_words(gemm)}}};",
     ]
-    return _product(parameters, lines, gemm, {"GELU": ACTIVATIONS[activation]})
+    return _product(parameters, lines, gemm, more={"GELU": ACTIVATIONS[activation]})
 
 
 def experts_first(
@@ -175,7 +175,7 @@ def experts_first(
         lines = ["__device__ __forceinline__ float joined(float x, float y) {"]
         lines += ["  x = as_bfloat16(x), y = as_bfloat16(y);", f"  return {joined};", "}\n"]
         head = kernel_text(_OWN, "rows.cuh") + "\n".join(lines)
-    return _experts(parameters, gemm, experts, more, head)
+    return _experts(parameters, gemm, experts, more=more, head=head)
 
 
 def experts_down(gemm: Gemm, experts: int, *, offsets: bool = False) -> str:
@@ -186,7 +186,7 @@ def experts_down(gemm: Gemm, experts: int, *, offsets: bool = False) -> str:
     parameters = ["const T* x", *_weight(gemm), *["const T* offsets"] * offsets]
     parameters += ["const int* order", "const int* tiles", "T* y"]
     more = {"GELU": 0, "TOP": 1, "OFFSETS": int(offsets)}
-    return _experts(parameters, gemm, experts, more)
+    return _experts(parameters, gemm, experts, more=more)
 
 
 def _gate_and_up(gemm: Gemm) -> list[str]:
@@ -216,7 +216,7 @@ def _experts(
     parameters: list[str], gemm: Gemm, experts: int, more: Mapping[str, object], head: str = ""
 ) -> str:
     lines = [f"const int w_shape[3] = {{{experts}, {gemm.outputs}, {_words(gemm)}}};"]
-    return _product(parameters, lines, gemm, more, head)
+    return _product(parameters, lines, gemm, more=more, functions=head)
 
 
 def _product(
@@ -234,7 +234,14 @@ def _product(
     defines = {**gemm.defines, **more, "READY": "wait_for_others()"}
     before = "\n".join(lines)
     return source_text(
-        parameters, body, gemm.threads, defines, head, before, gemm.resident, cluster
+        parameters,
+        body,
+        gemm.threads,
+        defines=defines,
+        head=head,
+        before=before,
+        resident=gemm.resident,
+        cluster=cluster,
     )
 
 
@@ -265,10 +272,10 @@ def attend(
         [*parameters, "T* result", *sinks_of(shape)],
         paged.source("single"),
         paged.LANES,
-        defines,
-        head,
-        "wait_for_others();" * tiles_are_made,
-        shape.resident,
+        defines=defines,
+        head=head,
+        before="wait_for_others();" * tiles_are_made,
+        resident=shape.resident,
     )
 
 
@@ -289,7 +296,7 @@ def attend_tiles(shape: paged.Shape, *, value_in_key: bool = False) -> str:
     stride = shape.key_dim if value_in_key else shape.value_dim
     defines: Mapping[str, object] = {**shape.defines(tiles, split=False), "V_STRIDE": stride}
     parameters, head = _tile_parameters(shape), paged.source("tensor")
-    return source_text(parameters, "\n".join(body), paged.LANES, defines, head)
+    return source_text(parameters, "\n".join(body), paged.LANES, defines=defines, head=head)
 
 
 def _tile_parameters(shape: paged.Shape) -> list[str]:
@@ -315,8 +322,8 @@ def attend_prompts(tiles: PromptTiles) -> str:
         _tile_parameters(tiles.shape),
         paged.source("prompts"),
         tiles.threads,
-        tiles.defines,
-        tiles.functions,
+        defines=tiles.defines,
+        head=tiles.functions,
     )
 
 
@@ -341,7 +348,7 @@ def combine(shape: paged.Shape, splits: int, *, tiles_are_made: bool = False) ->
     body = "\n".join([*lines, paged.source("combine")])
     parameters += ["const int* tiles", "T* result", *sinks_of(shape)]
     head = paged.source("units") + paged.source("splits")
-    return source_text(parameters, body, paged.LANES, joined_defines(shape), head)
+    return source_text(parameters, body, paged.LANES, defines=joined_defines(shape), head=head)
 
 
 def of_splits(shape: paged.Shape, splits: int) -> list[str]:
@@ -378,7 +385,7 @@ def attend_packed(shape: paged.Shape, codes: packed.Codes) -> str:
     defines: Mapping[str, object] = {**packed.defines(shape, codes), **more}
     head = HALF + packed.head()
     return source_text(
-        parameters, packed.body(), paged.LANES, defines, head, resident=shape.resident
+        parameters, packed.body(), paged.LANES, defines=defines, head=head, resident=shape.resident
     )
 
 
@@ -400,7 +407,7 @@ def join(shape: paged.Shape, splits: int) -> str:
     parameters += ["T* result", *sinks_of(shape)]
     body = "\n".join([*of_splits(shape, splits), paged.source("join")])
     head = paged.source("splits")
-    return source_text(parameters, body, paged.LANES, joined_defines(shape), head)
+    return source_text(parameters, body, paged.LANES, defines=joined_defines(shape), head=head)
 
 
 def code_tails(kv_heads: int, dim: int, codes: packed.Codes) -> str:
@@ -428,7 +435,9 @@ def code_tails(kv_heads: int, dim: int, codes: packed.Codes) -> str:
         "V_GROUP": codes.value_group,
     }
     head = HALF + kernel_text(_PRODUCTS, "coding.cuh")
-    return source_text(parameters, kernel_text(_OWN, "code_tails.cuh"), TAIL_THREADS, defines, head)
+    return source_text(
+        parameters, kernel_text(_OWN, "code_tails.cuh"), TAIL_THREADS, defines=defines, head=head
+    )
 
 
 def number(x: float) -> str:

@@ -58,7 +58,9 @@ class MixtureRecording(ValueRecording):
             raise UnsupportedNode("a router whose logits are no product")
         correction, per_expert = (route.weight(name) for name in ("correction", "per_expert"))
         experts = self._width(logits, 1)
-        kernel = Route.of(route.attributes["router"], experts, correction, per_expert, dtype)
+        kernel = Route.of(
+            route.attributes["router"], experts, correction, per_expert=per_expert, logits=dtype
+        )
         pairs = recorder.max_rows * kernel.k
         tile = recorder.expert_tile(pairs, experts)
         max_tiles = min(pairs, experts + pairs // tile)
@@ -72,13 +74,34 @@ class MixtureRecording(ValueRecording):
         grouped = [order.address, tiles.address]
         if recorder.max_rows <= _ROUTED_TOGETHER:
             source, writes = kernel.text(max_tiles, tile), [*routed, order, tiles]
-            recorder.add(source, (1, 1, 1), ROUTE_THREADS, [*arguments, *grouped], reads, writes)
+            recorder.add(
+                source,
+                (1, 1, 1),
+                ROUTE_THREADS,
+                arguments=[*arguments, *grouped],
+                reads=reads,
+                writes=writes,
+            )
         else:
             grid = -(-32 * recorder.max_rows // SCORING_THREADS), 1, 1
-            recorder.add(kernel.scoring(), grid, SCORING_THREADS, arguments, reads, routed)
+            recorder.add(
+                kernel.scoring(),
+                grid,
+                SCORING_THREADS,
+                arguments=arguments,
+                reads=reads,
+                writes=routed,
+            )
             source, arguments = kernel.grouping(max_tiles, tile), [rows, chosen.address, *grouped]
-            recorder.add(source, (1, 1, 1), ROUTE_THREADS, arguments, [chosen], [order, tiles])
-        self._routed[route.outputs[0]] = Routed(order, tiles, pairs, max_tiles, tile)
+            recorder.add(
+                source,
+                (1, 1, 1),
+                ROUTE_THREADS,
+                arguments=arguments,
+                reads=[chosen],
+                writes=[order, tiles],
+            )
+        self._routed[route.outputs[0]] = Routed(order, tiles, pairs, max_tiles=max_tiles, tile=tile)
 
     def _experts(self, node: Node) -> None:
         recorder, chosen = self._recorder, self._uses.source(node.inputs[1])
@@ -98,7 +121,15 @@ class MixtureRecording(ValueRecording):
         arguments += [order.address, tiles.address, y.address]
         grid = -(-down.outputs // gemm.width), routed.max_tiles, 1
         source = kernels.experts_down(gemm, down.experts, offsets=bool(offsets))
-        recorder.add(source, grid, gemm.threads, arguments, reads, [y], gemm.shared)
+        recorder.add(
+            source,
+            grid,
+            gemm.threads,
+            arguments=arguments,
+            reads=reads,
+            writes=[y],
+            shared=gemm.shared,
+        )
         for each in reads:
             recorder.release(each)
 
@@ -126,10 +157,23 @@ class MixtureRecording(ValueRecording):
         arguments += [*offsets, order.address, tiles.address, inner.address]
         joined, activation = _joined(experts)
         source = kernels.experts_first(
-            gemm, weights[0].experts, top, joined, activation, offsets=bool(offsets)
+            gemm,
+            weights[0].experts,
+            top,
+            joined=joined,
+            activation=activation,
+            offsets=bool(offsets),
         )
         grid = -(-width // gemm.width), routed.max_tiles, 1
-        recorder.add(source, grid, gemm.threads, arguments, reads, [inner], gemm.shared)
+        recorder.add(
+            source,
+            grid,
+            gemm.threads,
+            arguments=arguments,
+            reads=reads,
+            writes=[inner],
+            shared=gemm.shared,
+        )
         return inner
 
 
@@ -142,7 +186,7 @@ def _joined(experts: GatedExperts | PlainExperts) -> tuple[str | None, str]:
         if isinstance(experts, PlainExperts):
             return activated(experts.activation, "x", mx.bfloat16), experts.activation
         gating = experts.gating
-        joined = None if is_plain(gating) else gated(gating, "x", "y", mx.bfloat16)
+        joined = None if is_plain(gating) else gated(gating, "x", "y", dtype=mx.bfloat16)
     except NotGenerated as error:
         raise UnsupportedNode(str(error)) from error
     return joined, gating.activation

@@ -140,7 +140,14 @@ class ValueRecording:
         """Copy the parts that a view makes, if some reader cannot read parts."""
         for value in node.outputs:
             if self._is_copied(node, value):
-                part = Node(FUSED, node.inputs, (value,), (), (node,), {"what": "rows"})
+                part = Node(
+                    FUSED,
+                    node.inputs,
+                    (value,),
+                    roles=(),
+                    arguments=(node,),
+                    attributes={"what": "rows"},
+                )
                 self._generate(row_kernel, part)
 
     def _is_copied(self, view: Node, value: int) -> bool:

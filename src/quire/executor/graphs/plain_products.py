@@ -100,7 +100,7 @@ class PlainProduct:
             f"put(y[(size_t)row * OUTPUTS + n], {sum_of});",
         ]
         constants = {"OUTPUTS": self.outputs, "INPUTS": self.inputs, "WARPS": _THREADS // 32}
-        return source_text([*parameters, f"{y}* y"], body, _THREADS, constants)
+        return source_text([*parameters, f"{y}* y"], body, _THREADS, constants=constants)
 
     def _by_element(self) -> list[str]:
         """Return the lines of a sum over columns, one by one."""

@@ -125,15 +125,25 @@ class LayerPool(ABC):
         """Record the kernels from a layer's products to its attention output."""
         capped, sinks = layer.softcap is not None, layer.sinks is not None
         dims = layer.head_dim, layer.value_dim or layer.head_dim
-        shape = shape_of(
-            *dims, layer.kv_heads, layer.heads, self.block_size, capped=capped, sinks=sinks
+        shape = paged.shape_of(
+            *dims,
+            kv_heads=layer.kv_heads,
+            heads=layer.heads,
+            block_size=self.block_size,
+            capped=capped,
+            sinks=sinks,
         )
         numbers = recorder.constant(score_numbers(layer.scale, layer.softcap))
         q = self._heads(recorder, layer)
         more = () if layer.sinks is None else (recorder.weight(layer.sinks),)
         ending = layer.result.address, *more
         in_key, result, chosen = layer.value_in_key, layer.result, layer.chosen
-        self._attend(recorder, Attending(shape, q, numbers, in_key, result, ending, chosen))
+        self._attend(
+            recorder,
+            Attending(
+                shape, q, numbers, value_in_key=in_key, result=result, ending=ending, chosen=chosen
+            ),
+        )
         recorder.release(q)
 
     def _heads(self, recorder: Recorder, layer: LayerAttention) -> Buffer:
@@ -144,16 +154,16 @@ class LayerPool(ABC):
             layer.heads,
             0 if layer.k is None else layer.kv_heads,
             layer.head_dim,
-            0 if layer.value_in_key else layer.value_dim or layer.head_dim,
-            self.block_size,
-            0 if rotation is None else rotation.pairs,
-            rotation is not None and rotation.neighbours,
-            (layer.q.stride, k.stride, v.stride),
-            (layer.q.head_stride, k.head_stride, v.head_stride),
-            layer.normed,
-            layer.values_normed,
-            layer.eps,
-            to.coding,
+            value_dim=0 if layer.value_in_key else layer.value_dim or layer.head_dim,
+            block_size=self.block_size,
+            pairs=0 if rotation is None else rotation.pairs,
+            neighbours=rotation is not None and rotation.neighbours,
+            strides=(layer.q.stride, k.stride, v.stride),
+            head_strides=(layer.q.head_stride, k.head_stride, v.head_stride),
+            normed=layer.normed,
+            values_normed=layer.values_normed,
+            eps=layer.eps,
+            coding=to.coding,
         )
         reads = list(dict.fromkeys(each.buffer for each in (layer.q, k, v)))
         angles = [] if rotation is None else [rotation.cosines, rotation.sines]
@@ -163,7 +173,14 @@ class LayerPool(ABC):
         arguments += [each.address for each in angles] or [0, 0]
         arguments += [to.blocks, to.offsets, *to.arrays]
         grid = kernel.grid(recorder.max_rows)
-        recorder.add(kernel.text, grid, heads.THREADS, arguments, [*reads, *angles], [q])
+        recorder.add(
+            kernel.text,
+            grid,
+            heads.THREADS,
+            arguments=arguments,
+            reads=[*reads, *angles],
+            writes=[q],
+        )
         return q
 
     def _partial(
@@ -182,21 +199,6 @@ class LayerPool(ABC):
     @abstractmethod
     def _attend(self, recorder: Recorder, attending: Attending) -> None:
         """Record the attention kernels."""
-
-
-def shape_of(
-    head_dim: int,
-    value_dim: int,
-    kv_heads: int,
-    heads: int,
-    block_size: int,
-    *,
-    capped: bool,
-    sinks: bool,
-) -> paged.Shape:
-    """Return the shape of a layer's attention."""
-    group = heads // kv_heads
-    return paged.Shape(mx.bfloat16, head_dim, value_dim, kv_heads, group, block_size, capped, sinks)
 
 
 def _vectors_alike(case: AttentionCase) -> bool:
@@ -229,7 +231,7 @@ class PlainPool(LayerPool):
 
     def _destination(self, recorder: Recorder) -> Destination:
         group = recorder.inputs.group(self.group)
-        return Destination(group.blocks, group.offsets, None, self.arrays)
+        return Destination(group.blocks, group.offsets, coding=None, arrays=self.arrays)
 
     def _attend(self, recorder: Recorder, attending: Attending) -> None:
         shape, inputs = attending.shape, recorder.inputs
@@ -237,7 +239,7 @@ class PlainPool(LayerPool):
         arrays, tiles, table = self.arrays, group.tiles, inputs.table
         q, reads, chosen = attending.q, list[Buffer](), attending.chosen
         if chosen is not None:
-            copies = chosen.gathered(recorder, group, q, arrays[0], shape.key_dim)
+            copies = chosen.gathered(recorder, group, q, source=arrays[0], dim=shape.key_dim)
             arrays, reads = (copies.address, copies.address), [copies, chosen.tiles]
             tiles, table = chosen.tiles.address, chosen.table(recorder)
         parts = self._partial(recorder, attending, splits) if splits > 1 else ()
@@ -248,12 +250,27 @@ class PlainPool(LayerPool):
         grid, in_key = (recorder.max_rows, heads, splits), attending.value_in_key
         shared, made = paged.single_memory(shape), chosen is not None
         source = kernels.attend(shape, ordered=many, value_in_key=in_key, tiles_are_made=made)
-        recorder.add(source, grid, paged.LANES, arguments, [q, *reads], [*parts, result], shared)
+        recorder.add(
+            source,
+            grid,
+            paged.LANES,
+            arguments=arguments,
+            reads=[q, *reads],
+            writes=[*parts, result],
+            shared=shared,
+        )
         if parts:
             arguments = [inputs.rows, *places, tiles, *attending.ending]
             source = kernels.combine(shape, splits, tiles_are_made=made)
             grid = recorder.max_rows * shape.heads, 1, 1
-            recorder.add(source, grid, paged.LANES, arguments, [*parts, *reads], [result])
+            recorder.add(
+                source,
+                grid,
+                paged.LANES,
+                arguments=arguments,
+                reads=[*parts, *reads],
+                writes=[result],
+            )
         for each in (*parts, *reads[:1]):
             recorder.release(each)
         if many:
@@ -261,7 +278,15 @@ class PlainPool(LayerPool):
             arguments += [group.visible, attending.numbers, *attending.ending]
             grid = max_tiles(recorder.max_rows, inputs.tile_rows[self.group]), heads, 1
             source, threads, shared = kernels.attend_many(shape, recorder.card, value_in_key=in_key)
-            recorder.add(source, grid, threads, arguments, [attending.q], [result], shared)
+            recorder.add(
+                source,
+                grid,
+                threads,
+                arguments=arguments,
+                reads=[attending.q],
+                writes=[result],
+                shared=shared,
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,14 +311,14 @@ class PagePool(LayerPool):
     def of(cls, store: LayerStore, group: int, address: Callable[[mx.array], int]) -> PagePool:
         arrays = store.arrays()
         codes = packed.Codes.of(arrays)
-        return cls(group, store.shape.block_size, tuple(map(address, arrays)), codes)
+        return cls(group, store.shape.block_size, tuple(map(address, arrays)), codes=codes)
 
     def tail_coding(self, kv_heads: int, dim: int) -> TailCoding | None:
-        return TailCoding(self.group, kv_heads, dim, self.codes)
+        return TailCoding(self.group, kv_heads, dim, codes=self.codes)
 
     def _destination(self, recorder: Recorder) -> Destination:
         group = recorder.inputs.group(self.group)
-        return Destination(group.tails, group.offsets, None, self.arrays[-2:])
+        return Destination(group.tails, group.offsets, coding=None, arrays=self.arrays[-2:])
 
     def _attend(self, recorder: Recorder, attending: Attending) -> None:
         """Record attention over coded blocks and each row's plain tail."""
@@ -311,11 +336,19 @@ class PagePool(LayerPool):
             packed.shared_memory(shape, self.codes),
             kernels.attend_packed(shape, self.codes),
         )
-        recorder.add(source, grid, paged.LANES, arguments, [attending.q], found, shared)
+        recorder.add(
+            source,
+            grid,
+            paged.LANES,
+            arguments=arguments,
+            reads=[attending.q],
+            writes=found,
+            shared=shared,
+        )
         signs, result = recorder.copied(packed.signs(shape.value_dim)), attending.result
         arguments = [inputs.rows, *places, signs, *attending.ending]
         source, grid = kernels.join(shape, splits), (recorder.max_rows * shape.heads, 1, 1)
-        recorder.add(source, grid, paged.LANES, arguments, found, [result])
+        recorder.add(source, grid, paged.LANES, arguments=arguments, reads=found, writes=[result])
         for each in found:
             recorder.release(each)
 
@@ -348,13 +381,13 @@ class TokenPool(LayerPool):
     def of(cls, store: LayerStore, group: int, address: Callable[[mx.array], int]) -> TokenPool:
         assert isinstance(store, TokenStore), "the format codes single tokens"
         arrays = tuple(map(address, store.arrays()))
-        return cls(group, store.shape.block_size, arrays, store)
+        return cls(group, store.shape.block_size, arrays, store=store)
 
     def _destination(self, recorder: Recorder) -> Destination:
         group, store = recorder.inputs.group(self.group), self.store
         tables = [0 if each is None else recorder.copied(each) for each in code_tables(store)]
         parts = (0 if each is None else recorder.address(each) for each in code_parts(store))
-        return Destination(group.blocks, group.offsets, Coding.of(store), (*tables, *parts))
+        return Destination(group.blocks, group.offsets, Coding.of(store), arrays=(*tables, *parts))
 
     def _attend(self, recorder: Recorder, attending: Attending) -> None:
         shape, inputs = attending.shape, recorder.inputs
@@ -371,13 +404,21 @@ class TokenPool(LayerPool):
         arguments += [group.tiles, inputs.table, attending.numbers, *places]
         grid = recorder.max_rows, kernel.blocks, splits
         q = [attending.q]
-        recorder.add(kernel.text, grid, kernel.threads, arguments, q, found, kernel.shared)
+        recorder.add(
+            kernel.text,
+            grid,
+            kernel.threads,
+            arguments=arguments,
+            reads=q,
+            writes=found,
+            shared=kernel.shared,
+        )
         turn, result = coded.layout.value_rotation, attending.result
         signs = 0 if turn is None else recorder.constant(turn.map * turn.scale)
         source = token_kernels.combine(shape, splits, turned=turn is not None)
         arguments = [inputs.rows, *places, signs, *attending.ending]
         grid = recorder.max_rows * shape.heads, 1, 1
-        recorder.add(source, grid, paged.LANES, arguments, found, [result])
+        recorder.add(source, grid, paged.LANES, arguments=arguments, reads=found, writes=[result])
         for each in found:
             recorder.release(each)
 

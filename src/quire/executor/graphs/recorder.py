@@ -57,9 +57,9 @@ def launches(
             function,
             each.grid,
             each.block,
-            each.shared,
-            tuple(moved.get(address, address) for address in each.arguments),
-            tuple(number - first for number in each.after),
+            shared=each.shared,
+            arguments=tuple(moved.get(address, address) for address in each.arguments),
+            after=tuple(number - first for number in each.after),
         )
         for each, function in zip(recorded, functions, strict=True)
     ]

@@ -148,7 +148,7 @@ class StateRecording(ValueRecording):
             parameters,
             [*lines, kernel_text("quire.executor.graphs", f"{name}.cuh")],
             _THREADS,
-            {**constants, "TARGETS": MAX_TARGETS},
+            constants={**constants, "TARGETS": MAX_TARGETS},
         )
         buffers = [each.buffer for each in operands.values()]
         reads = list(dict.fromkeys(each for each in buffers if each is not None))

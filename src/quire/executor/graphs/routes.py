@@ -69,7 +69,7 @@ class Route:
         parameters = [*self._parameters(), "int* order", "int* tiles"]
         defines = {**self._defines(), "TILE": tile, "MOST": max_tiles}
         body = kernel_text(_OWN, "route.cuh") + "__syncthreads();\n" + self._grouping()
-        return kernels.source_text(parameters, body, ROUTE_THREADS, defines)
+        return kernels.source_text(parameters, body, ROUTE_THREADS, defines=defines)
 
     def scoring(self) -> str:
         """Return the source of a kernel that routes, in thread blocks of `SCORING_THREADS`.
@@ -77,7 +77,9 @@ class Route:
         Parameters: rows, logits, corrections, factors of experts, chosen, weights.
         """
         body = kernel_text(_OWN, "route.cuh")
-        return kernels.source_text(self._parameters(), body, SCORING_THREADS, self._defines())
+        return kernels.source_text(
+            self._parameters(), body, SCORING_THREADS, defines=self._defines()
+        )
 
     def grouping(self, max_tiles: int, tile: int) -> str:
         """Return the source of a kernel that groups, in one thread block. For arguments see `text`.
@@ -86,7 +88,7 @@ class Route:
         """
         parameters = ["const int* rows", "const int* chosen", "int* order", "int* tiles"]
         defines = {"EXPERT_COUNT": self.experts, "TOP": self.k, "TILE": tile, "MOST": max_tiles}
-        return kernels.source_text(parameters, self._grouping(), ROUTE_THREADS, defines)
+        return kernels.source_text(parameters, self._grouping(), ROUTE_THREADS, defines=defines)
 
     @staticmethod
     def _grouping() -> str:

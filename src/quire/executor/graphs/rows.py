@@ -67,7 +67,11 @@ def row_kernel(program: Program, node: Node) -> RowKernel:
     Raises:
         NotGenerated: the node contains an operation that row kernels do not support.
     """
-    whole = node if node.kind == FUSED else Node(FUSED, node.inputs, node.outputs, (), (node,))
+    whole = (
+        node
+        if node.kind == FUSED
+        else Node(FUSED, node.inputs, node.outputs, roles=(), arguments=(node,))
+    )
     return _Generator(program, whole).kernel()
 
 
@@ -97,7 +101,7 @@ class _Generator:
         for number, id in enumerate(self._region.outputs):
             term, dtype = self._term(id), self._program.values[id].dtype
             width = self._rows.width
-            stored.append(Stored(number, term, dtype, Access(0, width, ((width, 1),))))
+            stored.append(Stored(number, term, dtype, access=Access(0, width, ((width, 1),))))
         self._arguments += map(Argument, self._region.outputs)
         leaves = tuple(self._leaves.values())
         lines = Body(self._cut, leaves, self._statements, sums=self._sums).lines(stored)
@@ -105,7 +109,7 @@ class _Generator:
         parameters += [f"{C_TYPES[each.dtype]}* out{each.number}" for each in stored]
         cut = self._cut
         threads = cut.lanes * cut.groups
-        text = source_text(parameters, lines, threads, cut.constants)
+        text = source_text(parameters, lines, threads, constants=cut.constants)
         return RowKernel(
             text, tuple(self._arguments), self._rows.symbol, threads=threads, cuts=(cut,)
         )

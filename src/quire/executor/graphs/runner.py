@@ -83,9 +83,9 @@ def open_cuda_graphs(
             programs,
             model.logits,
             layout,
-            pools,
-            identity,
-            load_extension(),
+            pools=pools,
+            identity=identity,
+            extension=load_extension(),
             batch_invariant=batch_invariant,
             inboxes=inboxes,
         )
@@ -140,7 +140,7 @@ class CUDAGraphs:
             programs,
             layout,
             pools,
-            extension,
+            extension=extension,
             batch_invariant=batch_invariant,
             inboxes=inboxes,
         )
@@ -279,7 +279,9 @@ class CUDAGraphs:
         return self._formats[format]
 
     def _tried_coding(self, format: KVFormat) -> bool:
-        cases = _attention_cases(self._cache.heads, self._layout, self._pools.block_size, format)
+        cases = _attention_cases(
+            self._cache.heads, self._layout, self._pools.block_size, format=format
+        )
         if not all(kind_of(each.format).serves(each) for each in cases):
             return False
         runner = DeviceRunner(compiler(), self._extension)
@@ -303,7 +305,7 @@ class CUDAGraphs:
             inputs.sequences,
             self._layout,
             layout,
-            self._pools.block_size,
+            block_size=self._pools.block_size,
             media=inputs.media is not None,
         )
         if numbers is None:
@@ -352,7 +354,7 @@ class CUDAGraphs:
                 if found is None:
                     after.restore()
                     return expected
-                difference = self._difference(found, expected, inputs, max_rows)
+                difference = self._difference(found, expected, inputs, max_rows=max_rows)
             except (DriverError, RuntimeError) as problem:
                 difference = str(problem)
         # The graph computes the step again where rows are batch-invariant.

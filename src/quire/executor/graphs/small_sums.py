@@ -76,14 +76,14 @@ def _kernel(
     program: Program, node: Node, constants: dict[str, int], body: list[str], lanes: int
 ) -> RowKernel:
     """Return the kernel whose `body` computes `sum`, element `o` of a row, with `lanes` threads."""
-    region = Node(FUSED, node.inputs, node.outputs, (), (node,))
+    region = Node(FUSED, node.inputs, node.outputs, roles=(), arguments=(node,))
     rows = Rows(program, region, node.outputs[0])
     if {program.values[id].dtype for id in (*node.inputs, *node.outputs)} - ROUNDED.keys():
         raise NotGenerated("a sum of numbers that are no floats")
     if rows.width != constants["OUTPUTS"]:
         raise NotGenerated("rows are not the first axis")
     groups = _THREADS // lanes
-    cut = Cut(rows.width, 1, 1, 1, lanes, groups)
+    cut = Cut(rows.width, 1, 1, per=1, lanes=lanes, groups=groups)
     kinds = [C_TYPES[program.values[id].dtype] for id in (*node.inputs, *node.outputs)]
     parameters = [f"const {kind}* in{number}" for number, kind in enumerate(kinds[:-1])]
     lines = [
@@ -94,7 +94,7 @@ def _kernel(
         *body,
         "if (lane == 0) put(out0[(size_t)row * OUTPUTS + o], sum);",
     ]
-    text = source_text([*parameters, f"{kinds[-1]}* out0"], lines, _THREADS, constants)
+    text = source_text([*parameters, f"{kinds[-1]}* out0"], lines, _THREADS, constants=constants)
     arguments = tuple(map(Argument, (*node.inputs, *node.outputs)))
     return RowKernel(text, arguments, rows.symbol, threads=_THREADS, cuts=(cut,))
 

@@ -42,7 +42,7 @@ class RowSegments:
                 found = stage.native.run(given, [], [], [], [])
                 known.update(zip(stage.outputs, found, strict=True))
             else:
-                run_node(program, stage, known, operations, sizes)
+                run_node(program, stage, known, operations=operations, sizes=sizes)
         return [known[id] for id in program.outputs]
 
 
@@ -62,4 +62,6 @@ def open_row_segments(
     except NotLinear as error:
         log.warning("a draft head goes operation by operation: %s", error)
         return None
-    return RowSegments(staged(program, KVLayout.of(()), kernels.ops, refused_nodes(kernels.ops)))
+    return RowSegments(
+        staged(program, KVLayout.of(()), kernels.ops, refused=refused_nodes(kernels.ops))
+    )

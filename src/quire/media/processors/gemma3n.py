@@ -67,7 +67,7 @@ class Gemma3nAudioProcessor(AudioProcessor):
         )
 
     def prepare(self, data: bytes, param: str, detail: Detail, limits: FileLimits) -> Parts:
-        (part,) = super().prepare(data, param, detail, limits)
+        (part,) = super().prepare(data, param, detail, limits=limits)
         return (replace(part, before="\n\n<start_of_audio>", after="<end_of_audio>\n\n"),)
 
     def item(self, samples: Samples, param: str) -> MediaItem:

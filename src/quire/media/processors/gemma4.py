@@ -137,7 +137,7 @@ class Gemma4ImageProcessor(WholeImageProcessor):
         return cls(_placeholders(config, "image_token_id"), Cutter.open(settings, 280))
 
     def item(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
-        return self._cutter.item("image", picture, param, detail)
+        return self._cutter.item("image", picture, param, detail=detail)
 
 
 class Gemma4VideoProcessor(VideoProcessor):
@@ -175,7 +175,7 @@ class Gemma4VideoProcessor(VideoProcessor):
         for frame in frames:
             minutes, seconds = divmod(int(frame.index / info.fps), 60)
             time = f"{' ' if parts else ''}{minutes:02d}:{seconds:02d} "
-            item = self._cutter.item("video", frame.picture, param, detail)
+            item = self._cutter.item("video", frame.picture, param, detail=detail)
             parts.append(MediaPart(item, before=time))
         return tuple(parts)
 

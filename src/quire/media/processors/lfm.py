@@ -173,7 +173,7 @@ class LfmImageProcessor(ImageProcessor):
         if high * wide <= split.pixels or maximum < 2:
             return 1, 1
         tile = split.side * cells.side
-        return most_alike(*size, tile, min(split.minimum, maximum), maximum)
+        return most_alike(*size, size=tile, minimum=min(split.minimum, maximum), maximum=maximum)
 
 
 def _cells(settings: Values, config: Values, filter: PIL.Image.Resampling) -> Cells:

@@ -59,7 +59,7 @@ class OmniVideoProcessor(QwenVideoProcessor):
         audio = self._audio
         if audio is None:
             return super().prepare_with_sound(data, param, detail, limits=limits)
-        (seen,) = self.prepare(data, param, detail, limits)
+        (seen,) = self.prepare(data, param, detail, limits=limits)
         samples = sound.within(data, param=param, rate=audio.rate, limits=limits)
         if samples is None:
             return (seen,)

@@ -114,7 +114,7 @@ class SelfAttention(Module):
         q, k, v = (
             project(x).reshape(n, heads, -1) for project in (self.q_proj, self.k_proj, self.v_proj)
         )
-        y: mx.array = self.out_proj(seen.attend(q, k, v, q.shape[-1] ** -0.5).reshape(n, -1))
+        y: mx.array = self.out_proj(seen.attend(q, k, v, scale=q.shape[-1] ** -0.5).reshape(n, -1))
         return y
 
 

@@ -156,7 +156,7 @@ def _attention(head_dim: int, heads: int, *, bias: bool) -> Attention:
         heads,
         heads,
         head_dim,
-        head_dim**-0.5,
+        scale=head_dim**-0.5,
         rope=None,
         qkv_bias=bias,
         out_bias=bias,
@@ -208,8 +208,8 @@ def _behind_padding(s: Settings) -> int:
 
 FAMILIES = (
     Family("bert", "BERT, also BGE, E5, MiniLM", bert),
-    Family("camembert", "CamemBERT", roberta, _behind_padding),
+    Family("camembert", "CamemBERT", roberta, context=_behind_padding),
     Family("modernbert", "ModernBERT, also GTE", modernbert),
-    Family("roberta", "RoBERTa", roberta, _behind_padding),
-    Family("xlm-roberta", "XLM-RoBERTa, also BGE-M3", roberta, _behind_padding),
+    Family("roberta", "RoBERTa", roberta, context=_behind_padding),
+    Family("xlm-roberta", "XLM-RoBERTa, also BGE-M3", roberta, context=_behind_padding),
 )

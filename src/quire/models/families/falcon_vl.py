@@ -152,6 +152,6 @@ def _context(s: Settings) -> int:
 
 
 FAMILIES = (
-    Family("falcon_ocr", "Falcon-OCR, text and images", falcon_vl, _context),
-    Family("falcon_perception", "Falcon Perception, text and images", falcon_vl, _context),
+    Family("falcon_ocr", "Falcon-OCR, text and images", falcon_vl, context=_context),
+    Family("falcon_perception", "Falcon Perception, text and images", falcon_vl, context=_context),
 )

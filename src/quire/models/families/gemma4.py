@@ -236,7 +236,7 @@ class Decoder(Module):
                 step, rows = wanted
                 x, rotations = x[rows], self._rotations(step)
                 parts = self._parts(None if own is None else own[rows])
-            x = layer(x, parts[index], step, rotations[args.layer_types[index]])
+            x = layer(x, parts[index], step, rotate=rotations[args.layer_types[index]])
         y: mx.array = self.norm(self._closed(x))
         return y
 

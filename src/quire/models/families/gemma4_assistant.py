@@ -102,7 +102,7 @@ class Assistant(Module):
         x = self.pre_projection(mx.concatenate([embedding, hidden], axis=-1))
         rotations = {kind: rope(positions) for kind, rope in self._ropes}
         for kind, layer in zip(self._args.layer_types, self.model.layers, strict=True):
-            x = layer(x, None, step, rotations[kind])
+            x = layer(x, own=None, step=step, rotate=rotations[kind])
         x = self.model.norm(x)
         logits = project_logits(x, self.model.embed_tokens, head=None)
         if self.masked_embedding is not None:

@@ -97,7 +97,7 @@ class HunyuanVL(VisionLanguageModel):
     """
 
     def __init__(self, text: DecoderModel, visual: HunyuanTower, axes: int) -> None:
-        super().__init__(text.description, text.names, visual, _visual_names)
+        super().__init__(text.description, text.names, visual, visual_names=_visual_names)
         self._axes = axes
 
     @property

@@ -146,6 +146,6 @@ def _context(s: Settings) -> int:
 
 
 FAMILIES = (
-    Family("bailing_hybrid", "Ling 3.0", bailing_hybrid, _context),
+    Family("bailing_hybrid", "Ling 3.0", bailing_hybrid, context=_context),
     Family("bailing_moe", "Ling, Ring (first generation)", bailing_moe),
 )

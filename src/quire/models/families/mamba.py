@@ -37,7 +37,7 @@ def mamba2(s: Settings) -> LanguageModel:
                 max_step=maximum,
             ),
         ),
-        None,
+        feed_forward=None,
     )
     return decoder(s, (layer,) * s.integer("num_hidden_layers"), _names(s), norm=norm)
 
@@ -73,7 +73,9 @@ def _first(s: Settings, inner: Norm | None) -> LanguageModel:
         conv_bias=s.flag("use_conv_bias", default=True),
         bias=s.flag("use_bias", default=False),
     )
-    layers = (Layer((state_space,), None),) * s.integer("num_hidden_layers", default=32)
+    layers = (Layer((state_space,), feed_forward=None),) * s.integer(
+        "num_hidden_layers", default=32
+    )
     return decoder(s, layers, _names(s), norm=norm, tied=True)
 
 
@@ -133,7 +135,7 @@ def _context(s: Settings) -> int:
 
 
 FAMILIES = (
-    Family("mamba", "Mamba", mamba, _context),
-    Family("mamba2", "Mamba 2, Codestral Mamba", mamba2, _context),
-    Family("falcon_mamba", "Falcon Mamba", falcon_mamba, _context),
+    Family("mamba", "Mamba", mamba, context=_context),
+    Family("mamba2", "Mamba 2, Codestral Mamba", mamba2, context=_context),
+    Family("falcon_mamba", "Falcon Mamba", falcon_mamba, context=_context),
 )

@@ -275,4 +275,4 @@ def _context(s: Settings) -> int:
     return _text(s).integer("max_position_embeddings")
 
 
-FAMILIES = (Family("moondream3", "Moondream 3, text and an image", moondream3, _context),)
+FAMILIES = (Family("moondream3", "Moondream 3, text and an image", moondream3, context=_context),)

@@ -237,6 +237,6 @@ def _context(s: Settings) -> int:
 
 FAMILIES = (
     Family("kimi_k25", "Kimi K2.5 and K2.6, text and images", kimi_k25),
-    Family("kimi_linear", "Kimi Linear", kimi_linear, _context),
+    Family("kimi_linear", "Kimi Linear", kimi_linear, context=_context),
     Family("kimi_vl", "Kimi-VL, text", kimi_vl),
 )

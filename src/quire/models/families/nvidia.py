@@ -46,8 +46,8 @@ def nemotron_h(s: Settings) -> LanguageModel:
     norm = Norm(s.number("layer_norm_epsilon", default=1e-5, minimum=0.0))
     s.has("n_routed_experts")  # files of dense models contain it with a default value
     layers: dict[str, Callable[[], Layer]] = {
-        "linear_attention": lambda: Layer((_state_space(s, norm),), None),
-        "full_attention": lambda: Layer((_unordered(s),), None),
+        "linear_attention": lambda: Layer((_state_space(s, norm),), feed_forward=None),
+        "full_attention": lambda: Layer((_unordered(s),), feed_forward=None),
         "mlp": lambda: Layer((), _mlp(s)),
         "moe": lambda: Layer((), _experts(s)),
     }

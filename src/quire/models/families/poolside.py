@@ -58,7 +58,7 @@ def laguna(s: Settings) -> LanguageModel:
 
 def _mixers(s: Settings) -> tuple[Attention, ...]:
     """Return each layer's attention."""
-    gating = s.value("gating", True)
+    gating = s.value("gating", default=True)
     require("gating", gating, (True, "per-head", "per-element"))
     gate = OutputGate(by_head=gating != "per-element", softplus=True)
     usual = attention(s, qk_norm=QKNorm(rms(s)), rope=None, own_gate=gate)

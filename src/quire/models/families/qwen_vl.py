@@ -136,7 +136,7 @@ def vision_language_model(
         ready = weights if prepare is None else prepare(kind, weights)
         return _visual_names(kind, ready, parts or _PARTS)
 
-    return model(description, names, tower(kind), brought)
+    return model(description, names, tower(kind), visual_names=brought)
 
 
 def _described(vision: Vision, v: Settings, width: int) -> QwenVision:
@@ -297,6 +297,6 @@ FAMILIES = (
     Family("qwen3_vl_moe", "Qwen3-VL-MoE, text, images and video", qwen3_vl_moe),
     Family("qwen3_5", "Qwen3.5, text, images and video", qwen3_5),
     Family("qwen3_5_moe", "Qwen3.5-MoE, text, images and video", qwen3_5),
-    Family("qwen3_omni_moe", _OMNI, qwen3_omni_moe, _omni_context),
+    Family("qwen3_omni_moe", _OMNI, qwen3_omni_moe, context=_omni_context),
     Family("qwen3_omni_moe_thinker", _OMNI, qwen3_omni_moe),
 )

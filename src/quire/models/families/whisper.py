@@ -49,7 +49,7 @@ def whisper(s: Settings) -> LanguageModel:
     )
     heard = CrossAttention(heads, heads, head_dim, norm=None, bias=True)
     fed = MLP(s.integer("decoder_ffn_dim"), act, gated=False, bias=True)
-    layers = (Layer((seen,), None), Layer((heard,), fed)) * s.integer("decoder_layers")
+    layers = (Layer((seen,), feed_forward=None), Layer((heard,), fed)) * s.integer("decoder_layers")
     scaled = s.flag("scale_embedding", default=False)
     decoder = Description(
         vocab_size=s.integer("vocab_size"),
@@ -138,4 +138,4 @@ def _zero_biases(weights: Weights) -> Weights:
     return found
 
 
-FAMILIES = (Family("whisper", "Whisper", whisper, context),)
+FAMILIES = (Family("whisper", "Whisper", whisper, context=context),)

@@ -210,5 +210,5 @@ class LatentSelfAttention(Module):
             return projected
         latent = self.q_a_layernorm(projected)
         if "indexer" in self:
-            self.indexer(x, latent, step, rotate)
+            self.indexer(x, latent, step, rotate=rotate)
         return self.q_b_proj(latent)

@@ -115,7 +115,9 @@ class MambaMixer(Module):
         values = values.astype(mx.float32)
         rates = -mx.exp(self.A_log.astype(mx.float32))
         # A channel is a head of one value.
-        y = step.state_space(layer, (values * steps)[..., None], keys, queries, steps, rates)
+        y = step.state_space(
+            layer, (values * steps)[..., None], keys, queries=queries, steps=steps, rates=rates
+        )
         y = y.squeeze(-1) + values * self.D
         y = y * ACTIVATIONS["silu"](gate.astype(mx.float32))
         out: mx.array = self.out_proj(y.astype(x.dtype))

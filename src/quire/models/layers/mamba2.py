@@ -161,7 +161,9 @@ class Mamba2Mixer(Module):
         keys = keys.reshape(count, kind.groups, kind.state_dim)
         queries = queries.reshape(count, kind.groups, kind.state_dim)
         rates = -mx.exp(self.A_log.astype(mx.float32))
-        y = step.state_space(layer, values * steps[..., None], keys, queries, steps, rates)
+        y = step.state_space(
+            layer, values * steps[..., None], keys, queries=queries, steps=steps, rates=rates
+        )
         y = (y + values * self.D[:, None]).flatten(1)
         y = self._gated(y, ACTIVATIONS["silu"](gate.astype(mx.float32)))
         out: mx.array = self.out_proj(y.astype(x.dtype))

@@ -93,7 +93,7 @@ class Experts(Module):
     def __call__(self, x: mx.array, chosen: mx.array, weights: mx.array) -> mx.array:
         gate, up, down = (each.matrices for each in (self.gate_proj, self.up_proj, self.down_proj))
         experts = GatedExperts(gate, up, down, gating=self._gating)
-        return current_device().operations.experts(x, chosen, weights, experts)
+        return current_device().operations.experts(x, chosen, weights, experts=experts)
 
 
 class UngatedExperts(Module):
@@ -107,7 +107,7 @@ class UngatedExperts(Module):
 
     def __call__(self, x: mx.array, chosen: mx.array, weights: mx.array) -> mx.array:
         experts = PlainExperts(self.up_proj.matrices, self.down_proj.matrices, self._activation)
-        return current_device().operations.experts(x, chosen, weights, experts)
+        return current_device().operations.experts(x, chosen, weights, experts=experts)
 
 
 @dataclass(frozen=True)

@@ -97,9 +97,9 @@ class SelfAttention(Module):
         shape = 1, x.shape[0], self._heads, x.shape[1] // self._heads
         q, k, v = (each(x).reshape(shape) for each in (self.q_proj, self.k_proj, self.v_proj))
         scale = shape[-1] ** -0.5
-        outs = [attend(q[:, :real], k, v, scale)]
+        outs = [attend(q[:, :real], k, v, scale=scale)]
         if real < shape[1]:
-            outs.append(attend(q[:, real:], k[:, :real], v[:, :real], scale))
+            outs.append(attend(q[:, real:], k[:, :real], v[:, :real], scale=scale))
         y: mx.array = self.o_proj(mx.concatenate(outs, axis=1).reshape(x.shape))
         return y
 

@@ -256,7 +256,7 @@ class MultiQueryAttention(Module):
         """`[1, rows, columns, inputs]` -> `[1, rows, columns, channels]`."""
         _, rows, columns, _ = x.shape
         q = self.query(x).reshape(1, rows * columns, self._kind.heads, -1)
-        out = attend(q, self.key(x), self.value(x), self._kind.width**-0.5)
+        out = attend(q, self.key(x), self.value(x), scale=self._kind.width**-0.5)
         return self.output(out.reshape(1, rows, columns, -1))
 
 

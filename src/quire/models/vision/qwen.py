@@ -183,7 +183,7 @@ class SelfAttention(Module):
         q, k, v = mx.split(self.qkv(x).reshape(n, -1, dim), self._ends, axis=1)
         if self._kind.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        out = seen.attend(rotate(q), rotate(k), v, dim**-0.5)
+        out = seen.attend(rotate(q), rotate(k), v, scale=dim**-0.5)
         y: mx.array = self.proj(out.reshape(n, -1))
         return y
 

@@ -166,7 +166,7 @@ class AudioVisionLanguageModel(VisionLanguageModel):
         visual_names: Callable[[Weights], Weights],
         audio_tower: AudioTower,
     ) -> None:
-        super().__init__(description, names, visual, visual_names)
+        super().__init__(description, names, visual, visual_names=visual_names)
         self.audio_tower: AudioTower | None = audio_tower
 
     @property

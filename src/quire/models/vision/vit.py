@@ -136,7 +136,7 @@ class SelfAttention(Module):
         if self._normed:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = (each.reshape(*x.shape[:2], self._heads, -1) for each in (q, k, v))
-        out = attend(q, k, v, q.shape[-1] ** -0.5)
+        out = attend(q, k, v, scale=q.shape[-1] ** -0.5)
         y: mx.array = self.out_proj(out.reshape(x.shape))
         return y
 

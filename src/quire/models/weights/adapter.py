@@ -137,7 +137,7 @@ class Adapter:
         experts = ExpertFactors(weights, self.file)
         for module, parts in factors.items():
             for name, (first, second) in self._changes(experts, module, parts).items():
-                merging.add(module, name, first, second)
+                merging.add(module, name, first, second=second)
         for name, array in whole.items():
             merging.replace(name, array)
         if merging.unpacked:

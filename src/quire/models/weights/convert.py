@@ -104,7 +104,7 @@ def _planned(folder: Path, default: Packing, choices: Sequence[Choice]) -> Packi
         raise ModelError(
             f"{folder}: is quantised already ({packed_by or 'GGUF'}); name the original model"
         )
-    read = files.read(config, None)
+    read = files.read(config, dtype=None)
     if any(name.endswith(".scales") for name in read):
         raise ModelError(f"{folder}: is packed already (it holds scales); name its original")
     plan = plan_packing(build(config), read, default, choices=choices)

@@ -120,7 +120,7 @@ def open_model(
     files = find_weights(folder)
     behind = _projections(folder)
     target = _target(dtype) or files.default_dtype
-    with WeightIdentity(_hashed(files, added, behind, part)) as identity:
+    with WeightIdentity(_hashed(files, added, behind, part=part)) as identity:
         model, layers_by_rank = _load_weights(
             *(model, part, files, config, folder, target, added, check_room),
             with_head=with_head,
@@ -130,7 +130,7 @@ def open_model(
             model["pooled"] = open_projections(behind)
         _evaluate(model.eval(), on_progress)
         resolved = _dtype_name(model)
-        fingerprint = identity.digest(_described(config, resolved, added, model).encode())
+        fingerprint = identity.digest(_described(config, resolved, added, model=model).encode())
     return LoadedModel(
         model=model,
         config=config,
