@@ -62,7 +62,7 @@ def _disk_bytes(stats: EngineStats) -> Samples:
     return (((), value) for what, value in stats.disk if what == "bytes")
 
 
-def _disk_pages(stats: EngineStats) -> Samples:
+def _disk_blocks(stats: EngineStats) -> Samples:
     return (((what,), value) for what, value in stats.disk if what != "bytes")
 
 
@@ -163,9 +163,16 @@ _FIGURES = (
 _OF_DISK = (
     _Figure("quire_disk_bytes", "Size of the disk tier's file", _disk_bytes),
     _Figure(
-        "quire_disk_pages",
+        "quire_disk_blocks",
         "KV blocks of the disk tier, by event",
-        _disk_pages,
+        _disk_blocks,
+        labels=("what",),
+        counts=True,
+    ),
+    _Figure(  # the name before 0.2
+        "quire_disk_pages",
+        "Renamed to quire_disk_blocks; the next release drops this name",
+        _disk_blocks,
         labels=("what",),
         counts=True,
     ),

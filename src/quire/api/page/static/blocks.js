@@ -1,4 +1,4 @@
-// KV pages as squares, by group and format: held by streams, kept for reuse, gone. They move as pages do.
+// KV blocks as squares, by group and format: held by streams, kept for reuse, gone. They move as blocks do.
 
 import { h } from "./dom.js";
 import { bytes, count } from "./figures.js";
@@ -49,7 +49,7 @@ export class Blocks {
       return part;
     });
     this.bar.replaceChildren(...parts);
-    const nothing = loaded ? "No model is loaded." : "The key that was given sees no pages.";
+    const nothing = loaded ? "No model is loaded." : "The key that was given sees no blocks.";
     const words = budget ? `${bytes(live)} held by streams, ${bytes(kept)} kept for reuse, of ${bytes(budget)}.` : nothing;
     this.bar.setAttribute("aria-label", words);
     if (!budget) this.words.replaceChildren(nothing);
@@ -65,11 +65,11 @@ export class Blocks {
     return this.groups.get(owner).lastChild;
   }
 
-  /** Loaded models that have no pages yet. */
+  /** Loaded models that have no blocks yet. */
   showEmpty(pools, loaded) {
     const owned = (name) => pools.some((pool) => ownerOf(pool) === name || ownerOf(pool) === "");
     const without = (loaded ?? []).filter((name) => !owned(name));
-    this.empty.textContent = without.length ? `No pages yet: ${without.join(", ")}.` : "";
+    this.empty.textContent = without.length ? `No blocks yet: ${without.join(", ")}.` : "";
     this.empty.hidden = !without.length;
   }
 }
@@ -82,7 +82,7 @@ class Picture {
   constructor(name) {
     const [, model, group, format, filling] = POOL.exec(name);
     this.model = model ? `${model}, ` : "";
-    const words = [`Layer group ${group}`, FORMATS[format] ?? format, filling && "pages being filled"];
+    const words = [`Layer group ${group}`, FORMATS[format] ?? format, filling && "blocks being filled"];
     this.title = words.filter(Boolean).join(", ");
     this.canvas = h("canvas", { role: "img" });
     this.words = h("figcaption");
@@ -95,7 +95,7 @@ class Picture {
     const [held, spare] = [Math.round(live / size), Math.round(kept / size)];
     this.held = held;
     this.spare = spare;
-    const words = `${this.model}${this.title}: ${count(held)} pages held, ${count(spare)} kept, ${bytes(size)} each`;
+    const words = `${this.model}${this.title}: ${count(held)} blocks held, ${count(spare)} kept, ${bytes(size)} each`;
     this.words.replaceChildren(h("strong", {}, this.title), ` ${count(held)} held, ${count(spare)} kept, ${bytes(size)} each`);
     this.canvas.setAttribute("aria-label", words);
     this.move();
