@@ -11,6 +11,7 @@ from quire.core.kv_format import KVFormat
 from quire.core.request import SamplingParams, TokenRules
 from quire.core.speculation import Speculation
 from quire.serving.answer_grammar import AnswerFormat
+from quire.serving.messages import Function, TemplateMessage, TemplateTool
 from quire.serving.placing import Prompt
 from quire.text.dialects.base import Tool
 
@@ -82,14 +83,13 @@ class Generation:
     """A protocol-independent generation request. It has either `messages` or `prompts`.
 
     Attributes:
-        messages: in the shape that chat templates read; content is a string, or parts: texts, and
-            media as `{"type": "image", "source": MediaSource}`.
+        messages: the conversation. Its files are read before it is rendered.
         prompts: texts, encoded with special tokens added, or token ids as they are. Their answers
             are text as the model writes it: no reasoning, no calls. Encoders also read pairs.
         vector: whether the result is a vector or a score, not text.
         max_prompt: the most tokens of a prompt, as the model's files have it for embeddings; None
             leaves that to the context.
-        tools: in the shape that chat templates read.
+        tools: tools that are shown to the model.
         strict_tools: names of the tools whose calls, if the model makes any, must meet their
             schemas.
         sampling: `seed` is the first choice's; the others' are derived from it.
@@ -126,11 +126,11 @@ class Generation:
         names: the protocol's field names, for errors.
     """
 
-    messages: tuple[Mapping[str, Any], ...] = ()
+    messages: tuple[TemplateMessage, ...] = ()
     prompts: tuple[str | TextPair | tuple[int, ...], ...] = ()
     vector: bool = False
     max_prompt: int | None = None
-    tools: tuple[Mapping[str, Any], ...] = ()
+    tools: tuple[TemplateTool, ...] = ()
     strict_tools: frozenset[str] = frozenset()
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
     parallel_tool_calls: bool = True
@@ -184,12 +184,16 @@ class Generation:
     def without_prompt(self) -> Generation:
         """The generation without the fields that only its prompts are made of."""
         offered = () if self.tool_choice.mode == "none" else self.tools
-        tools = tuple({"function": _undescribed(tool["function"])} for tool in offered)
+        tools = tuple(_undescribed(tool) for tool in offered)
         return replace(self, messages=(), prompts=(), tools=tools)
 
 
-def _undescribed(function: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in function.items() if name != "description"}
+def _undescribed(tool: TemplateTool) -> TemplateTool:
+    function = tool["function"]
+    kept: Function = {"name": function["name"]}
+    if "parameters" in function:
+        kept["parameters"] = function["parameters"]
+    return {"type": "function", "function": kept}
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,9 @@ from quire.media.processors import MediaProcessor
 from quire.media.processors.base import Parts, PartStore
 from quire.media.source import DOCUMENT, Detail, FileLimits, MediaLimits, MediaSource, not_taken
 from quire.serving.job_media import JobMedia
+from quire.serving.messages import Part, ReadPart, SourcePart, TemplateMessage, text_part
 from quire.serving.placing import MediaPlaces
 from quire.serving.tasks import cancel_and_wait
-
-Message = Mapping[str, Any]
 
 _FETCHED_AT_ONCE = 4
 
@@ -60,7 +59,7 @@ class MediaLoader:
         """Return the most files of a kind in one request."""
         return self._limits[kind].files
 
-    async def load(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    async def load(self, messages: tuple[TemplateMessage, ...]) -> tuple[TemplateMessage, ...]:
         """Return the messages with every `{"source": MediaSource}` replaced by `{"parts": Parts}`.
 
         A document becomes a text for each page, and an image behind it where the model sees.
@@ -117,7 +116,7 @@ class MediaLoader:
                 )
 
     @staticmethod
-    def wanted(messages: Sequence[Message]) -> bool:
+    def wanted(messages: Sequence[TemplateMessage]) -> bool:
         """Return whether messages refer to media that has to be loaded."""
         return any("source" in part for part in _media_parts(messages))
 
@@ -130,7 +129,7 @@ class MediaLoader:
         for processor in self._processors.values():
             processor.files = files
 
-    async def _read(self, source: MediaSource) -> list[dict[str, Any]]:
+    async def _read(self, source: MediaSource) -> list[Part]:
         """Return the parts of a message that replace a source."""
         limits = self._limits[source.kind].each
         policy = replace(self._policy, max_bytes=limits.bytes)
@@ -147,34 +146,34 @@ class MediaLoader:
                 sound=source.sound,
                 limits=limits,
             )
-        return [{"type": source.kind, "parts": parts}]
+        return [ReadPart(type=source.kind, parts=parts)]
 
-    def _pages(self, data: bytes, source: MediaSource, limits: FileLimits) -> list[dict[str, Any]]:
+    def _pages(self, data: bytes, source: MediaSource, limits: FileLimits) -> list[Part]:
         """Return each page of a document as text, and as an image if the model sees images."""
         images = self._processors.get("image")
-        parts: list[dict[str, Any]] = []
+        parts: list[Part] = []
         found = pages(data, param=source.param, limits=limits, pictures=images is not None)
         for number, page in enumerate(found, 1):
-            parts.append({"type": "text", "text": f"[Page {number}]\n{page.text}"})
+            parts.append(text_part(f"[Page {number}]\n{page.text}"))
             if images is not None:
                 shown = images.read(page.picture, param=source.param, detail=source.detail)
-                parts.append({"type": "image", "parts": shown})
+                parts.append(ReadPart(type="image", parts=shown))
         return parts
 
 
-def files_of(messages: Sequence[Message]) -> list[Parts]:
+def files_of(messages: Sequence[TemplateMessage]) -> list[Parts]:
     """Return the parts that were read from the messages' files, in order."""
-    return [part["parts"] for part in _media_parts(messages)]
+    return [part["parts"] for part in _media_parts(messages) if "parts" in part]
 
 
-def as_template_reads(message: Message) -> Message:
+def as_template_reads(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a message with its texts joined to one string; with media, as a list of parts."""
     content = message.get("content")
     if not isinstance(content, list):
         return message
     if all(part["type"] == "text" for part in content):
         return {**message, "content": "\n".join(part["text"] for part in content)}
-    parts: list[dict[str, Any]] = []
+    parts: list[dict[str, str]] = []
     for part in content:
         if part["type"] != "text":
             parts.append({"type": part["type"]})
@@ -185,24 +184,24 @@ def as_template_reads(message: Message) -> Message:
     return {**message, "content": parts}
 
 
-def text_length(message: Message) -> int:
+def text_length(message: TemplateMessage) -> int:
     """Return the characters of a message's content."""
-    content = message.get("content") or ""
+    content = message["content"]
     if isinstance(content, str):
         return len(content)
-    return sum(len(part.get("text", "")) for part in content)
+    return sum(len(part["text"]) for part in content if "text" in part)
 
 
-def _media_parts(messages: Sequence[Message]) -> list[Mapping[str, Any]]:
-    contents = [message.get("content") for message in messages]
-    parts = [part for content in contents if isinstance(content, list) for part in content]
-    return [part for part in parts if part["type"] != "text"]
+def _media_parts(messages: Sequence[TemplateMessage]) -> list[SourcePart | ReadPart]:
+    contents = [message["content"] for message in messages]
+    parts = [part for content in contents if not isinstance(content, str) for part in content]
+    return [part for part in parts if "text" not in part]
 
 
-def _with_parts(message: Message, files: Iterator[list[dict[str, Any]]]) -> Message:
+def _with_parts(message: TemplateMessage, files: Iterator[list[Part]]) -> TemplateMessage:
     """Return the message with its sources replaced by the parts from the next of `files`."""
-    content = message.get("content")
-    if not isinstance(content, list):
+    content = message["content"]
+    if isinstance(content, str):
         return message
     parts = [part for p in content for part in (next(files) if "source" in p else (p,))]
     return {**message, "content": parts}

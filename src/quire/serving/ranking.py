@@ -10,6 +10,7 @@ from typing import Literal
 from quire.core.errors import NotOffered, RequestError
 from quire.core.request import Classify, Score
 from quire.serving.generation import Generation, Prepared, TextPair, Thinking
+from quire.serving.messages import TemplateMessage
 from quire.serving.placing import Prompt
 from quire.serving.pooling import ACTIVATIONS
 from quire.serving.service import Service
@@ -145,8 +146,9 @@ def _check_head(service: Service) -> None:
 def _asked(base: Generation, query: str, document: str, instruction: str) -> Generation:
     """Return the conversation in which a model judges one document."""
     text = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
-    messages = ({"role": "system", "content": _JUDGE}, {"role": "user", "content": text})
-    return replace(base, messages=messages, thinking=Thinking(enabled=False))
+    judge: TemplateMessage = {"role": "system", "content": _JUDGE}
+    asked: TemplateMessage = {"role": "user", "content": text}
+    return replace(base, messages=(judge, asked), thinking=Thinking(enabled=False))
 
 
 def _first_token(service: Service, word: str) -> int:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from starlette.requests import Request
@@ -27,6 +27,7 @@ from quire.media.sound import Samples, decode
 from quire.media.source import MediaSource
 from quire.serving.generation import Generation, NeedsJob, Prepared, Thinking
 from quire.serving.media import files_of
+from quire.serving.messages import SourcePart, TemplateMessage, text_part
 from quire.serving.transcripts import WHISPER, SpeechTask, TranscriptTokens
 
 _MOST_TOKENS = 448
@@ -180,7 +181,7 @@ def _decoded(context: Context, fields: TranslationRequest) -> Samples:
     return decode(data, param="file", rate=RATE, limits=limits)
 
 
-def _contents(samples: Samples, found: Sequence[tuple[int, int]]) -> Iterator[Mapping[str, Any]]:
+def _contents(samples: Samples, found: Sequence[tuple[int, int]]) -> Iterator[SourcePart]:
     """Yield each piece of the sound as a part of a message."""
     for start, end in found:
         source = MediaSource(as_url(samples[start:end]), "file", "file", kind="audio")
@@ -197,10 +198,10 @@ async def _conversed(
     """Return a prompt for each piece, which asks for its transcript in a message."""
     made: list[Prepared] = []
     for heard in _contents(samples, found):
-        content = [heard, {"type": "text", "text": asked}]
+        question: TemplateMessage = {"role": "user", "content": [heard, text_part(asked)]}
         spec = replace(
             common,
-            messages=({"role": "user", "content": content},),
+            messages=(question,),
             max_tokens=_MOST_TOKENS,
             thinking=Thinking(enabled=False),
         )
@@ -262,9 +263,8 @@ async def _whispered(
         spec = replace(spec, sampling=replace(spec.sampling, times_from=tokens.first_time))
     prompts = []
     for heard in _contents(samples, found):
-        loaded = await context.load_media(
-            replace(spec, messages=({"role": "user", "content": [heard]},))
-        )
+        said: TemplateMessage = {"role": "user", "content": [heard]}
+        loaded = await context.load_media(replace(spec, messages=(said,)))
         ((part,),) = files_of(loaded.messages)
         prompts.append(
             tokens.prompt(

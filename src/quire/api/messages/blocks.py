@@ -10,6 +10,7 @@ from pydantic import Discriminator, Field, Tag, create_model
 from quire.api.shared.media_parts import Registered, fields_of, literal, media_part
 from quire.api.shared.schema import History, TextOrList, tag_by_type
 from quire.media.kinds import Option
+from quire.serving.messages import SourcePart
 
 
 class CacheControl(History):
@@ -71,7 +72,7 @@ class MediaBlock(ContentBlock):
     source: Base64Source | UrlSource
     transformations: ImageTransformations | None = None
 
-    def to_template(self, param: str) -> dict[str, Any]:
+    def to_template(self, param: str) -> SourcePart:
         """Return the block in the form that templates read; `param` is its path in the request."""
         kind, url = BLOCKS.kinds()[self.type], self.source.location
         return media_part(kind, url, f"{param}.source", named=self.type, options=self)

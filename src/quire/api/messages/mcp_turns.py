@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from quire.api.messages.blocks import AssistantBlock, McpResultBlock, McpUseBlock
 from quire.api.shared.mcp_calls import NOT_MADE, function_name
-from quire.api.shared.template_messages import TemplateMessage
 from quire.core.errors import RequestError
+from quire.serving.messages import TemplateMessage
 
 _FAILED = "The call failed: "
 

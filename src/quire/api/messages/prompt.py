@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from quire.api.messages.blocks import (
     AssistantBlock,
@@ -49,8 +48,9 @@ from quire.api.messages.tools import ClientTool, HostedTool, searches
 from quire.api.shared.content import document_parts, function_call
 from quire.api.shared.mcp_calls import function_name
 from quire.api.shared.signing import Signer
-from quire.api.shared.template_messages import TemplateMessage, check_answered, merge
+from quire.api.shared.template_messages import check_answered, merge
 from quire.core.errors import RequestError
+from quire.serving.messages import Call, Part, TemplateMessage, text_part
 
 _FAILED = "Error: "
 
@@ -193,7 +193,7 @@ class _Translator:
                 param=f"{param}.tool_use_id",
                 code="invalid_value",
             )
-        content: str | list[dict[str, Any]]
+        content: str | list[Part]
         if isinstance(block.content, list):
             content = [
                 each
@@ -213,13 +213,15 @@ class _Translator:
 
     def _turn(self, blocks: Sequence[AssistantBlock], index: int, start: int) -> TemplateMessage:
         """Translate the blocks of one turn, the first of which has the number `start`."""
-        texts, earlier, calls = [], [], []
+        texts: list[Part] = []
+        earlier: list[str] = []
+        calls: list[Call] = []
         for number, block in enumerate(blocks, start):
             match block:
                 case TextBlock(text=text):
-                    texts.append({"type": "text", "text": text})
+                    texts.append(text_part(text))
                 case CompactionBlock(content=summary):
-                    texts.append({"type": "text", "text": summary or ""})
+                    texts.append(text_part(summary or ""))
                 case ToolUseBlock():
                     self._names[block.id] = block.name
                     calls.append(function_call(block.id, block.name, block.input))
@@ -302,41 +304,41 @@ def _clears(message: Message) -> bool:
     return isinstance(message, SystemMessage) and message.clear_at == "next_user_message"
 
 
-def _system(system: SystemText) -> str | list[dict[str, str]]:
+def _system(system: SystemText) -> str | list[Part]:
     """Return the system prompt. Blocks stay separate, because the parts to remove are blocks."""
     if isinstance(system, str):
         return system
-    return [{"type": "text", "text": block.text} for block in system]
+    return [text_part(block.text) for block in system]
 
 
-def _document(block: DocumentBlock, param: str) -> list[dict[str, Any]]:
+def _document(block: DocumentBlock, param: str) -> list[Part]:
     if isinstance(block.source, ContentSource):
         return _split_document(block.source, block.title, block.context, param=f"{param}.source")
     if isinstance(block.source, TextSource):
         lines = (block.title, block.context, block.source.data)
-        return [{"type": "text", "text": "\n".join(line for line in lines if line)}]
+        return [text_part("\n".join(line for line in lines if line))]
     about = (block.title, block.context)
     return document_parts(block.source.location, f"{param}.source", block.type, *about)
 
 
 def _split_document(
     source: ContentSource, title: str | None, context: str | None, param: str
-) -> list[dict[str, Any]]:
-    about = [{"type": "text", "text": line} for line in (title, context) if line]
+) -> list[Part]:
+    about = [text_part(line) for line in (title, context) if line]
     if isinstance(source.content, str):
-        return [*about, {"type": "text", "text": source.content}]
+        return [*about, text_part(source.content)]
     parts = (_part(each, f"{param}.content[{n}]") for n, each in enumerate(source.content))
     return [*about, *parts]
 
 
-def _parts_of(block: ResultPart, param: str) -> list[dict[str, Any]]:
+def _parts_of(block: ResultPart, param: str) -> list[Part]:
     """Return a block as the parts of a message."""
     return _document(block, param) if isinstance(block, DocumentBlock) else [_part(block, param)]
 
 
 def _part(
     block: TextBlock | MediaBlock | SearchResultBlock | ToolReferenceBlock, param: str
-) -> dict[str, Any]:
+) -> Part:
     """Return a block as text, or as media."""
     lines: list[str | None]
     match block:
@@ -348,21 +350,21 @@ def _part(
             lines = [block.title, block.source, *(each.text for each in block.content)]
         case ToolReferenceBlock():
             lines = [block.tool_name]
-    return {"type": "text", "text": "\n".join(line for line in lines if line)}
+    return text_part("\n".join(line for line in lines if line))
 
 
-def _as_error(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+def _as_error(content: str | list[Part]) -> str | list[Part]:
     """Return a result whose text says that the tool failed, because templates have no flag
     for it.
     """
     if isinstance(content, str):
         return content if _names_an_error(content) else _FAILED + content
-    texts = [part["text"] for part in content if part["type"] == "text"]
+    texts = [part["text"] for part in content if "text" in part]
     if texts and _names_an_error(texts[0]):
         return content
-    if content and content[0]["type"] == "text":
-        return [{**content[0], "text": _FAILED + texts[0]}, *content[1:]]
-    return [{"type": "text", "text": _FAILED.rstrip()}, *content]
+    if content and "text" in content[0]:
+        return [text_part(_FAILED + content[0]["text"]), *content[1:]]
+    return [text_part(_FAILED.rstrip()), *content]
 
 
 def _names_an_error(text: str) -> bool:

@@ -6,17 +6,18 @@ given their published arguments. Those that Anthropic's servers run have no effe
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
 from quire.api.messages.blocks import ContentBlock
 from quire.api.shared.content import FunctionName, function_tool
 from quire.api.shared.numbers import Integer
+from quire.serving.messages import JsonObject, TemplateTool
 
-_TEXT: dict[str, Any] = {"type": "string"}
-_NUMBER: dict[str, Any] = {"type": "integer"}
-_POINT: dict[str, Any] = {"type": "array", "items": _NUMBER, "minItems": 2, "maxItems": 2}
+_TEXT: JsonObject = {"type": "string"}
+_NUMBER: JsonObject = {"type": "integer"}
+_POINT: JsonObject = {"type": "array", "items": _NUMBER, "minItems": 2, "maxItems": 2}
 
 
 class ClientTool(ContentBlock):
@@ -27,19 +28,19 @@ class ClientTool(ContentBlock):
 
     name: FunctionName
     strict: bool | None = None
-    input_examples: list[dict[str, Any]] | None = None
+    input_examples: list[JsonObject] | None = None
     eager_input_streaming: bool | None = None
     defer_loading: bool | None = None
     allowed_callers: list[Literal["direct"]] | None = None
 
-    def to_template(self) -> dict[str, Any]:
+    def to_template(self) -> TemplateTool:
         """Return the shape that chat templates read."""
         description, schema = self.function()
         if self.input_examples:
             schema.setdefault("examples", self.input_examples)
         return function_tool(self.name, description, schema)
 
-    def function(self) -> tuple[str | None, dict[str, Any]]:
+    def function(self) -> tuple[str | None, JsonObject]:
         """Return the tool's function: its description and the schema of its arguments."""
         raise NotImplementedError
 
@@ -49,9 +50,9 @@ class CustomTool(ClientTool):
 
     type: Literal["custom"] | None = None
     description: str | None = None
-    input_schema: dict[str, Any]
+    input_schema: JsonObject
 
-    def function(self) -> tuple[str | None, dict[str, Any]]:
+    def function(self) -> tuple[str | None, JsonObject]:
         """Return the function as the client defined it."""
         return self.description, dict(self.input_schema)
 
@@ -61,7 +62,7 @@ class BashTool(ClientTool):
 
     type: str = Field(pattern=r"^bash_\d{8}$")
 
-    def function(self) -> tuple[str | None, dict[str, Any]]:
+    def function(self) -> tuple[str | None, JsonObject]:
         """Return the function, with a command to run, or a restart."""
         restart = {"type": "boolean", "description": "Restart the shell instead of a command."}
         command = {**_TEXT, "description": "The command to run."}
@@ -77,7 +78,7 @@ class EditorTool(ClientTool):
     type: str = Field(pattern=r"^text_editor_\d{8}$")
     max_characters: Integer | None = Field(default=None, ge=1)
 
-    def function(self) -> tuple[str | None, dict[str, Any]]:
+    def function(self) -> tuple[str | None, JsonObject]:
         """Return the function, with a command, the file and the command's arguments."""
         undo = ("undo_edit",) if self.type < "text_editor_20250429" else ()
         written = "new_str" if undo else "insert_text"
@@ -108,7 +109,7 @@ class MemoryTool(ClientTool):
 
     type: str = Field(pattern=r"^memory_\d{8}$")
 
-    def function(self) -> tuple[str | None, dict[str, Any]]:
+    def function(self) -> tuple[str | None, JsonObject]:
         """Return the function, with a command and its arguments."""
         texts = ("path", "file_text", "old_str", "new_str", "insert_text", "old_path", "new_path")
         commands = ("view", "create", "str_replace", "insert", "delete", "rename")
@@ -136,11 +137,11 @@ class ComputerTool(ClientTool):
     display_number: Integer | None = None
     enable_zoom: bool | None = None
 
-    def function(self) -> tuple[str | None, dict[str, Any]]:
+    def function(self) -> tuple[str | None, JsonObject]:
         """Return the function, with an action and its arguments."""
         actions = ["key", "type", "mouse_move", "left_click", "left_click_drag", "right_click"]
         actions += ["middle_click", "double_click", "screenshot", "cursor_position"]
-        more: dict[str, Any] = {}
+        more: JsonObject = {}
         if self.type >= "computer_20250124":
             actions += ["left_mouse_down", "left_mouse_up", "triple_click", "scroll"]
             actions += ["hold_key", "wait"]
@@ -205,9 +206,9 @@ def searches(tool: ClientTool | HostedTool) -> bool:
     return isinstance(tool, HostedTool) and tool.type.startswith("tool_search_tool_")
 
 
-def _arguments(properties: dict[str, Any], *required: str) -> dict[str, Any]:
+def _arguments(properties: JsonObject, *required: str) -> JsonObject:
     return {"type": "object", "properties": properties, "required": list(required)}
 
 
-def _one_of(*values: str) -> dict[str, Any]:
+def _one_of(*values: str) -> JsonObject:
     return {"type": "string", "enum": list(values)}

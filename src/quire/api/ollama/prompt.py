@@ -22,6 +22,7 @@ from quire.api.shared.media_parts import media_part
 from quire.api.shared.thinking import offered, template_variables
 from quire.api.shared.toolbox import ClientTool, ToolboxBuilder
 from quire.api.shared.unsupported_media import newest, without_unsupported_media
+from quire.serving import messages
 from quire.serving.gaps import Gaps
 from quire.serving.generation import Generation
 
@@ -42,7 +43,7 @@ def conversation(context: Context, request: Request, fields: ChatRequest) -> Gen
         builder.add_function(
             ClientTool(about.name), about.description, about.parameters, strict=False
         )
-    messages = _templated(fields.messages)
+    said = _templated(fields.messages)
     last = newest("messages", fields.messages)
     final = fields.messages[-1]
     return _generation(
@@ -50,7 +51,7 @@ def conversation(context: Context, request: Request, fields: ChatRequest) -> Gen
         request,
         fields,
         messages=without_unsupported_media(
-            context.service, request.scope, messages=messages, newest=last
+            context.service, request.scope, messages=said, newest=last
         ),
         tools=builder.build(choice=None).templates,
         continue_final=final.role == "assistant" and not final.tool_calls,
@@ -75,14 +76,14 @@ def prompted(context: Context, request: Request, fields: GenerateRequest) -> Gen
         return replace(generation, stop_token_ids=generation.stop_token_ids | gaps.ends)
     if fields.raw:
         return _generation(context, request, fields, prompts=(fields.prompt or "",))
-    asked: list[dict[str, Any]] = []
+    asked: list[messages.TemplateMessage] = []
     if fields.system:
         asked.append({"role": "system", "content": fields.system})
     asked.append({"role": "user", "content": _content(fields.prompt or "", fields.images, "")})
-    messages = without_unsupported_media(
+    said = without_unsupported_media(
         context.service, request.scope, messages=asked, newest="images"
     )
-    return _generation(context, request, fields, messages=messages)
+    return _generation(context, request, fields, messages=said)
 
 
 def _generation(
@@ -109,17 +110,17 @@ def _generation(
     )
 
 
-def _templated(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def _templated(said: Sequence[Message]) -> list[messages.TemplateMessage]:
     """Return messages as chat templates read them.
 
     A tool's result belongs to the first unanswered call of its name.
     """
-    shaped: list[dict[str, Any]] = []
+    shaped: list[messages.TemplateMessage] = []
     waiting: list[tuple[str, str]] = []
-    for number, message in enumerate(messages):
+    for number, message in enumerate(said):
         role = "system" if message.role == "developer" else message.role
         content = _content(message.content or "", message.images, f"messages[{number}].")
-        each: dict[str, Any] = {"role": role, "content": content}
+        each: messages.TemplateMessage = {"role": role, "content": content}
         if message.thinking:
             each["reasoning_content"] = message.thinking
         if message.tool_calls:
@@ -134,26 +135,29 @@ def _templated(messages: Sequence[Message]) -> list[dict[str, Any]]:
             waiting = [(call["id"], call["function"]["name"]) for call in calls]
             each["tool_calls"] = calls
         if role == "tool":
-            each |= _answered(message, waiting)
+            each["tool_call_id"], called = _answered(message, waiting)
+            if called is not None:
+                each["name"] = called
         shaped.append(each)
     return shaped
 
 
-def _answered(message: Message, waiting: list[tuple[str, str]]) -> dict[str, Any]:
-    """Remove from the unanswered calls the one that a tool's message answers, and return it."""
+def _answered(message: Message, waiting: list[tuple[str, str]]) -> tuple[str, str | None]:
+    """Remove from the unanswered calls the one that a tool's message answers. Return its id and
+    name.
+    """
     wanted = (message.tool_call_id, message.tool_name)
     for call in waiting:
         if wanted == (None, None) or call[0] == wanted[0] or call[1] == wanted[1]:
             waiting.remove(call)
-            return {"tool_call_id": call[0], "name": call[1]}
-    name = {} if message.tool_name is None else {"name": message.tool_name}
-    return {"tool_call_id": message.tool_call_id or "", **name}
+            return call
+    return message.tool_call_id or "", message.tool_name
 
 
-def _content(text: str, images: list[str] | None, path: str) -> str | list[dict[str, Any]]:
+def _content(text: str, images: list[str] | None, path: str) -> str | list[messages.Part]:
     if not images:
         return text
-    parts = [
+    parts: list[messages.Part] = [
         media_part(
             "image",
             each if each.startswith("data:") else _DATA + each,
@@ -162,4 +166,4 @@ def _content(text: str, images: list[str] | None, path: str) -> str | list[dict[
         )
         for index, each in enumerate(images)
     ]
-    return [*parts, {"type": "text", "text": text}] if text else parts
+    return [*parts, messages.text_part(text)] if text else parts

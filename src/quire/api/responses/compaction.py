@@ -23,9 +23,10 @@ from quire.api.shared.pieces import Array
 from quire.api.shared.signing import Signer
 from quire.api.shared.template_messages import merge
 from quire.serving.generation import Prepared, Thinking
+from quire.serving.messages import TemplateMessage
 from quire.text.events import Usage
 
-_ASK = {
+_ASK: TemplateMessage = {
     "role": "user",
     "content": "Summarize our conversation so that you could continue it from the summary alone: "
     "what was asked, what was found and decided, names, numbers and paths that matter, and what is "
@@ -53,7 +54,7 @@ async def read_compaction(context: Context, request: Request, body: bytes) -> Co
     said = read_said(context, fields, request)
     spec = replace(
         said.prompt,
-        messages=tuple(merge([*map(dict, said.prompt.messages), _ASK])),
+        messages=tuple(merge([*said.prompt.messages, _ASK])),
         tools=(),
         strict_tools=frozenset(),
         format=None,

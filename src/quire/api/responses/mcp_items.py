@@ -8,8 +8,8 @@ from typing import Any, Literal
 from quire.api.shared.content import read_arguments
 from quire.api.shared.mcp_calls import NOT_MADE, call_and_result, function_name
 from quire.api.shared.schema import History
-from quire.api.shared.template_messages import TemplateMessage
 from quire.core.errors import RequestError
+from quire.serving.messages import TemplateMessage
 
 
 class McpCallItem(History):

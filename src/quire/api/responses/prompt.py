@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from quire.api.responses.mcp_items import McpConversation, McpItem
 from quire.api.responses.own_tools import CompactionItem, HostedCallItem, OwnCallItem, OwnOutputItem
@@ -37,9 +36,10 @@ from quire.api.shared.content import (
 )
 from quire.api.shared.media_parts import media_part
 from quire.api.shared.signing import Signer
-from quire.api.shared.template_messages import TemplateMessage, check_answered, merge
+from quire.api.shared.template_messages import check_answered, merge
 from quire.api.shared.toolbox import SEARCH, model_name
 from quire.core.errors import RequestError
+from quire.serving.messages import JsonObject, Part, TemplateMessage, text_part
 
 
 class Translator:
@@ -125,14 +125,12 @@ class Translator:
             case _:  # references have been resolved
                 raise AssertionError(item)
 
-    def _call(self, call_id: str, name: str, arguments: dict[str, Any]) -> TemplateMessage:
+    def _call(self, call_id: str, name: str, arguments: JsonObject) -> TemplateMessage:
         self._names[call_id] = name
         call = function_call(call_id, name, arguments)
         return {"role": "assistant", "content": "", "tool_calls": [call]}
 
-    def _output(
-        self, call_id: str, content: str | list[dict[str, Any]], param: str
-    ) -> TemplateMessage:
+    def _output(self, call_id: str, content: str | list[Part], param: str) -> TemplateMessage:
         name = self._names.get(call_id)
         if name is None:
             raise RequestError(
@@ -174,20 +172,20 @@ def _told(tools: Sequence[Tool]) -> str:
     return json.dumps({"tools": names}, ensure_ascii=False)
 
 
-def _document(part: FilePart, param: str) -> list[dict[str, Any]]:
+def _document(part: FilePart, param: str) -> list[Part]:
     name = f"{param}.file_data" if part.file_data else f"{param}.file_url"
     url = pdf_url(part.file_data) or part.file_url or ""
     return document_parts(url, name if url else param, part.type, part.filename)
 
 
-def _parts(content: Content, param: str, *, media: bool = True) -> str | list[dict[str, Any]]:
+def _parts(content: Content, param: str, *, media: bool = True) -> str | list[Part]:
     if isinstance(content, str):
         return content
-    parts: list[dict[str, Any]] = []
+    parts: list[Part] = []
     for index, part in enumerate(content):
         match part:
             case TextPart(text=text) | RefusalPart(refusal=text):
-                parts.append({"type": "text", "text": text})
+                parts.append(text_part(text))
             case _ if not media:
                 raise RequestError(
                     f"'{param}[{index}]' is of type '{part.type}', which an assistant message "

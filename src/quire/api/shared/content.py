@@ -16,6 +16,8 @@ from pydantic_core import from_json
 from quire.api.shared.media_parts import URL_PARTS, UrlPart, media_part
 from quire.api.shared.schema import History, TextOrList, tag_by_role, tag_by_type
 from quire.media.source import DOCUMENT
+from quire.serving import messages
+from quire.serving.messages import JsonObject, SourcePart, text_part
 
 INPUT = "input"
 """Name of the only argument of the function that represents a custom tool."""
@@ -57,7 +59,7 @@ class AudioPart(History):
     type: Literal["input_audio"]
     input_audio: InputAudio
 
-    def to_template(self, param: str) -> dict[str, Any]:
+    def to_template(self, param: str) -> SourcePart:
         """Return the part in the form that templates read; `param` is its path in the request."""
         return media_part(
             "audio", self.input_audio.url, f"{param}.input_audio.data", named=self.type
@@ -146,7 +148,7 @@ class FunctionCall(History):
         """The function's name."""
         return self.function.name
 
-    def to_template(self) -> dict[str, Any]:
+    def to_template(self) -> messages.Call:
         """Return the shape that chat templates read."""
         return function_call(self.id, self.name, read_arguments(self.function.arguments))
 
@@ -171,7 +173,7 @@ class CustomCall(History):
         """The tool's name."""
         return self.custom.name
 
-    def to_template(self) -> dict[str, Any]:
+    def to_template(self) -> messages.Call:
         """Return the shape that chat templates read."""
         return function_call(self.id, self.name, {INPUT: self.custom.input})
 
@@ -243,10 +245,10 @@ class Tool(History):
 
 
 def function_tool(
-    name: str, description: str | None, parameters: dict[str, Any] | None
-) -> dict[str, Any]:
+    name: str, description: str | None, parameters: JsonObject | None
+) -> messages.TemplateTool:
     """Return a function in the shape that chat templates read."""
-    function: dict[str, Any] = {"name": name}
+    function: messages.Function = {"name": name}
     if description is not None:
         function["description"] = description
     function["parameters"] = (
@@ -255,18 +257,16 @@ def function_tool(
     return {"type": "function", "function": function}
 
 
-def starts_answer(messages: Sequence[Message]) -> bool:
+def starts_answer(said: Sequence[Message]) -> bool:
     """Return whether the last message is the start of the answer, which the model continues.
 
     llama.cpp, Ollama and Anthropic treat a last assistant message so.
     """
-    last = messages[-1]
+    last = said[-1]
     return isinstance(last, AssistantMessage) and bool(last.content) and not last.tool_calls
 
 
-def continues_last(
-    messages: Sequence[Message], continues: bool | None, starts: bool | None
-) -> bool:
+def continues_last(said: Sequence[Message], continues: bool | None, starts: bool | None) -> bool:
     """Return whether the model continues the last message.
 
     Args:
@@ -275,26 +275,26 @@ def continues_last(
     """
     if continues is not None:
         return continues
-    return starts is not True and starts_answer(messages)
+    return starts is not True and starts_answer(said)
 
 
-def to_template(messages: list[Message]) -> tuple[dict[str, Any], ...]:
+def to_template(said: list[Message]) -> tuple[messages.TemplateMessage, ...]:
     """Return messages as chat templates read them."""
     names = {
         call.id: call.name
-        for message in messages
+        for message in said
         if isinstance(message, AssistantMessage)
         for call in message.tool_calls or ()
     }
     return tuple(
-        _message(message, f"messages[{index}]", names) for index, message in enumerate(messages)
+        _message(message, f"messages[{index}]", names) for index, message in enumerate(said)
     )
 
 
-def _message(message: Message, param: str, names: dict[str, str]) -> dict[str, Any]:
+def _message(message: Message, param: str, names: dict[str, str]) -> messages.TemplateMessage:
     content = None if message.content is None else _parts(message.content, f"{param}.content")
     role = "system" if message.role == "developer" else message.role
-    shaped: dict[str, Any] = {"role": role, "content": content or ""}
+    shaped: messages.TemplateMessage = {"role": role, "content": content or ""}
     if message.name is not None:
         shaped["name"] = message.name
     if isinstance(message, AssistantMessage):
@@ -312,17 +312,17 @@ def _message(message: Message, param: str, names: dict[str, str]) -> dict[str, A
     return shaped
 
 
-def _parts(content: Content | WrittenContent, param: str) -> str | list[dict[str, Any]]:
+def _parts(content: Content | WrittenContent, param: str) -> str | list[messages.Part]:
     """Return content as templates read it. Parts stay separate, because parts may be
     removed later.
     """
     if isinstance(content, str):
         return content
-    parts: list[dict[str, Any]] = []
+    parts: list[messages.Part] = []
     for index, part in enumerate(content):
         match part:
             case TextPart(text=text) | RefusalPart(refusal=text):
-                parts.append({"type": "text", "text": text})
+                parts.append(text_part(text))
             case FilePart(file=File(file_data=data, filename=title)):
                 name = f"{param}[{index}]"
                 name = f"{name}.file.file_data" if data else name
@@ -339,24 +339,27 @@ def pdf_url(data: str | None) -> str:
     return f"data:application/pdf;base64,{data}"
 
 
-def document_parts(url: str, param: str, named: str, *about: str | None) -> list[dict[str, Any]]:
+def document_parts(url: str, param: str, named: str, *about: str | None) -> list[messages.Part]:
     """Return a document in the form that templates read, after its title and context.
 
     Args:
         url: empty for a document that cannot be read, such as an uploaded file's id. It is refused,
             or left out of a conversation's history.
     """
-    texts = [{"type": "text", "text": text} for text in about if text and url]
+    texts = [text_part(text) for text in about if text and url]
     return [*texts, media_part(DOCUMENT, url, param, named=named)]
 
 
-def function_call(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+def function_call(call_id: str, name: str, arguments: JsonObject) -> messages.Call:
     """Return a call that the assistant made, in the shape that chat templates read."""
-    function = {"name": name, "arguments": arguments}
-    return {"id": call_id, "type": "function", "function": function}
+    return {
+        "id": call_id,
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
 
 
-def read_arguments(arguments: str | dict[str, Any] | None) -> dict[str, Any]:
+def read_arguments(arguments: str | JsonObject | None) -> JsonObject:
     """Return a call's arguments as an object, whatever the model wrote, so that the conversation
     can continue.
 

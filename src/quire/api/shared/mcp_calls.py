@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from typing import Any
 
 from quire.api.shared.content import function_call
-from quire.api.shared.template_messages import TemplateMessage
+from quire.serving.messages import JsonObject, TemplateMessage
 
 NOT_MADE = "This call was not made."
 _LONGEST = 64
@@ -25,7 +24,7 @@ def function_name(server: str, tool: str) -> str:
 
 
 def call_and_result(
-    call_id: str, function: str, arguments: dict[str, Any], output: str
+    call_id: str, function: str, arguments: JsonObject, output: str
 ) -> list[TemplateMessage]:
     """Return a call and its result as the two messages that a template renders."""
     call = function_call(call_id, function, arguments)

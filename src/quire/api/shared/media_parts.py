@@ -17,6 +17,7 @@ from quire.api.shared.field_errors import REGISTERED
 from quire.api.shared.schema import History, tag_by_type
 from quire.media.kinds import MediaInput, Option, Protocols, inputs, kinds_by
 from quire.media.source import Detail, MediaSource
+from quire.serving.messages import SourcePart
 
 SoftTokens = Annotated[int, Field(ge=1)]
 """The most tokens that an image, or a frame of a video, becomes: a number that the model offers."""
@@ -86,7 +87,7 @@ class UrlPart(History):
     type: str
     prompt_cache_breakpoint: dict[str, Any] | None = None
 
-    def to_template(self, param: str) -> dict[str, Any]:
+    def to_template(self, param: str) -> SourcePart:
         """Return the part in the form that templates read; `param` is its path in the request."""
         file, kind = getattr(self, self.type), URL_PARTS.kinds()[self.type]
         return media_part(kind, file.url, f"{param}.{self.type}.url", named=self.type, options=file)
@@ -116,7 +117,7 @@ def literal(name: str) -> Any:
 
 def media_part(
     kind: str, url: str, param: str, named: str, options: History | None = None
-) -> dict[str, Any]:
+) -> SourcePart:
     """Return a file in the form that templates read. It is fetched and placed in the prompt later.
 
     Args:

@@ -1,14 +1,12 @@
-"""Messages of a conversation in the shape that chat templates read."""
+"""Checks and joins messages of a conversation."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import Any
 
 from quire.core.errors import RequestError
-
-TemplateMessage = dict[str, Any]
+from quire.serving.messages import Part, TemplateMessage, text_part
 
 
 def merge(messages: Iterable[TemplateMessage]) -> list[TemplateMessage]:
@@ -54,8 +52,8 @@ def _joined(role: str, messages: Sequence[TemplateMessage]) -> TemplateMessage:
     return joined
 
 
-def _parts(message: TemplateMessage) -> list[dict[str, Any]]:
+def _parts(message: TemplateMessage) -> list[Part]:
     content = message["content"]
     if isinstance(content, str):
-        return [{"type": "text", "text": content}] if content else []
+        return [text_part(content)] if content else []
     return list(content)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from quire.api.shared.content import INPUT, function_tool
 from quire.core.errors import RequestError
 from quire.serving.generation import ToolChoice
+from quire.serving.messages import JsonObject, TemplateTool
 from quire.serving.regular_lark import NotRegular, regular
 
 SEARCH = "tool_search"
@@ -39,14 +40,14 @@ class Toolbox:
 
     Attributes:
         named: the client's name of each tool, by the name that the model reads.
-        templates: tools shown to the model, in the shape of chat templates.
+        templates: tools shown to the model.
         strict: names of tools whose calls must meet their schemas.
         left_out: paths of hosted tools, which are not run here, and of grammars that are not
             enforced.
     """
 
     named: dict[str, ClientTool] = field(default_factory=dict)
-    templates: tuple[dict[str, Any], ...] = ()
+    templates: tuple[TemplateTool, ...] = ()
     strict: frozenset[str] = frozenset()
     left_out: tuple[str, ...] = ()
     choice: ToolChoice = field(default_factory=ToolChoice)
@@ -73,7 +74,7 @@ class ToolboxBuilder:
 
     def __init__(self) -> None:
         self._named: dict[str, ClientTool] = {}
-        self._templates: dict[str, dict[str, Any]] = {}
+        self._templates: dict[str, TemplateTool] = {}
         self._strict: set[str] = set()
         self._left_out: list[str] = []
         self._deferred = ""
@@ -82,13 +83,12 @@ class ToolboxBuilder:
         self,
         tool: ClientTool,
         description: str | None,
-        parameters: dict[str, Any] | None,
+        parameters: JsonObject | None,
         *,
         strict: bool = False,
         unique: str = "",
     ) -> None:
-        """Add a tool that takes
-        arguments.
+        """Add a tool that takes arguments.
 
         Args:
             tool: of any kind but "custom".
@@ -121,7 +121,7 @@ class ToolboxBuilder:
             param: the path of the definition.
             unique: see `add_function`.
         """
-        text: dict[str, Any] = {"type": "string"}
+        text: JsonObject = {"type": "string"}
         pattern = None if grammar is None else _pattern(*grammar)
         if grammar is not None:
             text["description"] = f"Follows this {grammar[0]} grammar: {grammar[1]}"

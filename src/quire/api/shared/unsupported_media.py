@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from starlette.types import Scope
 
 from quire.api.shared.access import note_ignored
-from quire.api.shared.template_messages import TemplateMessage
 from quire.media.kinds import inputs
-from quire.media.source import DOCUMENT
+from quire.media.source import DOCUMENT, MediaSource
+from quire.serving.messages import Part, TemplateMessage, text_part
 from quire.serving.service import Service
 
 _LEFT_OUT = 4
@@ -64,7 +64,7 @@ def _without_oldest(
         for message in messages
         if not isinstance(message["content"], str)
         for part in message["content"]
-        if part["type"] == kind
+        if "source" in part and part["type"] == kind
     ]
     too_many, at_once = len(paths) - most, max(1, most // _LEFT_OUT)
     if too_many <= 0:
@@ -80,9 +80,9 @@ def _replaced(message: TemplateMessage, kind: str, old: set[str], words: str) ->
     """Return a message with text in place of its items of a kind at some paths."""
     if isinstance(message["content"], str):
         return message
-    parts = [
-        {"type": "text", "text": words}
-        if part["type"] == kind and part["source"].param in old
+    parts: list[Part] = [
+        text_part(words)
+        if "source" in part and part["type"] == kind and part["source"].param in old
         else part
         for part in message["content"]
     ]
@@ -94,12 +94,20 @@ def _readable(
 ) -> TemplateMessage:
     if isinstance(message["content"], str):
         return message
-    parts = []
+    parts: list[Part] = []
     for part in message["content"]:
-        lost = part["type"] in unseen and not (part["type"] == DOCUMENT and part["source"].url)
-        path = part["source"].param if lost else ""
-        if path and not (message["role"] == "user" and path.startswith(f"{newest}.")):
+        if "source" not in part or part["type"] not in unseen or _renders(part["source"]):
+            parts.append(part)
+            continue
+        path = part["source"].param
+        if message["role"] == "user" and path.startswith(f"{newest}."):
+            parts.append(part)  # the service refuses it
+        else:
             note_ignored(scope, [path])
-            part = {"type": "text", "text": unseen[part["type"]]}
-        parts.append(part)
+            parts.append(text_part(unseen[part["type"]]))
     return {**message, "content": parts}
+
+
+def _renders(source: MediaSource) -> bool:
+    """Return whether a source is a document whose pages become texts."""
+    return source.kind == DOCUMENT and bool(source.url)
