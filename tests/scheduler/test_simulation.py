@@ -351,10 +351,10 @@ def test_short_prompts_beside_streams_are_read_in_steps_that_can_be_recorded(
     start = PrefillBudget.start
 
     def starts(
-        self: PrefillBudget, generating: int, prompts: int, chunks: int, rows: int, **named: bool
+        self: PrefillBudget, decode_rows: int, prompts: int, chunks: int, **named: int
     ) -> None:
-        steps.append((generating, rows, named["graphed"]))
-        start(self, generating, prompts, chunks, rows, **named)
+        steps.append((decode_rows, named["prompt_rows"], bool(named["graphed"])))
+        start(self, decode_rows, prompts, chunks, **named)
 
     monkeypatch.setattr(PrefillBudget, "start", starts)
     simulation = Simulation(GROUPS["full"], 1 << 20, chunk=100, max_context=200, max_graph_rows=16)
@@ -385,8 +385,8 @@ def test_recorded_rows_of_a_sequence_lie_in_one_block_where_it_has_a_tail(
     recorded: list[bool] = []
     start, execute = PrefillBudget.start, Simulation._execute
 
-    def starts(self: PrefillBudget, *counts: int, **named: bool) -> None:
-        recorded.append(named["graphed"])
+    def starts(self: PrefillBudget, *counts: int, **named: int) -> None:
+        recorded.append(bool(named["graphed"]))
         start(self, *counts, **named)
 
     def executes(self: Simulation, plan: StepPlan, before: Tables) -> StepResult:
