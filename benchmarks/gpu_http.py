@@ -42,7 +42,7 @@ def with_tokenizer(folder: Path) -> None:
 
 
 def steps(target: Target) -> int:
-    """That the engine has made. What an answer's tokens do not explain has read prompts."""
+    """Return the steps of the engine. Steps beyond an answer's tokens have read prompts."""
     with urlopen(f"{target.base}/metrics") as answer:
         lines = answer.read().decode().splitlines()
     return sum(

@@ -102,7 +102,7 @@ def spent_s(process: psutil.Process) -> float:
 
 
 def measured(tree: Path, folder: Path) -> dict[str, float]:
-    """Of one server each for requests and for tokens."""
+    """Measure one server for requests, and another for tokens."""
     row = {}
     with serving(tree, folder, 0.0) as (target, process):
         for route in ("/completions", "/chat/completions"):

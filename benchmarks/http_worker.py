@@ -28,7 +28,7 @@ class ScriptedEngine:
     def __init__(self, step_s: float) -> None:
         self.expected_step_s = step_s
         self._running: dict[str, list[int]] = {}
-        """Of each request: how many tokens it has, how many it is to get, those of its prompt."""
+        """By request: how many tokens it has, how many it is to get, and its prompt's."""
         self._ended: list[Output] = []
         self._steps = 0
         self._due = 0.0
@@ -83,7 +83,7 @@ class ScriptedEngine:
 
 
 def main() -> int:
-    """As `worker.main`."""
+    """Serve the pipe as `worker.main` does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     pipe = socket.socket(fileno=int(sys.argv[1]))

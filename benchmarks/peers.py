@@ -109,7 +109,7 @@ def measure_alone(command: str, peer: bool, work: Work, args: argparse.Namespace
 
 
 def make_work(model: Path, args: argparse.Namespace) -> Work:
-    """The same prompts as over HTTP, as ids, cut to the same length."""
+    """Return the prompts that servers get, as ids, cut to one length."""
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     eos = json.loads((model / "generation_config.json").read_text())["eos_token_id"]
     text = Load(model="", prompt_words=args.prompt_tokens)

@@ -1,4 +1,4 @@
-"""Who sees whom in a packed batch."""
+"""Masks of a packed batch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def block_masks(batch: Batch, window: int) -> dict[str, Mask]:
 
 
 def dense_masks(batch: Batch, window: int) -> dict[str, Mask]:
-    """The same masks spelt out, `[B, 1, L, L]`: for the CPU."""
+    """Return the masks as arrays `[B, 1, L, L]`, for the CPU."""
     rows, length = batch.tokens.shape
     b = torch.arange(rows)[:, None, None]
     q = torch.arange(length)[None, :, None]

@@ -51,7 +51,7 @@ class Encoded:
     sounds: list[int]
     """Per token the sound that it stands for, or -1."""
     frames: list[npt.NDArray[np.float16]]
-    """Of each sound, `[frames, bins]`."""
+    """The spectrogram of each sound, `[frames, bins]`."""
 
 
 def soft_token_count(image: Image) -> int:

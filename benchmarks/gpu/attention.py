@@ -177,7 +177,7 @@ class Job:
     held: int | None
 
     def sources(self) -> list[str]:
-        """Of both kernels."""
+        """Return the sources of both kernels."""
         first, second = pair(self.shape, parse_format(self.format), 1, 0, 1, self.splits)[0].sources
         return [held(first, self.held), second]
 

@@ -31,7 +31,7 @@ _SETTINGS = {"MLX_ENABLE_TF32": "0", "MLX_USE_CUDA_GRAPHS": "0"}
 
 
 def bytes_of_step(folder: Path, rows: int) -> float:
-    """Of the weights that a step of so many rows reads."""
+    """Return the bytes of weights that a step of so many rows reads."""
     config = json.loads((folder / "config.json").read_text())
     experts, chosen = config.get("num_experts"), config.get("num_experts_per_tok")
     chosen = chosen or config.get("top_k_experts")
@@ -51,7 +51,7 @@ def bytes_of_step(folder: Path, rows: int) -> float:
 
 
 def bytes_per_second() -> float:
-    """That a copy reads and writes."""
+    """Return the bytes a second that a copy reads and writes."""
     source = mx.zeros((1 << 28,), dtype=mx.uint32)
     mx.eval(source)
     times = []
@@ -95,7 +95,7 @@ def same_tokens(folder: Path, format: str, memory: str) -> dict[str, str]:
 
 
 def median(rows: list[dict[str, Any]], streams: int, key: str) -> float | None:
-    """Of the rounds but the first, in which kernels may have been compiled."""
+    """Return the median of all rounds but the first, in which kernels may have been compiled."""
     own = [row[key] for row in rows if row.get("streams") == streams and "first" not in row["what"]]
     own = [each for each in own if each is not None]
     return round(statistics.median(own), 2) if own else None

@@ -54,7 +54,7 @@ class Recorded:
         self._last = None
 
     def milliseconds(self, graph: int | None = None, launches: int = LAUNCHES) -> float | None:
-        """Of a graph on the inputs of the last step; None where that launched none.
+        """Return a graph's milliseconds on the inputs of the last step; None if that had no graph.
 
         Args:
             graph: the last step's own unless said otherwise.

@@ -1,4 +1,4 @@
-"""The same requests through mlx-lm's BatchGenerator: `mlx_lm_batch.py FOLDER OUT [what]`.
+"""Measures mlx-lm's BatchGenerator on the requests: `mlx_lm_batch.py FOLDER OUT [what]`.
 
 What: `quick` without the long prompt; `tokens-256` for answers of so many. Needs no Quire.
 """

@@ -33,12 +33,12 @@ def widths_asked(what: list[str]) -> tuple[int, ...]:
 
 
 def tokens_asked(what: list[str]) -> int:
-    """Of each answer: N where `tokens-N` is among the options."""
+    """Return the tokens of each answer: N where `tokens-N` is among the options."""
     return _number(what, "tokens-", 60)
 
 
 def kv_gigabytes(what: list[str]) -> int:
-    """Of the KV cache: N where `kv-N` is among the options."""
+    """Return the KV cache's size: N where `kv-N` is among the options."""
     return _number(what, "kv-", 40)
 
 

@@ -515,6 +515,6 @@ def _lists(schema: Any) -> Iterator[dict[str, Any]]:
 
 @pytest.mark.parametrize("model", [each.body for each in OPERATIONS if each.body is not None])
 def test_every_list_of_a_body_is_read_up_to_its_first_error(model: type[Wire]) -> None:
-    """Those of models within it, too."""
+    """Lists of nested models are read up to their first error, too."""
     for each in _lists(model.__pydantic_core_schema__):
         assert each["fail_fast"] is True

@@ -45,7 +45,7 @@ def image(url: str, param: str, kind: str, detail: Any = "auto") -> dict[str, An
 
 
 def _without_images(spec: Generation) -> Generation:
-    """The same with text in the images' places, as a model without eyes can be asked."""
+    """Replace images by text, so that a model without an encoder can be asked the same."""
 
     def seen(content: Any) -> Any:
         if not isinstance(content, list):

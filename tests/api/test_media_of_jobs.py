@@ -47,7 +47,7 @@ async def staying() -> Any:
 
 
 async def test_the_engine_gets_media_that_a_job_read() -> None:
-    """Also of a file that is too large to be kept for the next request."""
+    """A file that is too large to be kept for the next request reaches the engine, too."""
     size = Tokenizer.open(MODEL_DIR).vocab_size
     info = ModelInfo(
         *(str(MODEL_DIR), "gemma4", size, 256, "float32", "cpu", 1 << 20),

@@ -37,7 +37,7 @@ _PROMPT = "Once upon a time there was a"
 _FIELDS = {"max_tokens": 30, "ignore_eos": True}
 _EVERY_S = 0.05
 _MIDST_S = 0.1
-"""Processor time after which a long job is in its midst."""
+"""Processor time after which a long job is well under way."""
 
 
 @dataclass

@@ -73,7 +73,7 @@ def page() -> Iterator[HostilePage]:
 
 @pytest.fixture(scope="module")
 def named() -> Iterator[HostilePage]:
-    """The same at an origin that the operator names."""
+    """A hostile page at an origin that the operator names."""
     with _served() as page:
         yield page
 

@@ -43,7 +43,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 9
 
 
 def _schema(number: int) -> dict[str, Any]:
-    """One that no request before has had compiled."""
+    """Return a schema that no earlier request has had compiled."""
     named = {"name": "s", "schema": {**SCHEMA, "title": f"t{number}", "required": ["a"]}}
     return {"type": "json_schema", "json_schema": named}
 

@@ -168,7 +168,7 @@ def test_how_long_a_model_stays_is_the_operators(child: Child) -> None:
 
 
 def test_what_others_ask_is_not_counted(child: Child) -> None:
-    """Neither in the list of models nor in the numbers of streams."""
+    """Other keys' requests show neither in the list of models nor in the numbers of streams."""
     with client(child, "key-a") as a, client(child, "key-b") as b:
 
         def seen(who: httpx.Client) -> tuple[int, list[int]]:

@@ -75,7 +75,7 @@ class OtherPrepared(PreparedAttention):
 
 
 def rows() -> list[HandRows]:
-    """Both formats, single rows between chunks."""
+    """Draw rows of both formats, single rows between chunks."""
     spans = [
         (PLAIN, 70, 1),
         (PLAIN, 10, 40),

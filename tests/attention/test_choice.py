@@ -105,7 +105,7 @@ FORMATS = (PLAIN, KVFormat("page", 8, 8), KVFormat("uniform", 8, 8), KVFormat("t
 
 @pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
 def test_rows_see_what_they_chose_in_any_company(format: KVFormat) -> None:
-    """Of one sequence as chunks and single rows, beside a long and a short one."""
+    """A sequence is read as chunks and as single rows, beside a long and a short one."""
     sequences = Sequences(format, 3)
     first, follower = sequences.step((0, 0, 70), (1, 0, 120), (2, 0, 5))
     more = sequences.step((2, 5, 1), (0, 70, 1), (1, 120, 1))

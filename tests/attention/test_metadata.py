@@ -41,7 +41,7 @@ def seen(metadata: AttentionMetadata) -> list[list[Key]]:
 
 
 def seen_by_cuts(metadata: AttentionMetadata) -> list[list[Key]]:
-    """The same by the batches and chunks that the reference cuts."""
+    """Return the keys that rows see, by the batches and chunks that the reference cuts."""
     batches, chunks = cut(metadata)
     rows: dict[int, list[Key]] = {}
     for batch in batches:

@@ -93,7 +93,7 @@ def test_sources_agree_with_the_reference(emulated: TokensBackend, row: Row) -> 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
 def test_values_of_any_length_are_added_up(emulated: TokensBackend) -> None:
-    """Their lengths multiply weights in float16: tiny ones, growing ones and falling ones."""
+    """Lengths of values multiply weights in float16: tiny, growing and falling ones."""
     format, spec, count = turbo(4), FullKV(1, 512), 250
     for exponents in ([-5, -5], [-4, 3], [3, -4]):
         lengths = 10 ** np.linspace(*exponents, count).astype(np.float32)

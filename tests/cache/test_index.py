@@ -41,7 +41,7 @@ class World:
         self.manager = BlockManager(blocks, lambda key: 1)
         self.index = PrefixIndex(self.groups, self.manager, SIZE)
         self.contents: dict[Block, tuple[int, ...]] = {}
-        """Of each block, the tokens from the first on that shaped it."""
+        """By block, the tokens from the first on that shaped it."""
 
     def match(self, tokens: Seq[int], *, partial: bool = True, root: bytes = ROOT) -> Match:
         limit = len(tokens) - 1

@@ -77,7 +77,7 @@ def test_what_cannot_be_used_is_said_before_any_work(
 def test_an_empty_model_is_not_the_embedded_one(
     capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
-    """As where a script's variable is not set."""
+    """A script whose variable is not set passes an empty name."""
     assert "the name of the model is empty" in refused(capsys, command, "")
 
 

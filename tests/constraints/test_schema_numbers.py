@@ -16,7 +16,7 @@ from quire.demo import MODEL_DIR
 from quire.text.tokenizer import Tokenizer
 
 N = 2**53 + 1
-"""No float holds it."""
+"""The least positive integer that no float holds."""
 LARGEST = 2**63 - 1024
 
 

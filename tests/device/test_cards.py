@@ -1,4 +1,4 @@
-"""Which NVIDIA card a process of a split model sees."""
+"""Each process of a split model sees one NVIDIA card."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class Drawn:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """As chat completions take them."""
+        """Return the messages that chat completions take."""
         found: list[dict[str, Any]] = []
         for index, (words, pictures) in enumerate(self.turns):
             parts: list[dict[str, Any]] = [_part(picture) for picture in pictures]

@@ -29,7 +29,7 @@ SCHEMA: dict[str, Any] = {
 
 
 def sample(path: Path, count: int) -> list[SkillItem]:
-    """So many items, spread over the file."""
+    """Return `count` items, spread over the file."""
     items = load(path)
     return items[:: max(1, len(items) // count)][:count]
 

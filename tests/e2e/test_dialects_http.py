@@ -27,7 +27,7 @@ make of the other cases and dialects is tried every day where they are, without 
 
 
 def _daily() -> set[Case]:
-    """Of each sort the first case of each shape that an answer can have."""
+    """Return the first case of each sort and shape of answer."""
     first: dict[tuple[object, ...], Case] = {}
     for case in CASES:
         if case.dialect in SORTS:

@@ -54,7 +54,7 @@ class Question:
     """A question about pictures, in the words of each protocol."""
 
     parts: tuple[dict[str, Any], ...]
-    """Of a user's message, as chat completions have them."""
+    """Parts of a user's message, as chat completions have them."""
     expected: str = ""
 
     @property
@@ -534,7 +534,7 @@ def called(arguments: dict[str, Any], answer: str = "ok", **said: Any) -> list[A
 
 @dataclass(frozen=True)
 class Written:
-    """Where a client writes the mark as words."""
+    """A message in which a client writes the mark as words."""
 
     before: list[Any] = field(default_factory=list)
     head: list[Any] = field(default_factory=list)

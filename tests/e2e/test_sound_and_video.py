@@ -22,7 +22,7 @@ from tests.support.waiting import HANG_S
 MODEL = "quire-demo"
 MARKS = {"audio": "<|audio|>", "video": "<|video|>"}
 ROWS = 25
-"""Of a second of sound."""
+"""Rows of a second of sound."""
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +149,7 @@ def test_what_cannot_be_used_is_named(client: Client, name: str) -> None:
 
 
 def test_the_sound_of_a_video_is_asked_for_in_each_protocol(client: Client) -> None:
-    """This model hears sounds of their own alone, and says so."""
+    """The model takes sounds only as files of their own, and the answer names the ignored field."""
     data = encoded(video(greys(4), sound=tone(0.4)))
     url = {"url": f"data:video/mp4;base64,{data}", "use_audio_in_video": True}
     source = {"type": "base64", "media_type": "video/mp4", "data": data}

@@ -90,7 +90,7 @@ def expected(opened: Opened) -> Expected:
 
 
 def test_pictures_change_the_answer(opened: Opened) -> None:
-    """Else nothing here proves anything."""
+    """If pictures changed nothing, the other tests of this file would prove nothing."""
     loaded, config = opened
     (text,) = prompts((30,), 1)
     asked = [
@@ -199,7 +199,7 @@ def test_a_picture_is_encoded_once_and_its_keys_are_kept(
 
 
 def test_keys_that_nobody_looks_at_make_room(opened: Opened) -> None:
-    """And the memory is the budget's: many pictures, one after the other, with room for two."""
+    """Many pictures come one after the other, in a budget with room for two."""
     loaded, config = opened
     probe = Company(loaded, config)
     room = probe.engine._scheduler.limits.worst_case_bytes(KVFormat(), 64, 0, 4)

@@ -68,7 +68,7 @@ def rows_of(encoders: EncoderCache, start: int, rows: int) -> tuple[list[int], A
 
 
 class Plain(Waves):
-    """One level."""
+    """Waves whose rows have the first level alone."""
 
     def __call__(self, features: mx.array, shape: tuple[int, ...]) -> tuple[mx.array, ...]:
         return super().__call__(features, shape)[:1]

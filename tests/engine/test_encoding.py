@@ -74,7 +74,7 @@ class Watched:
         raise AssertionError("it never came to that")
 
     def pieces(self) -> list[int]:
-        """Of each plan."""
+        """The pieces of each plan."""
         return [sum(each.count for each in plan.encoding) for plan in self.plans]
 
     def held(self) -> int:

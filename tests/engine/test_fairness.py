@@ -126,7 +126,7 @@ def test_a_token_waits_as_long_for_a_chunk_whether_a_grammar_binds_it_or_not(
 
 
 def test_a_bound_row_gets_a_token_of_every_step(engine: Engine) -> None:
-    """Its mask is made of the token before, while the step that draws the next one runs."""
+    """A bound row's mask follows from the token before, and is made while the next step runs."""
     for name, grammar in (("free", None), ("bound", GrammarSpec("regex", "[a-z]{400,800}"))):
         asked(engine, name, SHORT, 200, grammar)
     until(engine, "bound")

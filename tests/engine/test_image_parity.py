@@ -73,8 +73,8 @@ WHOLE = "images seen whole"
 RECURRENT = ("over recurrent layers", "experts over recurrent layers")
 LATENT = "latents, windows in the encoder"
 SHARES = {**dict.fromkeys(RECURRENT, 9 / 5), LATENT: 8 / 5}
-"""Of what the longest request needs, in a budget that two outgrow. Of recurrent layers most is the
-same for all requests, of latents a block that still fills."""
+"""Budget as a share of what the longest request needs, such that two requests outgrow it. Most of a
+recurrent layer's memory is the same for all requests; most of latents' is the block that fills."""
 DAILY = {
     "images seen whole": ("batch of unequal lengths",),
     "images read like text": (),
@@ -85,7 +85,7 @@ DAILY = {
 """The scenarios of every day; the others are slow."""
 FORMATS = (KVFormat("page", 4, 4), KVFormat("uniform", 8, 8, 32), KVFormat("turbo", 3.5, 3.5))
 DAILY_FORMATS = (FORMATS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in FORMATS[1:]))
-"""One every day, all of them in the slow run."""
+"""The format of the everyday run; the slow run has all."""
 
 
 def families(*others: Any, daily: Callable[..., bool]) -> list[Any]:
@@ -166,7 +166,7 @@ def expected(opened: Callable[[str], Opened]) -> Expected:
 
 @pytest.mark.parametrize("family", families(daily=lambda family: family in DAILY))
 def test_images_change_the_answer(opened: Callable[[str], Opened], family: str) -> None:
-    """Else nothing here proves anything."""
+    """If images changed nothing, the other tests of this file would prove nothing."""
     loaded, config = opened(family)
     (one,) = prompts((30,), 1)
     shown = [
@@ -233,7 +233,7 @@ STILL = (
     "every patch a row",
     *(name for name in FAMILIES if name.startswith("tiles") and name != "tiles by InternViT"),
 )
-"""They watch no videos."""
+"""Models that take no videos."""
 WATCHED = "three axes, windows in the encoder"
 
 

@@ -21,7 +21,7 @@ from tests.support.tiny_models import llama_config, write_model
 PLAIN, PACKED = KVFormat(), KVFormat("page", 8, 8)
 KV_HEADS, HEAD_DIM = 16, 32
 TOKEN_BYTES = 2 * KV_HEADS * HEAD_DIM * 4
-"""Of one layer, plain."""
+"""KV bytes of a token in one layer, plain."""
 
 
 def opened(folder: Path, layers: int) -> LoadedModel:

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_n
 
 
 class _Noting(PortableBackend):
-    """Also notes what it serves."""
+    """A backend that notes what it serves."""
 
     served: set[AttentionCase]
 

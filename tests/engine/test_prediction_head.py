@@ -149,7 +149,7 @@ def test_a_head_that_is_right_saves_steps(tmp_path: Path) -> None:
 
 
 def test_bound_and_sampled_answers_are_the_same(headed: LoadedModel, plain: LoadedModel) -> None:
-    """Also where masks are awaited, behind which the head runs."""
+    """Rows that await masks are drawn first, and the head runs after them."""
     wanted = [
         replace(each, sampling=params)
         for each, params in zip(prompts((5, 30, 64), tokens=12), SAMPLED[:3], strict=True)

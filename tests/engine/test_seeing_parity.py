@@ -77,7 +77,7 @@ SHAPES: dict[str, tuple[Shape, Shape]] = {
     "qwen3_omni_moe_thinker": PATCHES,
     "smolvlm": TILES,
 }
-"""Of two pictures, as their encoders take them."""
+"""Shapes of two pictures, as encoders take them."""
 FILMS: dict[str, Shape] = {
     "ernie4_5_moe_vl": (2, 8, 12, 500_000),
     "exaone4_5": (2, 8, 12, 500_000),
@@ -90,14 +90,14 @@ FILMS: dict[str, Shape] = {
     "qwen3_omni_moe": (2, 8, 12, 1_000_000),
     "qwen3_omni_moe_thinker": (2, 8, 12, 1_000_000),
 }
-"""Of a video's item, of families that watch videos."""
+"""Shape of a video's item, by family that takes videos."""
 WHOLE = {"falcon_ocr", "falcon_perception", "moondream3"}
 """Families in which rows of a picture see each other."""
 RECURRENT = {"lfm2-vl", "lfm2_vl", "lfm2_vl-experts", "lfm3_vl"}
 """Families with states, which prefixes are resumed from only where there is a snapshot."""
 PLAIN, PAGE = KVFormat(), KVFormat("page", 4, 4)
 DAILY = ("gemma3n, all", "llava_next")
-"""Of these, two requests in a batch every day; the rest is slow."""
+"""Families with an everyday test of two requests in a batch; the others' tests are slow."""
 
 
 @pytest.fixture(scope="module")

@@ -129,7 +129,7 @@ SOME_SLOW = [
 
 
 def items(family: str) -> tuple[Placing, ...]:
-    """Of Gemma 4's rows of sound 50 go past the window of 32 and are cut by chunks."""
+    """Return sounds; Gemma 4's 50 rows go past its window of 32 and are cut by chunks."""
     own = FAMILIES[family]
     return (
         ((3, own.hear(0, 200)),),
@@ -174,7 +174,7 @@ def expected(opened: Opened) -> Expected:
 
 @pytest.mark.parametrize("family", SOME_SLOW)
 def test_sounds_change_the_answer(opened: Opened, family: str) -> None:
-    """Else nothing here proves anything. All are of one length: none is taken for another."""
+    """If sounds changed nothing, this file would prove nothing. All have one length."""
     (one,) = prompts((30,), 8)
     heard = [
         replace(holding(one, ((5, FAMILIES[family].hear(n, 60)),)), id=f"r{n}") for n in range(3)

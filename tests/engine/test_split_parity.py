@@ -53,7 +53,7 @@ EVEN: dict[str, dict[str, Any]] = {
 }
 """Changes of tiny models some of whose layers have three heads."""
 UNTRANSLATED = "glm4"
-"""Its tiny checkpoint lacks the published names, see `test_family_parity`."""
+"""A family whose tiny checkpoint lacks the published names."""
 SEVERAL = ("falcon_h1", "gemma4_moe, text", "qwen3_5, text", "deepseek_v3")
 """Attention beside state spaces; windows and experts; delta nets; latents."""
 TURNED = 5e-2

@@ -116,7 +116,7 @@ def test_labels_that_are_no_tokens_are_refused(opened: Open) -> None:
 
 
 def test_a_bias_on_what_is_no_token_harms_nobody_else(opened: Open) -> None:
-    """It used to fail the step, and with it all who were in it."""
+    """A bias on such an id once failed the step, and every request in it."""
     loaded = opened("llama")
     company = Company(loaded, EngineConfig(str(loaded.path), kv_memory=32 << 20))
     good, bad = prompts((5, 6), tokens=5)
@@ -131,7 +131,7 @@ def test_a_bias_on_what_is_no_token_harms_nobody_else(opened: Open) -> None:
 def test_positions_come_from_the_model_s_own_rule(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As multimodal RoPE has it: three coordinates a token, and fewer positions than tokens."""
+    """The rule is multimodal RoPE's: three coordinates a token, and fewer positions than tokens."""
     loaded = opened("qwen3_5")
     config = EngineConfig(str(loaded.path), kv_memory=32 << 20, max_step_tokens=30)
 

@@ -26,7 +26,7 @@ def loaded(tmp_path: Path) -> LoadedModel:
 
 @pytest.fixture
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]:
-    """Those that schedulers make from now on."""
+    """The plans that schedulers make from now on."""
     found: list[StepPlan] = []
     schedule = Scheduler.schedule
 

@@ -85,7 +85,7 @@ def rows(
 
 
 def carry_out(executor: EagerExecutor, plan: StepPlan) -> StepResult:
-    """One step, as another process would get it."""
+    """Compute a plan that was pickled, as another process would get it."""
     executor.launch(pickle.loads(pickle.dumps(plan)))
     executor.flush()
     executor.launch(None)

@@ -59,12 +59,12 @@ def stacked(weights: Weights) -> Weights:
 
 
 def switched(weights: Weights) -> Weights:
-    """As mlx-lm converts them."""
+    """Return the adapter's tensors as mlx-lm converts them."""
     return {name.replace(".experts.", ".switch_mlp."): each for name, each in weights.items()}
 
 
 def packed(weights: Weights) -> Weights:
-    """The same, in codes of 8 bits."""
+    """Return the model with experts in codes of 8 bits."""
     ready = switched(weights)
     for path in list(stacks(weights)):
         name = path.replace(".experts.", ".switch_mlp.")
@@ -79,7 +79,7 @@ def drawn(shape: tuple[int, ...]) -> mx.array:
 
 
 def of_peft(weights: Weights) -> tuple[Weights, dict[str, Any]]:
-    """Of the parameters of stacked experts, the outer module's first as PEFT nests them."""
+    """Return an adapter of stacked experts' parameters, the outer module's first, as PEFT does."""
     tensors: Weights = {}
     for name, array in stacked(weights).items():
         if array.ndim != 3:
@@ -93,7 +93,7 @@ def of_peft(weights: Weights) -> tuple[Weights, dict[str, Any]]:
 
 
 def of_single_experts(weights: Weights) -> tuple[Weights, dict[str, Any]]:
-    """Of each expert's own matrices, but for one that was left out."""
+    """Return an adapter of each expert's own matrices, except one."""
     tensors: Weights = {}
     for name, array in one_by_one(weights).items():
         if ".experts." in name and ".experts.1.up_proj" not in name:

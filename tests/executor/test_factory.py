@@ -1,4 +1,4 @@
-"""Which executors engines get."""
+"""Tests the executors that engines get."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_a_picture_of_low_detail_has_few_rows(
 
 
 def test_pixels_are_transformers(tmp_path: Path) -> None:
-    """But for the rounding by which torchvision and Pillow are apart."""
+    """Pixels differ by no more than torchvision's rounding from Pillow's."""
     pytest.importorskip("torchvision", exc_type=ImportError)
     module = pytest.importorskip("transformers.models.kimi_k25.image_processing_kimi_k25")
     theirs = module.Kimi_K25ImageProcessor(size=SETTINGS["size"], max_patches=600)

@@ -71,7 +71,7 @@ def whole(item: MediaItem) -> np.ndarray:
 def test_small_pictures_are_read_whole(
     tmp_path: Path, size: tuple[int, int], patches: tuple[int, int]
 ) -> None:
-    """They have as many patches as in transformers."""
+    """Small pictures have as many patches as in transformers."""
     ours = opened(tmp_path)
     assert ours.placeholders == Placeholders(7)
     (part,) = prepared(ours, *size)
@@ -83,7 +83,7 @@ def test_small_pictures_are_read_whole(
 
 
 def test_large_pictures_become_tiles(tmp_path: Path) -> None:
-    """And come once more as a whole; text stands before each."""
+    """The whole picture follows its tiles; text stands before each."""
     parts = prepared(opened(tmp_path, **SMALL), 130, 90)
     names = [f"<|img_row_{row}_col_{column}|>" for row in (1, 2) for column in (1, 2, 3)]
     starts = ["<|image_start|>" + names[0], *names[1:], "<|img_thumbnail|>"]
@@ -125,7 +125,7 @@ def test_words_and_numbers_are_transformers(tmp_path: Path) -> None:
 
 
 def test_pixels_are_transformers(tmp_path: Path) -> None:
-    """But for the last bit, by which torchvision and Pillow round apart."""
+    """Pixels differ by at most the last bit, in which torchvision and Pillow round differently."""
     pytest.importorskip("torchvision", exc_type=ImportError)
     module = "transformers.models.lfm2_vl.image_processing_lfm2_vl"
     theirs = pytest.importorskip(module).Lfm2VlImageProcessor()

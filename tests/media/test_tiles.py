@@ -457,7 +457,7 @@ def test_tiles_by_shape_against_transformers(
 
 
 def test_pictures_of_opengvlabs_own_code(tmp_path: Path) -> None:
-    """They match those of the conversion. The token's id is in the tokenizer's files."""
+    """OpenGVLab's own code gives the conversion's pictures; the tokenizer's files have the id."""
     vision = {"model_type": "intern_vit_6b", "image_size": 56, "patch_size": 14}
     config = {"model_type": "internvl_chat", "vision_config": vision, "llm_config": LLAMA}
     config |= {"downsample_ratio": 0.5, "max_dynamic_patch": 6, "use_thumbnail": True}

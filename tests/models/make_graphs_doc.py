@@ -189,7 +189,7 @@ def row_of_weights(name: str) -> str:
 
 
 def model_types() -> list[str]:
-    """Of all configurations, in order."""
+    """Return the model types of all configurations, in order."""
     return sorted({config["model_type"] for config in CONFIGS.values()})
 
 

@@ -222,7 +222,7 @@ _KINDS = ("image", "video", "audio")
 
 
 def _inputs(items: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
-    """As a processor gives them to the model."""
+    """Return inputs as a processor gives them to the model."""
     images, frames, sounds = ([item for item in items if item.kind == kind] for kind in _KINDS)
     inputs = _pixels(images) if images else {}
     if frames:
@@ -246,7 +246,7 @@ def _spectrograms(sounds: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
 
 
 def _pixels(images: list[MediaItem]) -> dict[str, torch.Tensor]:
-    """As the image processor gives them: colours from 0 to 1, and (x, y) of each patch.
+    """Return what the image processor gives: colours from 0 to 1, and (x, y) of each patch.
 
     Padded to the most patches; padding has no place.
     """

@@ -33,7 +33,7 @@ SIZES = frozenset(
 """Keys that files always have. Where a family has no default of one, its absence is refused."""
 SHORT: dict[str, Any] = {"num_hidden_layers": 4}
 WHOLE = ("gemma3n", "gemma3n_text", "gemma4", "gemma4_unified")
-"""Their layers depend on how many there are."""
+"""Families whose kinds of layers depend on the number of layers."""
 NO_MODEL = {
     "aya_vision": "its encoder has 14 heads for a width of 1152",
     "deepseek_v2": "num_experts_per_tok has no default",

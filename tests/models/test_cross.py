@@ -30,7 +30,7 @@ def opened(folder: Path, weights: Weights) -> LoadedModel:
 
 
 def logits(loaded: LoadedModel) -> np.ndarray:
-    """Of the first token of an answer about two pictures."""
+    """Return the logits of the first token of an answer about two pictures."""
     (request,) = prompts([1], tokens=1)
     asked = replace(request, prompt=tuple(TOKENS), media=tuple(MEDIA))
     company = Company(loaded, EngineConfig("", kv_memory=8 << 20))
@@ -38,7 +38,7 @@ def logits(loaded: LoadedModel) -> np.ndarray:
 
 
 def theirs(weights: Weights, *, conversion: bool) -> Weights:
-    """The same tensors as they are published, or as mlx-vlm converts them."""
+    """Return the tensors as they are published, or as mlx-vlm converts them."""
     ready: Weights = {}
     for key, array in weights.items():
         if not key.startswith("visual."):

@@ -34,7 +34,7 @@ NARROW = [pytest.param(name, marks=pytest.mark.slow) for name in ("bfloat16", "f
 
 @pytest.fixture(scope="module", params=["float32", *NARROW])
 def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Both:
-    """Of a checkpoint in some type; both compute in float32."""
+    """Open a checkpoint of some type in both libraries, which compute in float32."""
     folder = Path(tmp_path_factory.mktemp("mllama"))
     config = AutoConfig.for_model(**deepcopy(CONFIG))
     reference = oracle.save_random(config, folder, dtype=getattr(torch, request.param))
@@ -62,7 +62,9 @@ def given(items: list[MediaItem]) -> dict[str, Any]:
 
 
 def seen(tokens: list[int], media: list[PlacedMedia]) -> Any:
-    """Which token sees which tiles, `[1, tokens, pictures, tiles]`, as their processor has it."""
+    """Return which tokens see which tiles, as transformers has it:
+    `[1, tokens, pictures, tiles]`.
+    """
     from transformers.models.mllama.processing_mllama import (
         convert_sparse_cross_attention_mask_to_dense,
         get_cross_attention_token_mask,

@@ -97,7 +97,7 @@ def _without(name: str, key: str) -> dict[str, Any]:
 
 
 def _filled(config: dict[str, Any]) -> dict[str, Any]:
-    """With what transformers puts in the place of absent keys."""
+    """Return a configuration with transformers' defaults in place of absent keys."""
     filled: dict[str, Any] = AutoConfig.for_model(**deepcopy(config)).to_dict()
     return filled
 

@@ -48,7 +48,7 @@ def _slow(*values: Any) -> Any:
 @pytest.mark.parametrize("dtype", ["bfloat16", _slow("float16"), _slow("float32")])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_logits_and_greedy_tokens_match(name: str, dtype: str, tmp_path: Path) -> None:
-    """Of checkpoints in `dtype`; both compute in float32."""
+    """Checkpoints are in `dtype`; both libraries compute in float32."""
     reference = oracle.save_random(
         _config(name), tmp_path, seed=SEEDS.get(name, 0), dtype=getattr(torch, dtype)
     )
@@ -76,7 +76,7 @@ def _in_chunks(loaded: LoadedModel, request: Request) -> Generated:
 
 
 def test_gpt_oss_is_read_as_published(tmp_path: Path) -> None:
-    """Its experts in MXFP4, as blocks and scales, gate and up in turns."""
+    """The checkpoint has experts in MXFP4, as blocks and scales, gate and up in turns."""
     config = CONFIGS["gpt_oss"]
     oracle.save_random(_config("gpt_oss"), tmp_path / "plain")
     weights = mx.load(str(tmp_path / "plain" / "model.safetensors"))

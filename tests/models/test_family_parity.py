@@ -44,7 +44,7 @@ IN_COMPANY = {
     "glm4_moe",  # experts after a dense layer, a shared one, part of a head rotated
     "glm_moe_dsa-shared",  # an indexer chooses keys, also for the layer behind it
 }
-"""Of these families one scenario runs every day."""
+"""Families of which one scenario runs every day."""
 PACKED = (KVFormat("page", 4, 4), KVFormat("uniform", 8, 8), KVFormat("turbo", 3.5, 3.5))
 LENGTHS, TOKENS = (1, 40, 65), 30
 

@@ -163,7 +163,7 @@ def test_logits_and_tokens_match(both: tuple[Any, LoadedModel], case: str) -> No
 
 
 def converted(weights: Weights) -> Weights:
-    """As mlx-vlm names them; convolutions have their channels last there and here."""
+    """Return the tensors by mlx-vlm's names; its convolutions have their channels last, too."""
     parts = {
         "layers.": "conformer.",
         "layer0.": "conv_0.",

@@ -45,7 +45,7 @@ def opened(folder: Path, weights: Weights, config: dict[str, Any] | None = None)
 
 
 def published(weights: Weights, *, conversion: bool) -> Weights:
-    """The same tensors as Google publishes them, or as mlx-vlm converts them."""
+    """Return the tensors as Google publishes them, or as mlx-vlm converts them."""
     ready: Weights = {}
     for name, array in weights.items():
         if not name.startswith("vision_tower."):
@@ -60,7 +60,7 @@ def published(weights: Weights, *, conversion: bool) -> Weights:
 
 
 def pixels(*items: MediaItem) -> Any:
-    """As image processors give them."""
+    """Return pixels as image processors give them."""
     torch = pytest.importorskip("torch")
     raw = [np.frombuffer(item.features, np.uint8).reshape(*item.shape, 3) for item in items]
     return torch.from_numpy(np.stack(raw).transpose(0, 3, 1, 2).astype(np.float32) / 255)
@@ -127,7 +127,7 @@ def test_logits_and_tokens_match(reference: Any, ours: LoadedModel, case: str) -
 
 
 def test_rows_are_those_that_timm_gave(tmp_path: Path) -> None:
-    """Of the weights that `random_weights` gives, in the names of both kinds of checkpoint."""
+    """Rows of `random_weights` are timm's, with the names of both kinds of checkpoint."""
     golden, weights = mx.load(str(GOLDEN)), random_weights(gemma3n_seeing_config())
     for conversion in (False, True):
         named = published(weights, conversion=conversion)

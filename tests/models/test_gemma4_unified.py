@@ -31,7 +31,7 @@ def opened(folder: Path, weights: Weights, config: dict[str, Any] = CONFIG) -> L
 
 
 def published(name: str) -> str:
-    """As Google names a tensor."""
+    """Return Google's name of a tensor."""
     if name.startswith("model."):
         return name.replace("model.", "model.language_model.", 1)
     if "multimodal_embedder" in name:

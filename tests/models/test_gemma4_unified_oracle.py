@@ -82,7 +82,7 @@ def inputs(items: Sequence[MediaItem]) -> dict[str, Any]:
 
 
 def squares(items: Sequence[MediaItem]) -> tuple[Any, Any]:
-    """Of 8 by 8 pixels, colours from 0 to 1, and (x, y) of each; padding has no place."""
+    """Return squares of 8 by 8 pixels, colours 0 to 1, and (x, y) of each, -1 for padding."""
     most = max(item.tokens for item in items)
     pixels, places = torch.zeros(len(items), most, 192), torch.full((len(items), most, 2), -1)
     for number, item in enumerate(items):

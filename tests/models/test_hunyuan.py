@@ -206,7 +206,7 @@ _PUBLISHED = (
 def theirs(
     weights: dict[str, mx.array], *, conversion: bool, width: int = 48
 ) -> dict[str, mx.array]:
-    """The same tensors as Tencent publishes them, or as mlx-vlm converts them.
+    """Return the tensors as Tencent publishes them, or as mlx-vlm converts them.
 
     Args:
         width: of the encoder.
@@ -286,7 +286,7 @@ def test_pixels_grids_and_counts_match(tmp_path: Path, bounds: tuple[int, int]) 
 
 @pytest.mark.parametrize("everything", [False, True], ids=["decoder", "encoder too"])
 def test_packed_weights(tmp_path: Path, everything: bool) -> None:
-    """As mlx-vlm packs them: the decoder, or whatever is a matrix of its own."""
+    """mlx-vlm packs the decoder, or every matrix that is a tensor of its own."""
     tokens, media = PROMPTS[DAILY]
     packed, plain = {}, {}
     wide = {"hidden_size": 64, "intermediate_size": 96}

@@ -69,7 +69,7 @@ NEEDED_BY: dict[str, dict[str, Any]] = {
         "swa_v_head_dim": 16,
     },
 }
-"""The same for single families."""
+"""Further keys that mlx-lm needs, by family."""
 
 NOT_THERE = {
     "phi-qk-norm": "mlx-lm has no such norm",
@@ -144,7 +144,7 @@ def _with_published_outputs(path: Path) -> None:
 OTHERS = {
     f"{name}, text": TINY[name]() for name in ("qwen3_moe", "gemma4", "gemma4_moe", "gemma4_ple")
 }
-"""Of families that are held against transformers elsewhere."""
+"""Families that other tests hold against transformers."""
 
 
 @pytest.mark.parametrize("name", [*(name for name in CONFIGS if _known(name)), *OTHERS])
@@ -289,7 +289,7 @@ def test_text_of_multimodal_models_computes_as_in_mlx_lm(name: str, tmp_path: Pa
 def test_what_transformers_lacks_computes_as_in_mlx_lm(
     name: str, dtype: mx.Dtype, tmp_path: Path
 ) -> None:
-    """As a whole, and read by nine tokens a step; of checkpoints in `dtype`."""
+    """Prompts of checkpoints in `dtype` are read at once, and nine tokens a step."""
     config = HELD_AGAINST_MLX_LM[name]
     model = _drawn(config, dtype)
     folder = _save(model, tmp_path / "model", config)

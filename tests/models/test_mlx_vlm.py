@@ -203,7 +203,7 @@ def test_other_names_are_read(tmp_path: Path, opened: Opened, name: str) -> None
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_is_made_beside_a_checkpoint_is_of_its_type(tmp_path: Path, name: str) -> None:
-    """Else all that is computed behind it would be float32."""
+    """Tables made at opening have the checkpoint's type; float32 would widen all that follows."""
     family = FAMILIES[name]
     folder = tmp_path / "model"
     save(folder, family.published(family.weights()), family.CONFIG)

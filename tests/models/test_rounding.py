@@ -26,7 +26,7 @@ from tests.models.test_vision_language_oracle import inputs  # noqa: E402
 
 SEEDS = range(4)
 BOUND = 1e-4
-"""Of one logit, absolute; the largest are between 1 and 2."""
+"""Absolute bound on one logit's error; the largest logits are between 1 and 2."""
 GEMMA4 = {
     "gemma4-E2B": gemma4_audio_config(gemma4_ple_config(pad_token_id=3)),
     "gemma4-31B": gemma4_audio_config(gemma4_config(use_bidirectional_attention="vision")),

@@ -38,7 +38,7 @@ _TOWER = (
 
 
 def theirs(name: str, weights: Weights, *, conversion: bool) -> Weights:
-    """The same tensors as they are published, or as mlx-vlm converts them."""
+    """Return the tensors as they are published, or as mlx-vlm converts them."""
     ready: Weights = {}
     for key, array in weights.items():
         if not key.startswith("visual."):

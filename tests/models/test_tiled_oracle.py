@@ -87,7 +87,7 @@ def pictures(loaded: LoadedModel, items: list[MediaItem]) -> dict[str, Any]:
 
 
 def inputs(loaded: LoadedModel, tokens: list[int], media: list[PlacedMedia]) -> dict[str, Any]:
-    """As their processor gives them."""
+    """Return inputs as transformers' processor gives them."""
     if not media:
         return {}
     given = pictures(loaded, [each.item for each in media if each.item.kind == "image"])

@@ -35,7 +35,7 @@ def opened(folder: Path, config: dict[str, Any], weights: Weights) -> LanguageMo
 
 
 def theirs(name: str, weights: Weights, *, conversion: bool) -> Weights:
-    """The same tensors as they are published, or as mlx-vlm converts them."""
+    """Return the tensors as they are published, or as mlx-vlm converts them."""
     old = name in OLD
     parts = {
         "qwen2_vl": {".mlp.up_proj.": ".mlp.fc1.", ".mlp.down_proj.": ".mlp.fc2."},
@@ -102,7 +102,7 @@ def test_names_of_all_kinds_of_checkpoint_are_read(name: str, tmp_path: Path) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe"])
 def test_conversions_over_recurrent_layers_are_read(name: str, tmp_path: Path) -> None:
-    """As mlx-vlm names them, plain and packed; the oracle tests open published ones."""
+    """Conversions have mlx-vlm's names, plain and packed; the oracle tests open published ones."""
     config = CONFIGS[name]
     weights = random_weights(config)
     converted = theirs(name, weights, conversion=True)

@@ -109,7 +109,7 @@ def spectrograms(loaded: LoadedModel, items: list[MediaItem]) -> dict[str, Any]:
 
 
 def pixels(loaded: LoadedModel, items: list[MediaItem]) -> dict[str, Any]:
-    """Of items of one kind."""
+    """Return the pixels of items of one kind."""
     kind = loaded.model.encoders["image"].visual.kind
     still = items[0].kind == "image"
     parts = []
@@ -175,7 +175,7 @@ def test_rows_of_pictures_match(opened: Callable[[str], Both], name: str) -> Non
 
 
 def test_experts_as_wide_as_the_model_are_read(tmp_path: Path) -> None:
-    """Their last matrices are square."""
+    """The experts' last matrices are square."""
     config = deepcopy(CONFIGS["qwen3_vl_moe"])
     config["text_config"] |= {"moe_intermediate_size": config["text_config"]["hidden_size"]}
     reference = oracle.save_random(AutoConfig.for_model(**config), tmp_path)
@@ -243,7 +243,7 @@ def test_sounds_match(opened: Callable[[str], Both], name: str, case: str) -> No
 
 
 def videos(name: str) -> dict[str, Prompt]:
-    """As the family has them: one item, or one for each moment, with text between."""
+    """Return videos as the family has them: one item, or one for each moment, with text between."""
     if name in ("exaone4_5", "qwen2_vl", "qwen2_5_vl", "ernie4_5_vl_moe", *HEARING):
         return {
             "a video": prompt(4, film(1, 3, 6, 12), 9),

@@ -111,7 +111,7 @@ def test_what_is_attended_to_matches(opened: Both, processor: WhisperAudioProces
 def test_logits_and_tokens_match_side_by_side(
     opened: Both, processor: WhisperAudioProcessor
 ) -> None:
-    """Of several sounds and prompts in one engine: one is asked about twice, one late."""
+    """One engine gets several sounds and prompts: one sound twice, one late."""
     reference, loaded = opened
     items = {name: processor.item(each, "file") for name, each in SOUNDS.items()}
     earlier = (IDS["<|startofprev|>"], *b"hello", *PROMPT)

@@ -62,7 +62,7 @@ def dry_penalties(tokens: list[int], params: SamplingParams, vocab: int) -> list
 
 
 def probabilities(x: Floats, params: SamplingParams) -> Floats:
-    """Of adjusted logits, at a temperature above 0: min_p, top_k, then top_p of what is left."""
+    """Return probabilities of adjusted logits above temperature 0: min_p, top_k, then top_p."""
     weights = np.exp((x - x.max()) / params.temperature)
     weights[weights < params.min_p] = 0
     if params.top_k:

@@ -27,7 +27,7 @@ SETTINGS = [
 
 
 def rows_of(tokens: list[int], params: SamplingParams) -> tuple[RowSampling, RowSampling]:
-    """The same row with its last token on the host, and on the device only."""
+    """Return a row twice: with its last token on the host, and on the device only."""
     prompt, answer = (np.array(part, dtype=np.int32) for part in (tokens[:15], tokens[15:]))
     early = RowSampling(params, 9, History(prompt, answer))
     late = RowSampling(params, 9, History(prompt, answer[:-1]), mx.array(tokens[-1:]))

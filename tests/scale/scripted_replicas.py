@@ -11,7 +11,7 @@ from quire.core.request import FinishReason, Output, Request
 from quire.scale.routing import Route
 
 Script = Callable[[Sequence[Request]], AsyncIterator[str | list[Output]]]
-"""What a replica says to the requests of one call."""
+"""The answers of a replica to the requests of one call."""
 
 
 class Died(Exception):

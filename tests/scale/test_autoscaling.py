@@ -11,7 +11,7 @@ from quire.scale.autoscaling import KV_USE, wanted_replicas
 
 
 def context(requests: float, used: dict[str, float] | None) -> Any:
-    """As Ray describes a deployment; 2 requests are aimed at for each replica."""
+    """Return what Ray tells of a deployment that aims at 2 requests for each replica."""
     config = SimpleNamespace(get_target_ongoing_requests=lambda: 2)
     metrics = None if used is None else {KV_USE: used}
     return SimpleNamespace(total_num_requests=requests, aggregated_metrics=metrics, config=config)

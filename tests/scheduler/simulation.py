@@ -128,7 +128,7 @@ class Simulation:
         }
 
     def step(self) -> None:
-        """As `Engine.step`: plan, launch, then read the step before, or read it first."""
+        """Step as `Engine.step` does: plan, launch, then read the step before, or read it first."""
         self.time += 0.01
         outputs: list[Output] = []
         scheduler = self.scheduler

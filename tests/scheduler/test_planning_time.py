@@ -34,7 +34,7 @@ def make(groups: tuple[KVGroup, ...], pages: int) -> Scheduler:
 
 
 def plan(scheduler: Scheduler) -> int:
-    """One step; the functions that were called to plan it."""
+    """Plan one step; return the functions that were called for it."""
     step, calls = counted(scheduler.schedule)
     assert step is not None
     sampled = {rows.number: SampledTokens((7,)) for rows in step.sequences if rows.sampled}

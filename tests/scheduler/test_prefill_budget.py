@@ -258,7 +258,7 @@ def test_a_first_burst_on_a_gpu_without_graphs_is_read_in_three_steps(slow_s: fl
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_a_slow_first_step_leaves_no_chunk_of_a_few_tokens(name: str) -> None:
-    """Without a warm-up, too."""
+    """No small chunk follows without a warm-up, either."""
     slow = iter([100.0])
     run = Run(MACHINES[name], noise=lambda tokens: next(slow, 1.0))
     run.prompts = [128] * 8

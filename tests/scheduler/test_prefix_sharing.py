@@ -250,7 +250,7 @@ def test_the_index_of_a_recurrent_model_is_bounded_by_its_states(states: int) ->
 
 
 def test_pruning_spares_what_a_running_sequence_goes_on_from() -> None:
-    """Its neighbour's states go, and the nodes that led to them; it registers its own as before."""
+    """The neighbour's states and their nodes go; the sequence registers its own as before."""
     simulation = Simulation(ONLY_RECURRENT, 3 * page_bytes(PoolKey(0, PLAIN)), chunk=40)
     shared = tuple(range(8))
     simulation.add(Request("short", (*shared, 1), max_tokens=1))

@@ -68,7 +68,7 @@ def test_each_request_finishes_within_its_exact_worst_case(
 def test_a_request_that_can_never_run_fails_and_blocks_nobody(
     kind: str, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if its worst case had been underestimated."""
+    """The request's worst case is made to be underestimated."""
     limits = Simulation(KINDS[kind], 1 << 20).scheduler.limits
     least = limits.worst_case_bytes(PLAIN, 8)
     simulation = Simulation(KINDS[kind], least, max_context=CONTEXT)

@@ -145,7 +145,7 @@ class Prompt:
     images: tuple[PlacedMedia, ...] = ()
 
     def until(self, length: int) -> Prompt:
-        """Of an image that is cut the marks stay, which are then tokens like others."""
+        """Return the tokens before a cut; an image's marks in them are tokens like others."""
         images = tuple(placed for placed in self.images if placed.end <= length)
         return Prompt(self.tokens[:length], images)
 
@@ -380,7 +380,7 @@ def test_short_prompts_beside_streams_are_read_in_steps_that_can_be_recorded(
 def test_recorded_rows_of_a_sequence_lie_in_one_block_where_it_has_a_tail(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its full blocks become codes when the step ends; rows of the next one read these."""
+    """Full blocks become codes when the step ends, and rows of the next step read the codes."""
     spans: list[tuple[str, int, int]] = []
     recorded: list[bool] = []
     start, execute = PrefillBudget.start, Simulation._execute

@@ -29,7 +29,7 @@ async def jobs() -> AsyncIterator[Jobs]:
 
 
 async def gone(pid: int) -> None:
-    """Waits until a process is no more."""
+    """Wait until a process has ended."""
     await asyncio.to_thread(wait_until, lambda: not psutil.pid_exists(pid))
 
 

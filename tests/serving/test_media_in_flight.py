@@ -48,7 +48,7 @@ def test_media_is_counted_until_its_last_choice_has_ended(flight: MediaInFlight)
 
 
 def test_alone_a_request_may_hold_more(flight: MediaInFlight) -> None:
-    """Else it could never be served."""
+    """A request larger than the limit is served alone; it could never be served otherwise."""
     flight.check_room([prompt(40)])
     flight.hold([ticket()], [prompt(40)])
     with pytest.raises(Overloaded):

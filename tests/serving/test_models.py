@@ -154,7 +154,7 @@ def test_the_least_recently_used_makes_room_and_a_pinned_one_stays() -> None:
 
 
 def test_one_in_use_makes_room_when_it_is_done_though_others_ask_for_it_meanwhile() -> None:
-    """It takes requests in for a while, then none, so that it empties; then again."""
+    """The busy model takes requests for a while, then none until it is empty, and so on."""
 
     async def check() -> None:
         house = House(room=1)

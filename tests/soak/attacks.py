@@ -48,7 +48,7 @@ class Target:
             return client.post(path, json={"model": self.model, "max_tokens": 2} | body).status_code
 
     def ask(self, **fields: Any) -> int:
-        """The same, of a chat completion."""
+        """Send a chat completion."""
         return self.post(CHAT, {"messages": [{"role": "user", "content": "Hello"}]} | fields)
 
     def connect(self) -> socket.socket:

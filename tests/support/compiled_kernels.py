@@ -22,7 +22,7 @@ _REDUCTIONS = ("add", "subtract", "multiply", "divide", "maximum", "minimum")
 
 @contextmanager
 def needed_kernels() -> Iterator[Needed]:
-    """Those of operations that are called within, whether or not they are computed."""
+    """Collect the kernels of operations called within the block, computed or not."""
     found: Needed = set()
     with pytest.MonkeyPatch.context() as patch:
         for name, noted in (("__getitem__", _gathers), ("__setitem__", _scatters)):

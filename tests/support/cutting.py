@@ -90,7 +90,7 @@ class CutOff:
         return self.app(scope, receive, send).__await__()  # type: ignore[no-any-return, attr-defined]
 
     def waits(self) -> None:
-        """It awaits."""
+        """Count an await, and cut the request off at the chosen one."""
         self.awaits += 1
         if self.awaits != self.at + 1:
             return

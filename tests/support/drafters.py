@@ -43,7 +43,7 @@ def head_config(loaded: LoadedModel, **changes: Any) -> dict[str, Any]:
 
 
 def speculators(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The same configuration as vLLM's speculators write it."""
+    """Return the configuration as vLLM's speculators write it."""
     outputs = config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
     own = ("draft_vocab_size", "norm_before_residual", "norm_before_fc", "target_hidden_size")
     return {

@@ -31,13 +31,13 @@ from tests.support.emulated_steps import launch, memory_of
 from tests.support.lockstep import Lockstep
 
 SMALL = Card(multiprocessors=4, shared=227 << 10)
-"""With the shared memory of an H200, and few thread blocks at a time."""
+"""A card with an H200's shared memory and few thread blocks at a time."""
 _MLX_ALIGNED = 8
 """Bytes, of MLX's arrays on a CPU."""
 _TOLERANCE = 2e-2
 _MOST_RANKS = 4
 _WAITS = "received("
-"""Of sources of kernels that wait for those of other ranks."""
+"""Text in the source of every kernel that waits for other ranks."""
 
 
 class EmulatedCompiler:

@@ -13,7 +13,7 @@ from tests.support.emulated_cuda import emulate
 
 @contextmanager
 def coding_emulated() -> Iterator[None]:
-    """They run on the CPU; none is kept beyond the block."""
+    """Emulate the coding kernels on the CPU; none is kept beyond the block."""
     modules = (blocks, encoding)
     with pytest.MonkeyPatch.context() as patch:
         for module in modules:

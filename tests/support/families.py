@@ -515,4 +515,4 @@ HELD_AGAINST_MLX_LM: dict[str, dict[str, Any]] = {
         use_qkv_bias=True,
     ),
 }
-"""Of families that transformers does not have."""
+"""Configurations of families that transformers does not have."""

@@ -82,7 +82,7 @@ _MODULES = {"self_attn": "attention", "mlp": "feed_forward", "o_proj": "wo", "do
 
 
 def published(ours: dict[str, mx.array]) -> dict[str, mx.array]:
-    """The same tensors as their publisher names and lays them out."""
+    """Return the tensors as their publisher names and lays them out."""
     ready = {
         "tok_embeddings.weight": ours["model.embed_tokens.weight"],
         "output.weight": ours["lm_head.weight"],

@@ -324,7 +324,7 @@ def write_tokenizer(
     *,
     merges: bool = False,
 ) -> None:
-    """As the converter does: merges of byte-level BPE, else scores.
+    """Write a tokenizer as the converter does: merges of byte-level BPE, else scores.
 
     Args:
         merges: of others, too, as it does for Gemma 4.

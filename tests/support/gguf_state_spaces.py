@@ -27,7 +27,7 @@ def has_states(config: Config) -> bool:
 
 
 def keys(config: Config) -> dict[str, Any]:
-    """Those of the architecture."""
+    """Return the metadata keys of the architecture."""
     found = {
         key: next((config[name] for name in names if config.get(name) is not None), None)
         for key, names in _SIZES.items()

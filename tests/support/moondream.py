@@ -71,7 +71,7 @@ CONVERTED: dict[str, Any] = {
         "layer_norm_eps": 1e-5,
     },
 }
-"""The same as mlx-vlm writes it."""
+"""The configuration as mlx-vlm writes it."""
 
 
 def shown(seed: int, down: int, across: int) -> MediaItem:
@@ -145,7 +145,7 @@ _VISION_NAMES = (
 
 
 def published(ours: dict[str, mx.array]) -> dict[str, mx.array]:
-    """The same tensors as their publisher names and lays them out."""
+    """Return the tensors as their publisher names and lays them out."""
     ready = {}
     for key, array in ours.items():
         if ".k_proj." in key or ".v_proj." in key or ".experts.up_proj." in key:

@@ -305,7 +305,7 @@ def preempted(
 def under_pressure(
     loaded: LoadedModel, config: EngineConfig, wanted: list[Request]
 ) -> dict[str, Generated]:
-    """As `preempted`, with the largest media item counted into what the longest request takes."""
+    """Run as `preempted`, counting the largest media item into the longest request's need."""
     longest = max(len(each.prompt) + each.max_tokens for each in wanted)
     largest = max(placed.item.tokens for each in wanted for placed in each.media)
     limits = Company(loaded, config).engine._scheduler.limits

@@ -40,7 +40,7 @@ CONVERTED: dict[str, Any] = {
     **{key: value for key, value in CONFIG.items() if key not in _TEXT},
     "text_config": {ours: CONFIG[key] for key, ours in _TEXT.items()},
 }
-"""The same with the decoder's keys apart, as mlx-vlm may write them."""
+"""The configuration with the decoder's keys apart, as mlx-vlm may write it."""
 
 
 def weights() -> dict[str, mx.array]:
@@ -49,7 +49,7 @@ def weights() -> dict[str, mx.array]:
 
 
 def published(ours: dict[str, mx.array]) -> dict[str, mx.array]:
-    """The same tensors as their publisher names and lays them out, and the heads'."""
+    """Return the tensors, heads included, as their publisher names and lays them out."""
     heads = {}
     for part in ("coord", "size"):
         heads |= {

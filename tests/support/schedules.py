@@ -61,7 +61,7 @@ class Schedule:
         stands: Callable[[MediaItem], Sequence[int]],
         formats: Sequence[KVFormat],
     ) -> Schedule:
-        """The same with up to three of these items in each request, and a format for each.
+        """Return the schedule with up to three of these items, and a format, in each request.
 
         Most that have any start with the first item in one place, so that they share it.
 
@@ -86,7 +86,7 @@ class Schedule:
         return replace(self, requests=tuple(requests))
 
     def tight(self, loaded: LoadedModel, config: EngineConfig) -> EngineConfig:
-        """With room for one and a quarter of the largest request: others wait, or give way."""
+        """Return the configuration with room for 1.25 times the largest request."""
         longest = max(256, *(len(each.prompt) + each.max_tokens for each in self.requests))
         media = [placed.item.tokens for each in self.requests for placed in each.media]
         limits = Company(loaded, config).engine._scheduler.limits
@@ -151,7 +151,7 @@ def deviation(schedule: Schedule, loaded: LoadedModel, config: EngineConfig) -> 
 
 
 def _differences(ours: Generated, theirs: Generated, agree: bool) -> Iterable[float]:
-    """Of rows that follow the same tokens."""
+    """Return the differences of logits of rows that follow the same tokens."""
     for position in sorted(ours.logits.keys() & theirs.logits.keys()):
         a, b = np.array(ours.logits[position]), np.array(theirs.logits[position])
         yield float(np.abs(a - b).max() / np.abs(b).max())

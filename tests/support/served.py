@@ -33,9 +33,9 @@ _MARKS = {
     BEGIN_AUDIO: "<|audio_start|>",
     END_AUDIO: "<|audio_end|>",
 }
-"""Of the small configurations' ids, the tokens that have other ids in a whole folder."""
+"""Marks of media by their ids in the small configurations; a whole folder has other ids."""
 MEDIA_TOKENS = tuple(_MARKS[each] for each in (IMAGE, VIDEO, AUDIO))
-"""Of which a file's rows have one each."""
+"""Tokens that stand for a file's rows, one for each row."""
 _ENDS = {0: "<|pad|>", 1: "<|im_end|>", 2: "<|im_start|>"}
 _PLACES = {
     "image": "<|vision_start|><|image_pad|><|vision_end|>",

@@ -171,7 +171,7 @@ OTHER_DECODERS: dict[str, dict[str, Any]] = {
     f"internvl-{name}": CONFIGS["internvl"] | {"text_config": DESCRIBED[name]}
     for name in ("phi3", "gpt_oss")
 }
-"""Of InternVL, beside those of `CONFIGS`."""
+"""InternVL's configurations with decoders other than those of `CONFIGS`."""
 
 
 def tiles(seed: int, count: int, *, whole: bool) -> MediaItem:
@@ -184,7 +184,7 @@ IN_GRIDS = ("llava_next", "llava_onevision")
 """Families in which a picture's tiles are in a grid."""
 
 SIZES = ((9, 30), (20, 7), (40, 40), (16, 16), (31, 33), (90, 11), (5, 5))
-"""Of pictures, height and width in pixels, one for each seed."""
+"""Height and width of pictures in pixels, one for each seed."""
 
 
 def in_grid(name: str, seed: int) -> MediaItem:

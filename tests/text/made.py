@@ -75,7 +75,7 @@ def gemma_like() -> tokenizers.Tokenizer:
 
 
 def llama2_like() -> tokenizers.Tokenizer:
-    """The same with a space put before each text and taken off again."""
+    """Return the tokenizer with a space put before each text and taken off again."""
     backend = _byte_fallback_bpe()
     backend.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]

@@ -18,7 +18,7 @@ NUMBERS = ("first", "second")
 
 
 def _names(rng: random.Random, count: int) -> list[tuple[str, str]]:
-    """So many shapes with their colours, all different."""
+    """Return `count` shapes with their colours, all different."""
     shapes = rng.sample(SHAPES, count)
     return list(zip(shapes, rng.sample(sorted(INKS), count), strict=True))
 

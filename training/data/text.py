@@ -402,7 +402,7 @@ SOCIABLE = {
 
 
 def in_company(item: Item, rng: random.Random) -> Item:
-    """The same question after a plain system turn, after other questions, or both."""
+    """Return the question after a plain system turn, after other questions, or both."""
     if item.skill not in SOCIABLE:
         return item
     before: list[Message] = [system(rng.choice(SYSTEMS))] if rng.random() < 0.6 else []
@@ -413,7 +413,7 @@ def in_company(item: Item, rng: random.Random) -> Item:
 
 
 def with_thought(item: Item) -> Item:
-    """The same item with thinking on: a short thought stands before the answer."""
+    """Return the item with thinking on: a short thought stands before the answer."""
     thought = THOUGHTS.get(item.skill)
     if thought is None:
         return item

@@ -178,7 +178,7 @@ class Chat:
         """Return the names that the server lists.
 
         Raises:
-            ServerError: it does not.
+            ServerError: the server does not answer, or refuses.
         """
         return [str(each["id"]) for each in self.server.models()]
 

@@ -33,7 +33,7 @@ class Contents:
         return self._features[key]
 
     def block(self, name: bytes) -> HostBlock:
-        """Return the block of a name."""
+        """Return the restored block that a plan calls `name`."""
         return self._blocks[name]
 
     def drop_blocks(self, names: set[bytes] | None = None) -> None:

@@ -50,12 +50,13 @@ class _Run:
 
 
 class HiddenRows:
-    """The states of each sequence's latest rows. A guesser in name: it takes them in from steps,
-    and guesses nothing itself.
+    """The hidden states of each sequence's latest rows, kept for a drafter.
+
+    It has a guesser's interface, because steps hand their states to guessers; it drafts nothing.
 
     Args:
-        model: the model, which gives states that it captures.
-        most_bytes: see `_MOST_BYTES`.
+        model: the model whose states are captured.
+        most_bytes: bytes of states that are kept; beyond these the oldest rows go.
     """
 
     layers = range(0)

@@ -356,9 +356,9 @@ def join_rows(program: Program) -> Program:
 
 
 def _elements(program: Program, node: Node) -> tuple[Size, ...] | None:
-    """Return the factors of the number of elements of a node's output, sorted.
+    """Return the numbers of rows and of elements a row of a node's output.
 
-    None if row kernels do not compute the node.
+    None if the output is not made of rows of fixed width, which row kernels need.
     """
     shape = program.values[node.outputs[0]].shape
     if (

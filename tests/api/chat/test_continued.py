@@ -104,7 +104,7 @@ def test_a_long_start_is_read_elsewhere(serve: Serve, started: str) -> None:
 
 
 def test_what_anthropics_protocol_starts(serve: Serve) -> None:
-    """There a last message of the assistant is a start by definition."""
+    """Anthropic's protocol defines a last assistant message as the start of the answer."""
     served = serve('me": "Bo"}')
     for started, status in (('{"na', 200), ("Here: ", 400)):
         body = {

@@ -435,7 +435,7 @@ def test_both_kinds_of_keys_open(serve: Serve) -> None:
 
 
 def test_the_sdks_tool_runner(serve: Serve) -> None:
-    """It asks for a thread first, and goes on without one when it is told that there are none."""
+    """The SDK's runner asks for a thread first, and goes on without if the server has none."""
 
     @beta_tool
     def get_weather(city: str) -> str:

@@ -109,7 +109,7 @@ def test_anything_is_read_or_refused(pieces: list[str]) -> None:
 @settings(deadline=None)
 @given(st.text(st.sampled_from("\\sdwu. \t\nx1")))
 def test_a_text_whose_backslashes_were_not_doubled(text: str) -> None:
-    """Without escapes that JSON has, what is read is what was written."""
+    """A text without JSON's escapes is read as it was written."""
     if any(f"\\{escape}" in text for escape in "\\u"):
         return
     if text.endswith("\\"):

@@ -59,7 +59,7 @@ class Bench:
         return assemble(self.loaded, config, observe)
 
     def bytes_for(self, format: KVFormat, tokens: int) -> int:
-        """Of KV memory, for one sequence of so many tokens."""
+        """Return the bytes of KV memory that one sequence of so many tokens takes."""
         return self.engine([]).worst_case_bytes(format, tokens)
 
     def run(

@@ -52,7 +52,7 @@ Part = tuple[int, mx.array, list[int], list[int]]
 
 
 def tables_of(ops: Any, blocks: Blocks, parts: list[Part]) -> Any:
-    """As in `AttentionMetadata`: earlier blocks than any row sees are not listed."""
+    """Return tables as `AttentionMetadata` has them, without blocks that no row sees."""
     starts, tables, table_starts, firsts = [0], list[int](), [0], []
     for sequence, q, first, _ in parts:
         starts.append(starts[-1] + q.shape[0])

@@ -33,7 +33,7 @@ class CodedBlocks:
 
     @staticmethod
     def drawn(kind: str, bits: int, dim: int, lengths: list[int]) -> CodedBlocks:
-        """Of `kind` "channels", "tokens" or "codebook"."""
+        """Draw a coding of `kind` "channels", "tokens" or "codebook"."""
         plain = Blocks.drawn(lengths, KV_HEADS, dim, dim, mx.float32)
         codec: Codec
         if kind == "codebook":

@@ -41,7 +41,7 @@ Chunks end with a block or within one, or fill none; one row is a generating one
 
 
 class _ByBlocks(Operations):
-    """Those of a CPU, but for blocks."""
+    """A CPU's operations, with the GPU's coding of blocks."""
 
     def __init__(self) -> None:
         self.blocks = BlockEncoder(Encoder())
@@ -54,7 +54,7 @@ class _ByBlocks(Operations):
 
 
 class _Counted(_ByBlocks):
-    """With or without the kernel."""
+    """Operations with or without the kernel, which count what is encoded without it."""
 
     def __init__(self, by_kernel: bool) -> None:
         super().__init__()

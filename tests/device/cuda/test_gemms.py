@@ -161,7 +161,7 @@ def test_warpgroups_multiply_by_codes_and_numbers(packing: Packing, cut: Cut) ->
 def test_products_of_few_rows_are_those_of_the_weights(
     packing: Packing, rows: int, inputs: int
 ) -> None:
-    """Their scales lie padded in shared memory, or not."""
+    """Scales lie padded in shared memory, or not."""
     outputs = 48
     *weight, numbers = matrix(outputs, inputs, packing, 0)
     x, y = random(rows, inputs, seed=1), mx.zeros((rows, outputs), mx.bfloat16)
@@ -244,7 +244,7 @@ def tiles_of(chosen: np.ndarray, size: int) -> tuple[mx.array, mx.array]:
 def test_experts_take_the_rows_that_chose_them(
     packing: Packing, rows: int, gating: str, kind: Callable[..., kernels.Gemm], cut: Cut
 ) -> None:
-    """Their gates and then their last matrices, all with biases."""
+    """The experts' gates are computed, then their last matrices, all with biases."""
     top, hidden, width, count = 2, 192, 64, 5
     chosen = np.argsort(np.random.default_rng(rows).random((rows, count)))[:, :top]
     wide = rows * top > EXPERT_TILE * count

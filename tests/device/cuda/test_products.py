@@ -129,7 +129,7 @@ def cut_for(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_check_asks_for_more_shared_memory_after_less(
     card: Card, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As models do, so that what goes wrong then is found before a step."""
+    """Models ask in this order, so that a failure is found before a step."""
     asked: dict[tuple[object, ...], list[int]] = {}
 
     def launch(*, output_shapes: list[tuple[int, ...]], **_: Any) -> list[mx.array]:

@@ -15,7 +15,7 @@ from tests.executor.graphs.recorded import Compared
 
 @pytest.fixture
 def wholes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[CUDAGraphs]]:
-    """Those that engines open from now on."""
+    """The graphs that engines open from now on."""
     found: list[CUDAGraphs] = []
 
     def noted(*arguments: Any, **options: Any) -> CUDAGraphs | None:

@@ -51,7 +51,7 @@ CODED_FORMATS: list[tuple[KVFormat, tuple[int, ...]]] = [
     (KVFormat("page", 8, 4), (1,)),
     (KVFormat("page", 6, 3), ()),
 ]
-"""With the layers that they skip."""
+"""Coded formats, each with the layers that it skips."""
 
 
 def opened(config: dict[str, Any], pack: Callable[[nn.Module], None] = in_codes) -> LoadedModel:
@@ -79,7 +79,7 @@ def assert_the_same_bits_in_any_batch(
     skipped: tuple[int, ...] = (),
     scenarios: Iterable[str] = SCENARIOS,
 ) -> None:
-    """With `batch_invariant` each scenario gives the logits and tokens of each request alone."""
+    """Assert that `batch_invariant` gives requests their own logits and tokens in any batch."""
     config = EngineConfig(
         "",
         kv_memory=256 << 20,

@@ -78,7 +78,7 @@ def test_hidden_states_that_predict_each_other_are_recorded(
 
 
 def test_gpt_oss_is_recorded_as_published(compared: Compared) -> None:
-    """Its experts in MXFP4, attention and head in bfloat16."""
+    """The checkpoint has experts in MXFP4, attention and head in bfloat16."""
     rounds = streams_of([2]) + streams_of([2], "again ")
     loaded = opened(grown("gpt_oss"), experts_in_mxfp4)
     compared.assert_agree(loaded, PLAIN, rounds, ["2-r1", "again 2-r0"])

@@ -135,7 +135,7 @@ def test_draft_heads_get_the_hidden_states_of_graphs(monkeypatch: pytest.MonkeyP
 
 
 class _Coding(PreciseOperations):
-    """With the kernel that codes a chunk's blocks."""
+    """Operations with the kernel that codes a chunk's blocks."""
 
     def __init__(self) -> None:
         self._blocks = BlockEncoder(Encoder())
@@ -149,7 +149,7 @@ class _Coding(PreciseOperations):
 def test_long_prompts_leave_graphs_as_they_are(
     format: KVFormat, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They are read layer by layer, into pools that recorded steps know by address."""
+    """Long prompts are read layer by layer, into pools that recorded steps know by address."""
     monkeypatch.setattr(current_device(), "operations", _Coding())
     recorded: list[int] = []
     record = GraphCache._record_step

@@ -46,7 +46,7 @@ def exchanges(
 
 
 def test_rows_are_added_up_and_put_side_by_side() -> None:
-    """Of one launch after the other, of different sizes, through the same memory."""
+    """Launches of different sizes follow each other through the same memory."""
     wide = exchanges(2, 1024, 3, mx.bfloat16, gathered=False)
     assert not found_wrong([wide, exchanges(2, 40, 5, mx.float32, gathered=True), wide])
 

@@ -146,7 +146,7 @@ def _joined(parts: list[list[mx.array]]) -> mx.array:
 
 
 def _norms(x: mx.array) -> mx.array:
-    """Of rows `[T, heads, dim]`."""
+    """Return the norms of rows `[T, heads, dim]`."""
     return mx.linalg.norm(x.astype(mx.float32), axis=(1, 2))
 
 

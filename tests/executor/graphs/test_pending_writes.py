@@ -17,7 +17,7 @@ from quire.executor.graphs.runner import CUDAGraphs
 def test_writes_to_pools_are_launched_before_a_graph(
     pending: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the extension has no address of an array that was never launched, there is no graph."""
+    """There is no graph: the extension has no address of an array that was never launched."""
     array = mx.ones(3) + 1
     launched: list[mx.array] = [] if pending else [array]
     async_eval = mx.async_eval

@@ -80,7 +80,7 @@ def test_rows_attend_as_the_reference_says(name: str) -> None:
 
 
 def _norms(x: mx.array) -> mx.array:
-    """Of rows `[T, heads, dim]`."""
+    """Return the norms of rows `[T, heads, dim]`."""
     return mx.linalg.norm(x.astype(mx.float32), axis=(1, 2))
 
 

@@ -53,7 +53,7 @@ def test_logits_over_codes_have_the_same_bits_in_any_batch(
     "format", dict.fromkeys([KVFormat(), *(each for each, _ in CODED_FORMATS)]), ids=str
 )
 def test_keys_that_thread_blocks_share_give_the_same_bits_in_any_batch(format: KVFormat) -> None:
-    """Of so many keys steps of one row and of 64 would give each thread block another share."""
+    """Without `batch_invariant`, steps of 1 and of 64 rows split so many keys differently."""
     scenarios = [name for name in SCENARIOS if name != "pre-empted and resumed"]
     wanted = prompts((3, 700, 650), tokens=40)
     assert_the_same_bits_in_any_batch(

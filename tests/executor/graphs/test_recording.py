@@ -116,7 +116,7 @@ def _narrow(each: mx.array) -> mx.array:
 
 
 def pool_of(layout: KVLayout, layer: int, format: KVFormat, at: int = 1) -> LayerPool:
-    """Of a layer, with addresses from `at` on that only differ from each other."""
+    """Return a layer's pool with made-up addresses, distinct and from `at` on."""
     group, own = layout.group[layer], format.of_layer(layer)
     if own.scheme == "plain":
         return PlainPool(group, 64, (at, at + 1))
@@ -132,7 +132,7 @@ def pool_of(layout: KVLayout, layer: int, format: KVFormat, at: int = 1) -> Laye
 def pools_of(
     layout: KVLayout, format: KVFormat = PLAIN, at: Callable[[int], int] = lambda layer: 1
 ) -> dict[int, LayerPool]:
-    """Of all layers that keep keys."""
+    """Return the pools of all layers that keep keys."""
     return {
         layer: pool_of(layout, layer, format, at(layer))
         for group in layout.groups

@@ -87,7 +87,7 @@ def test_unknown_types_are_refused_by_name() -> None:
 
 
 def test_llama3_is_a_step_where_both_bounds_are_equal() -> None:
-    """As in Llama 4 Scout."""
+    """Llama 4 Scout has such bounds."""
     bounds = {"low_freq_factor": 1.0, "high_freq_factor": 1.0, "factor": 16.0}
     trained = {"original_max_position_embeddings": 8192}
     parameters = RopeParameters.from_dict(

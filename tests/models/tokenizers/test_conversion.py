@@ -109,14 +109,14 @@ def test_files_beside_a_model_name_its_tokens_anew_and_add_some(tmp_path: Path) 
 
 
 def ranks() -> dict[bytes, int]:
-    """Of the tokens of a trained byte-level BPE, in the order in which they were learnt."""
+    """Ranks of a trained byte-level BPE's tokens, in the order in which they were learnt."""
     vocab = made.made("byte_level").get_vocab(with_added_tokens=False)
     plain = sorted((id, text) for text, id in vocab.items() if set(text) <= BYTE_OF.keys())
     return {bytes(BYTE_OF[letter] for letter in text): n for n, (_, text) in enumerate(plain)}
 
 
 def by_ranks(text: str, known: Mapping[bytes, int], words: str) -> list[int]:
-    """As tiktoken: in each word the pair whose token has the lowest rank becomes one."""
+    """Encode as tiktoken does: in each word, join the pair whose token has the lowest rank."""
     ids = []
     for word in re.findall(words, text):
         parts = [bytes([byte]) for byte in word.encode()]

@@ -307,7 +307,7 @@ def test_packed_weights_compute_what_they_stand_for(
 
 @pytest.mark.parametrize("block", [None, [16, 32]], ids=str)
 def test_stacked_experts_have_scales_of_their_own(block: list[int] | None, tmp_path: Path) -> None:
-    """As transformers saves FP8: one a matrix, gates and what they open each, or one a block."""
+    """transformers saves FP8 with a scale a matrix, one for gate and one for up, or one a block."""
     method = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": block}
     config = qwen3_moe_config()
     plain = random_weights(config)

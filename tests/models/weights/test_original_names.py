@@ -168,7 +168,7 @@ def test_originals_are_as_their_conversions(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_conversions_of_originals_are_read_packed_too(name: str, tmp_path: Path) -> None:
-    """As mlx-vlm has them: the same names, and kernels with their channels last."""
+    """mlx-vlm's conversions keep the names, and have kernels with their channels last."""
     original = published(name, random_weights(CONVERTED[name]))
     converted = {
         key: array.moveaxis(1, -1) if array.ndim == 4 and "pos_embed" not in key else array

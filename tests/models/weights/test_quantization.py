@@ -46,7 +46,7 @@ def _write(folder: Path, config: dict[str, Any], weights: dict[str, mx.array]) -
 
 
 def _community_name(name: str) -> str:
-    """As in the MLX community's Gemma 4 and Qwen3-MoE conversions."""
+    """Return a name as in the MLX community's Gemma 4 and Qwen3-MoE conversions."""
     if ".mlp.experts." in name:
         return name.replace(".experts.", ".switch_mlp.")
     return name.replace(".experts.", ".experts.switch_glu.")

@@ -20,7 +20,7 @@ LOOSE = Tool("get_rain")
 """A tool that is not strict. The service passes it without a schema."""
 
 UNBOUND = {"llama3", "harmony", "glm4_9b"}
-"""They bind the whole answer, as nothing but its place or a header marks a call."""
+"""Dialects that bind the whole answer, because only a call's place or a header marks it."""
 
 
 LEADS = {"dsml": "<"}

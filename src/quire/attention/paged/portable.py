@@ -68,9 +68,10 @@ class PortableBackend(CheckedBackend):
 
 
 def _reads_codes(case: AttentionCase) -> bool:
-    """Return whether rows read codes alone, or each row with a tail is its sequence's only one.
+    """Return whether the kernels can read the case's codes.
 
-    Several rows of a sequence with a tail read blocks that they have written themselves.
+    A format with a tail is read for one row a sequence: of several rows, later ones would need
+    blocks that earlier ones of the same step have written.
     """
     if not case.format.has_tail:
         return True

@@ -33,7 +33,7 @@ _HALVES = {
     Type.Q6_K: (208,),
     Type.MXFP4: (),
 }
-"""Where blocks have float16 scales; at their start, if nothing is said."""
+"""Offsets of the float16 scales in a block; 0 for types that are not listed."""
 
 
 def blocks(kind: Type) -> npt.NDArray[np.uint8]:

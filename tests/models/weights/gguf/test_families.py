@@ -315,7 +315,7 @@ def _all(kind: Type) -> Kinds:
 
 
 def _mixed(name: str) -> Type:
-    """As files of Q4_K_M have it, with the types that `gguf` can write."""
+    """Return the mix of types of a Q4_K_M file, as far as `gguf` can write them."""
     if name.startswith(("token_embd", "output")):
         return Type.Q8_0
     return Type.Q5_1 if "attn_v" in name else Type.Q4_0

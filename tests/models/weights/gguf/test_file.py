@@ -33,7 +33,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Its matrices are wide enough for blocks of 256 in one place."""
+    """A folder with a model whose down projections are wide enough for blocks of 256."""
     config = llama_config(rope_parameters=PLAIN, intermediate_size=256)
     folder = tmp_path / "published"
     folder.mkdir()
@@ -102,7 +102,7 @@ def test_a_file_a_folder_and_parts_are_one_model(
 
 
 def _split(whole: Path, folder: Path) -> None:
-    """As `gguf-split` does: metadata in the first part, tensors in all."""
+    """Split a file as `gguf-split` does: metadata in the first part, tensors in all."""
     reader = gguf.GGUFReader(whole)
     third = -(-len(reader.tensors) // 3)
     for part in range(3):
