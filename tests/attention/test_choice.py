@@ -86,7 +86,7 @@ class Sequences:
         step.choose(0, q, mx.array(self.index_k[places]), weights, self.limit)
 
     def expected(self, layer: int, row: int) -> np.ndarray:
-        """What a row gets, of keys that nothing rounded."""
+        """Return the attention of a row over its exact keys, before any rounding."""
         # Key by key: in a product of all, equal keys may get scores of other bits (AVX2).
         scores = [
             self._weights[row] @ np.maximum(self._index_q[row] @ key, 0)

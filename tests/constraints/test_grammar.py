@@ -211,7 +211,7 @@ def test_a_thought_may_be_opened_or_left_out(
 def test_an_answer_goes_on_wherever_it_was_cut(
     compiler: GrammarCompiler, eos: frozenset[int], tokenizer: Tokenizer
 ) -> None:
-    """Between tokens, and within: only the text counts."""
+    """Cuts fall between tokens and within them: only the text counts."""
     answer = '{"name": "ä🙂\\n<e", "unit": null, "days": [1, 12]}'
     schema = schema_spec(SCHEMA)
     for cut in range(len(answer) + 1):

@@ -265,7 +265,7 @@ def converted(name: str, weights: Weights) -> Weights:
 )
 @pytest.mark.parametrize("name", CONFIGS)
 def test_conversions_are_read(name: str, prefix: str, tmp_path: Path) -> None:
-    """Plain and packed, of which the encoder may be either."""
+    """Conversions are plain or packed, and a packed one may have a plain encoder."""
     tokens, media = cases(name)[DAILY]
     codes, plain = packed(random_weights(CONFIGS[name]), prefix)
     models = [

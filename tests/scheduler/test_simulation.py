@@ -293,7 +293,7 @@ def test_drafts_save_steps_and_change_nothing(kind: str, format: KVFormat) -> No
 @pytest.mark.parametrize("format", [PLAIN, SEALED], ids=["plain", "tail"])
 @pytest.mark.parametrize("kind", GROUPS)
 def test_a_request_that_is_cut_back_goes_on_from_there(kind: str, format: KVFormat) -> None:
-    """Within its last block, far back in blocks that the index holds, and to its prompt."""
+    """Cuts fall within the last block, far back in blocks that the index holds, and at the prompt."""
     simulation = Simulation(GROUPS[kind], 4000, chunk=20, max_context=200)
     simulation.add(Request("r", (1, 2, 3, 4, 5), max_tokens=60), format)
     progress = simulation.sequence("r").progress
