@@ -44,7 +44,7 @@ class Row:
     """One format.
 
     Attributes:
-        kv_bytes: of the pages of all sequences, after their prompts.
+        kv_bytes: of the blocks of all sequences, after their prompts.
         prefill_tps: prompt tokens a second of processor time.
         step_ms, cpu_ms: median duration of a step that generates, and processor time in it.
         speed: decode tokens/s as a multiple of the first format's.

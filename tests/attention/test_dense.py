@@ -36,7 +36,7 @@ def backend(request: pytest.FixtureRequest) -> AttentionBackend:
         pytest.skip(str(error))
 
 
-PAGE, KV_HEADS, GROUPED = 64, 2, 3
+BLOCK, KV_HEADS, GROUPED = 64, 2, 3
 HEADS = KV_HEADS * GROUPED
 
 FORMATS = [
@@ -61,7 +61,7 @@ def last_seen(spec: AttentionSpec, position: int) -> int:
 def codes_of(
     format: KVFormat, k: np.ndarray, v: np.ndarray, *, value_in_key: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What the codes of `[n, kv_heads, dim]` read as; n is a multiple of a page."""
+    """What the codes of `[n, kv_heads, dim]` read as; n is a multiple of a block."""
     if value_in_key:
         bits = max(format.key_bits, int(format.value_bits + 0.5))
         read, _ = codes_of(replace(format, key_bits=bits), k, v)
@@ -73,7 +73,7 @@ def codes_of(
         value_dim = v.shape[-1]  # below 128, so groups are of 64
         codec = AffineCodec(value_dim, int(format.value_bits), 64, rotate=True, refit=True)
         layout = Affine(64, int(format.key_bits))
-        by_channel = keys.reshape(-1, PAGE, KV_HEADS, k.shape[-1]).transpose(0, 2, 3, 1)
+        by_channel = keys.reshape(-1, BLOCK, KV_HEADS, k.shape[-1]).transpose(0, 2, 3, 1)
         read = layout.decode(list(affine(by_channel, layout, refit=True)))
         k_read = read.transpose(0, 3, 1, 2).reshape(k.shape)
         return np.array(k_read), np.array(
@@ -103,7 +103,7 @@ def dense(
 ) -> np.ndarray:
     """One row `[heads, dim]` at a position, keys before its own block coded, in float64."""
     end = last_seen(spec, position) + 1
-    own = position // PAGE * PAGE if own_block_written else end
+    own = position // BLOCK * BLOCK if own_block_written else end
     first = spec.first_visible(position)
     keys = np.concatenate([coded[0][:own], written[0][own:end]])[first:].astype(np.float64)
     values = np.concatenate([coded[1][:own], written[1][own:end]])[first:].astype(np.float64)
@@ -132,7 +132,7 @@ class Cache:
         scoring: Scoring,
     ) -> None:
         self.backend = backend
-        self.store = make_store(LayerShape.of(spec, PAGE, mx.float32), format)
+        self.store = make_store(LayerShape.of(spec, BLOCK, mx.float32), format)
         self.format, self.spec, self.scoring = format, spec, scoring
         rng = np.random.default_rng(spec.head_dim)
         shapes = (HEADS, spec.head_dim), (KV_HEADS, spec.head_dim), (KV_HEADS, spec.value_dim)
@@ -143,7 +143,7 @@ class Cache:
         if spec.value_in_key:
             self.rows = [[q, k, k[..., : spec.value_dim]] for q, k, _ in self.rows]
         self.coded: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        blocks = [-(-n // PAGE) for n in lengths]
+        blocks = [-(-n // BLOCK) for n in lengths]
         ids = rng.permutation(sum(blocks)).astype(np.int32)
         self.tables = np.split(ids, np.cumsum(blocks)[:-1])
         self.store.resize(sum(blocks), ())
@@ -163,7 +163,7 @@ class Cache:
             )
             for number, start, end in spans
         ]
-        metadata = build_metadata(0, self.spec, rows, PAGE)
+        metadata = build_metadata(0, self.spec, rows, BLOCK)
         q, k, v = (
             mx.array(np.concatenate([self.rows[number][i][a:b] for number, a, b in spans]))
             for i in range(3)
@@ -176,7 +176,7 @@ class Cache:
         """What dense attention gives one row."""
         q, k, v = self.rows[number]
         if number not in self.coded:
-            missing = -len(k) % PAGE
+            missing = -len(k) % BLOCK
             full = [np.pad(x, ((0, missing), (0, 0), (0, 0))) for x in (k, v)]
             self.coded[number] = codes_of(self.format, *full, value_in_key=self.spec.value_in_key)
         return dense(
@@ -270,7 +270,7 @@ def test_values_of_another_size_than_keys(
 def test_values_that_start_their_keys(backend: AttentionBackend, format: KVFormat) -> None:
     """Latent attention's, which blocks hold once."""
     spec = FullKV(KV_HEADS, 80, value_dim=64, value_in_key=True)
-    case = AttentionCase(format, spec, PAGE, HEADS, 1, mx.float32, softcap=False, sinks=False)
+    case = AttentionCase(format, spec, BLOCK, HEADS, 1, mx.float32, softcap=False, sinks=False)
     if not backend.serves(case):
         pytest.skip("left to the reference")
     agrees(backend, format, spec, Scoring(80**-0.5))

@@ -119,7 +119,7 @@ def test_after_a_restart(
     assert reused["parted"] >= parted
     assert reused["new"] == 0
     ends = {request.id: second.answers[request.id].ends[0] for request in LATER}
-    assert ends["repeated"].reuse == "evicted", "the prompt goes on, but the disk keeps whole pages"
+    assert ends["repeated"].reuse == "evicted", "the disk keeps whole blocks only"
     assert ends["new"].reuse == "new"
     assert disk_counts(second)["hits"] > 0
     assert disk_counts(second)["misses"] == 0
@@ -270,7 +270,7 @@ def test_contents_of_another_shape_do_not_fit(
     engine.engine.close()
 
 
-async def test_a_process_that_ends_leaves_its_pages(tmp_path: Path) -> None:
+async def test_a_process_that_ends_leaves_its_blocks(tmp_path: Path) -> None:
     """What was only kept in memory goes to disk when the server stops."""
     model = tiny_model(tmp_path / "model", "gemma4")
     settings = replace(config(tmp_path / "kv"), model=str(model))

@@ -13,9 +13,9 @@ from quire.cli import main
 from quire.demo import MODEL_DIR, NAME
 
 
-def fill(folder: Path, model: str, pages: int) -> None:
+def fill(folder: Path, model: str, blocks: int) -> None:
     store = DiskStore(folder, 64 << 20, f"print-of-{model}", f"models/{model}", print)
-    keys = [f"{model}{n}".encode() for n in range(pages)]
+    keys = [f"{model}{n}".encode() for n in range(blocks)]
     store.put([(key, bytes(10_000)) for key in keys])
     assert store.get(keys[0]) is not None
     store.close()

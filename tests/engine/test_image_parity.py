@@ -116,7 +116,7 @@ def showing(request: Request, shapes: Shapes, seed: int = 0) -> Request:
     return with_media(request, shown, lambda item: [IMAGE] * item.tokens)
 
 
-# Soft tokens: 48, past the window of 32 and across pages; 4; 6 and 30 next to each other.
+# Soft tokens: 48, past the window of 32 and across blocks; 4; 6 and 30 next to each other.
 SHAPES: tuple[Shapes, ...] = (
     ((3, 12, 16),),
     ((0, 4, 4), (30, 12, 16)),

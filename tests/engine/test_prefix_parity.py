@@ -42,7 +42,7 @@ def parted(at: int) -> tuple[int, ...]:
 
 
 FOLLOWERS: dict[str, tuple[tuple[int, ...], int]] = {
-    # name: (prompt, tokens that must at least be reused where pages are plain)
+    # name: (prompt, tokens that must at least be reused where blocks are plain)
     "exact repeat": (LONG.prompt, 199),
     "extended": (LONG.prompt + OTHER[:40], 200),
     "parted in the middle of a page": (parted(100), 100),

@@ -1,7 +1,7 @@
 """A device made of dictionaries: it carries out plans and checks that every row sees its own past.
 
-A page's content is the list of tokens written into it, those of different images differing. So a
-page that is leaked, shared wrongly, moved without its content or reused too early shows as a wrong
+A block's content is the list of tokens written into it, those of different images differing. So a
+block that is leaked, shared wrongly, moved without its content or reused too early shows as a wrong
 token.
 """
 
@@ -28,9 +28,9 @@ from quire.scheduler.prefill_budget import PrefillBudget
 from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.sequence import Sequence, SequenceParts
 from tests.support.blocks import kept_blocks, live_blocks
-from tests.support.scripted_disk import ScriptedDisk, as_host_page, from_host_page
+from tests.support.scripted_disk import ScriptedDisk, as_host_block, from_host_block
 
-PAGE = 4
+BLOCK = 4
 GROUPS: dict[str, tuple[KVGroup, ...]] = {
     "full": group_layers((FullKV(1, 1),)),
     "window": group_layers((WindowKV(1, 1, 6), FullKV(1, 2))),
@@ -47,8 +47,8 @@ Tables = dict[tuple[int, int], list[Block | None]]
 """By sequence and group."""
 
 
-def page_bytes(key: PoolKey) -> int:
-    """Pages of different groups and formats differ in size; layers kept plain have no tails."""
+def block_bytes(key: PoolKey) -> int:
+    """Blocks of different groups and formats differ in size; layers kept plain have no tails."""
     if key.tail and key.group in key.format.skip_layers:
         return 0
     return 3 + 2 * key.group + 2 * key.tail + key.format.has_tail
@@ -59,7 +59,7 @@ class Simulation:
     """A scheduler, and a device that follows it one step behind.
 
     Attributes:
-        pages: what each page holds; tokens by offset, or a state's whole past.
+        held: what each block holds; tokens by offset, or a state's whole past.
     """
 
     groups: tuple[KVGroup, ...]
@@ -67,7 +67,7 @@ class Simulation:
     max_sequences: int = 4
     chunk: int = 7
     max_context: int = 60
-    pages: dict[Place, dict[int, int]] = field(default_factory=dict)
+    held: dict[Place, dict[int, int]] = field(default_factory=dict)
     ended: dict[str, Output] = field(default_factory=dict)
     answers: dict[str, list[int]] = field(default_factory=dict)
     time: float = 0.0
@@ -77,9 +77,9 @@ class Simulation:
 
     def __post_init__(self) -> None:
         accepts = None if self.disk is None else self.disk.accepts
-        self.manager = BlockManager(self.budget, page_bytes, accepts)
+        self.manager = BlockManager(self.budget, block_bytes, accepts)
         self.scheduler = Scheduler(
-            SchedulerConfig(PAGE, self.max_sequences, self.max_context, snapshot_every=8),
+            SchedulerConfig(BLOCK, self.max_sequences, self.max_context, snapshot_every=8),
             self.groups,
             self.manager,
             PrefillBudget(1.0, 2.0, self.chunk),
@@ -94,7 +94,7 @@ class Simulation:
                 self.scheduler.sharing.index,
                 self.manager,
                 self.disk,
-                lambda pool, page: True,
+                lambda pool, block: True,
                 self._held.__setitem__,
                 lambda tokens: float(tokens),
                 clock=lambda: self.time,
@@ -172,7 +172,7 @@ class Simulation:
             assert steps < limit, "somebody starves"
 
     def check_nothing_leaks(self) -> None:
-        """When all is done, every page is free or kept, and everything kept can be let go of."""
+        """When all is done, every block is free or kept, and everything kept can be let go of."""
         assert live_blocks(self.manager) == 0
         self.scheduler.sharing.index.clear()
         assert kept_blocks(self.manager) == 0
@@ -181,9 +181,9 @@ class Simulation:
 
     def _execute(self, plan: StepPlan, before: Tables) -> StepResult:
         self._execute_changes(plan.changes)
-        contents = [dict(self.pages.get((c.pool, c.source), {})) for c in plan.copies]
+        contents = [dict(self.held.get((c.pool, c.source), {})) for c in plan.copies]
         for copy, content in zip(plan.copies, contents, strict=True):
-            self.pages[copy.pool, copy.target] = content
+            self.held[copy.pool, copy.target] = content
         written: dict[Place, str] = {}
         self._written: dict[tuple[str, int], dict[int, int]] = {}
         self._contents = {
@@ -232,22 +232,22 @@ class Simulation:
             if isinstance(change, Spill | Restore):
                 self._to_or_from_disk(change)
                 continue
-            moved = {(change.pool, b): self.pages.get((change.pool, a)) for a, b in change.moves}
+            moved = {(change.pool, b): self.held.get((change.pool, a)) for a, b in change.moves}
             for place, content in moved.items():
-                self.pages[place] = dict(content or {})
-            for place in [p for p in self.pages if p[0] == change.pool]:
+                self.held[place] = dict(content or {})
+            for place in [p for p in self.held if p[0] == change.pool]:
                 if place[1] >= change.capacity:
-                    del self.pages[place]
+                    del self.held[place]
 
     def _to_or_from_disk(self, change: Spill | Restore) -> None:
         assert self.disk is not None
         if isinstance(change, Restore):
-            self.pages[change.pool, change.id] = from_host_page(self._held[change.name])
+            self.held[change.pool, change.id] = from_host_block(self._held[change.name])
             return
-        content = self.pages[change.pool, change.id]
+        content = self.held[change.pool, change.id]
         recurrent = isinstance(self.groups[change.pool.group].spec, RecurrentState)
-        assert recurrent or len(content) == PAGE, "a page goes to disk that is not full"
-        self.disk.spill(change.name, as_host_page(content))
+        assert recurrent or len(content) == BLOCK, "a block goes to disk that is not full"
+        self.disk.spill(change.name, as_host_block(content))
 
     def token(self, name: str, position: int) -> int:
         """What the 'model' draws for a position: fixed, so that resuming must repeat it."""
@@ -274,33 +274,33 @@ class Simulation:
                 self._write_tail(rows, key)
                 continue
             for position in range(rows.start, rows.end):
-                place = key, table[position // PAGE]
+                place = key, table[position // BLOCK]
                 assert written.setdefault(place, rows.id) == rows.id, "two write one block"
-                content = self.pages.setdefault(place, {})
-                if position % PAGE == 0:
+                content = self.held.setdefault(place, {})
+                if position % BLOCK == 0:
                     content.clear()
-                content[position % PAGE] = self._truth(rows, position)
+                content[position % BLOCK] = self._truth(rows, position)
 
     def _write_tail(self, rows: ScheduledSequence, key: PoolKey) -> None:
         """Rows see their own blocks as written (`_written`); full ones go to the table as codes."""
         tail = rows.tail_block(key.group)
         assert tail is not None
         place = PoolKey(key.group, rows.format, tail=True), tail
-        first = rows.start // PAGE * PAGE
+        first = rows.start // BLOCK * BLOCK
         block = {}
-        if rows.start % PAGE:
-            kept = {first + i: t for i, t in self.pages[place].items()}
+        if rows.start % BLOCK:
+            kept = {first + i: t for i, t in self.held[place].items()}
             block = {p: t for p, t in kept.items() if p < rows.start}
         block |= {p: self._truth(rows, p) for p in range(rows.start, rows.end)}
         self._written[rows.id, key.group] = block
-        for start in range(first, rows.end, PAGE):
-            content = {p - start: t for p, t in block.items() if start <= p < start + PAGE}
-            self.pages[place] = content
-            if start + PAGE <= rows.end:
-                self.pages[key, rows.block_ids(key.group)[start // PAGE]] = content
+        for start in range(first, rows.end, BLOCK):
+            content = {p - start: t for p, t in block.items() if start <= p < start + BLOCK}
+            self.held[place] = content
+            if start + BLOCK <= rows.end:
+                self.held[key, rows.block_ids(key.group)[start // BLOCK]] = content
 
     def _advance_state(self, rows: ScheduledSequence, key: PoolKey, slot: int) -> None:
-        state = {} if rows.start == 0 else dict(self.pages[key, slot])
+        state = {} if rows.start == 0 else dict(self.held[key, slot])
         past = {p: self._truth(rows, p) for p in range(rows.start)}
         assert state == past, f"{rows.id}: the state is not that of {rows.start} tokens"
         for position in range(rows.start, rows.end):
@@ -308,7 +308,7 @@ class Simulation:
         slots = [s for group, s in rows.drafted_states if group == key.group] or [slot]
         slots += [s for group, s in rows.snapshots if group == key.group]
         for target in slots:
-            self.pages[key, target] = dict(state)
+            self.held[key, target] = dict(state)
 
     def _check_nobody_else_reads(self, plan: StepPlan, before: Tables) -> None:
         """Blocks that were written belong to one sequence, and rows look at none that is gone."""
@@ -319,10 +319,10 @@ class Simulation:
                 if spec is None:
                     continue
                 table = sequence.blocks.table(group.index)
-                for number in range(rows.start // PAGE, (rows.end - 1) // PAGE + 1):
+                for number in range(rows.start // BLOCK, (rows.end - 1) // BLOCK + 1):
                     block = table[number]
                     assert block is None or block.refs == 1, "a block that others read is written"
-                first = spec.first_visible(rows.start) // PAGE
+                first = spec.first_visible(rows.start) // BLOCK
                 held = before.get((rows.number, group.index), [])[first:]
                 assert None not in held, "a visible key's block left the window"
 
@@ -337,10 +337,10 @@ class Simulation:
                     assert self._seen(rows, group, key) == self._truth(rows, key)
 
     def _seen(self, rows: ScheduledSequence, group: KVGroup, key: int) -> int:
-        if rows.format.has_tail and key >= rows.start // PAGE * PAGE:
+        if rows.format.has_tail and key >= rows.start // BLOCK * BLOCK:
             return self._written[rows.id, group.index][key]
-        block = rows.block_ids(group.index)[key // PAGE]
-        return self.pages[PoolKey(group.index, rows.format), block][key % PAGE]
+        block = rows.block_ids(group.index)[key // BLOCK]
+        return self.held[PoolKey(group.index, rows.format), block][key % BLOCK]
 
 
 def last_visible(group: KVGroup, rows: ScheduledSequence, row: int) -> int:

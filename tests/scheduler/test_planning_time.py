@@ -23,11 +23,11 @@ KINDS = {
 }
 
 
-def make(groups: tuple[KVGroup, ...], pages: int) -> Scheduler:
+def make(groups: tuple[KVGroup, ...], blocks: int) -> Scheduler:
     return Scheduler(
         SchedulerConfig(64, 64, 1 << 17),
         groups,
-        BlockManager(pages, lambda key: 1),
+        BlockManager(blocks, lambda key: 1),
         PrefillBudget(0.04, 2.0, 2048),
         lambda format, salt: salt.encode(),
     )
@@ -48,7 +48,7 @@ def serve(scheduler: Scheduler) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_hit_of_60000_tokens_is_planned_by_few_calls_a_page(kind: str) -> None:
+def test_a_hit_of_60000_tokens_is_planned_by_few_calls_a_block(kind: str) -> None:
     scheduler = make(KINDS[kind], 4000)
     prompt = tuple(number * 7919 % 30_000 for number in range(LENGTH))
     scheduler.add(Request("cold", prompt, max_tokens=2), PLAIN)

@@ -9,17 +9,17 @@ from quire.cache.index import Node
 from quire.core.kv_format import KVFormat
 from quire.core.request import Request
 from tests.scheduler.simulation import (
+    BLOCK,
     GROUPS,
     ONLY_RECURRENT,
-    PAGE,
     PLAIN,
     SEALED,
     Simulation,
-    page_bytes,
+    block_bytes,
 )
 
 PROMPT = tuple(range(1, 21))  # five blocks
-PARTIAL = PAGE // 2
+PARTIAL = BLOCK // 2
 
 
 def request(name: str, prompt: tuple[int, ...] = PROMPT, tokens: int = 2) -> Request:
@@ -232,7 +232,7 @@ def _nodes(simulation: Simulation) -> list[Node]:
 @pytest.mark.parametrize("states", [2, 3, 20])
 def test_the_index_of_a_recurrent_model_is_bounded_by_its_states(states: int) -> None:
     """Whether a snapshot finds room or not, no node is left that leads to none."""
-    budget = states * page_bytes(PoolKey(0, PLAIN))
+    budget = states * block_bytes(PoolKey(0, PLAIN))
     simulation = Simulation(ONLY_RECURRENT, budget, chunk=20)
     counts = []
     for number in range(60):
@@ -251,7 +251,7 @@ def test_the_index_of_a_recurrent_model_is_bounded_by_its_states(states: int) ->
 
 def test_pruning_spares_what_a_running_sequence_goes_on_from() -> None:
     """The neighbour's states and their nodes go; the sequence registers its own as before."""
-    simulation = Simulation(ONLY_RECURRENT, 3 * page_bytes(PoolKey(0, PLAIN)), chunk=40)
+    simulation = Simulation(ONLY_RECURRENT, 3 * block_bytes(PoolKey(0, PLAIN)), chunk=40)
     shared = tuple(range(8))
     simulation.add(Request("short", (*shared, 1), max_tokens=1))
     simulation.run()

@@ -22,7 +22,7 @@ from quire.scheduler.drafts import Draft, DraftQuery
 from quire.scheduler.plan import StepPlan, StepResult
 from quire.scheduler.prefill_budget import PrefillBudget
 from quire.scheduler.sequence import SequenceParts
-from tests.scheduler.simulation import GROUPS, PAGE, PLAIN, SEALED, Simulation, Tables
+from tests.scheduler.simulation import BLOCK, GROUPS, PLAIN, SEALED, Simulation, Tables
 from tests.support.scripted_disk import ScriptedDisk
 
 CONTEXT = 40
@@ -242,7 +242,7 @@ def submit(
     chunk=st.integers(1, 20),
     rows=st.integers(1, 5),
 )
-def test_every_request_ends_once_and_no_page_is_lost(
+def test_every_request_ends_once_and_no_block_is_lost(
     kind: str, disk: bool, requests: list[Arrival], room: int, chunk: int, rows: int
 ) -> None:
     guessing = Guessing()
@@ -293,7 +293,7 @@ def test_drafts_save_steps_and_change_nothing(kind: str, format: KVFormat) -> No
 @pytest.mark.parametrize("format", [PLAIN, SEALED], ids=["plain", "tail"])
 @pytest.mark.parametrize("kind", GROUPS)
 def test_a_request_that_is_cut_back_goes_on_from_there(kind: str, format: KVFormat) -> None:
-    """Cuts fall within the last block, far back in blocks that the index holds, and at the prompt."""
+    """Cuts fall in the last block, far back in blocks that the index holds, and at the prompt."""
     simulation = Simulation(GROUPS[kind], 4000, chunk=20, max_context=200)
     simulation.add(Request("r", (1, 2, 3, 4, 5), max_tokens=60), format)
     progress = simulation.sequence("r").progress
@@ -411,11 +411,11 @@ def test_recorded_rows_of_a_sequence_lie_in_one_block_where_it_has_a_tail(
         simulation.step()
     assert all(recorded)
     assert [span for span in spans if span[0] == "a"] == [
-        ("a", start, min(PAGE, 18 - start)) for start in range(0, 18, PAGE)
+        ("a", start, min(BLOCK, 18 - start)) for start in range(0, 18, BLOCK)
     ]
     # What one leaves the other may take.
     assert [span for span in spans if span[0] == "b"] == [
-        ("b", start, PAGE) for start in range(0, 20, PAGE)
+        ("b", start, BLOCK) for start in range(0, 20, BLOCK)
     ]
     assert len(recorded) < 10
     simulation.run()
@@ -438,7 +438,7 @@ def test_chunks_end_with_a_block_where_there_is_a_tail(
     simulation.add(Request("reads", tuple(range(30)), max_tokens=1), format)
     simulation.run()
     assert ends[-1] == 30
-    assert all(end % PAGE == 0 for end in ends[:-1]) == format.has_tail
+    assert all(end % BLOCK == 0 for end in ends[:-1]) == format.has_tail
     # Chunks of less than a block go on as they are.
     simulation = Simulation(GROUPS[kind], 1 << 20, chunk=3)
     ends.clear()
@@ -449,7 +449,7 @@ def test_chunks_end_with_a_block_where_there_is_a_tail(
 
 @pytest.mark.parametrize("kind", ["full", "window", "recurrent"])
 def test_a_prompt_that_needs_all_memory_gives_up_what_it_would_have_copied(kind: str) -> None:
-    """The page to copy from and its copy would be more than the budget, for ever."""
+    """The block to copy from and its copy would be more than the budget, for ever."""
     groups = GROUPS[kind]
     limits = Simulation(groups, 1 << 20).scheduler.limits
     simulation = Simulation(groups, limits.worst_case_bytes(PLAIN, CONTEXT), max_context=CONTEXT)
@@ -501,7 +501,7 @@ def test_after_a_thousand_prompts_the_first_one_is_served_as_before() -> None:
     for number, prompt in enumerate(prompts):
         simulation.add(Request(f"r{number}", prompt, max_tokens=2))
         simulation.run()
-    kept = len(simulation.pages)
+    kept = len(simulation.held)
     simulation.add(Request("again", prompts[0], max_tokens=2))
     simulation.run()
     assert simulation.ended["again"].finish is FinishReason.LENGTH
@@ -509,5 +509,5 @@ def test_after_a_thousand_prompts_the_first_one_is_served_as_before() -> None:
     simulation.add(Request("once more", prompts[0], max_tokens=2))
     simulation.run()
     assert simulation.ended["once more"].cached_tokens == len(prompts[0]) - 1
-    assert len(simulation.pages) <= kept
+    assert len(simulation.held) <= kept
     simulation.check_nothing_leaks()

@@ -47,7 +47,7 @@ async def test_bare_prompts_are_encoded_one_by_one(service: Service) -> None:
 async def test_descriptions_of_tools_stay_behind(service: Service) -> None:
     prepared = await service.prepare(Generation(messages=(ASK,), tools=(TOOL,)))
     assert "Does it." in service.tokenizer.decode(prepared.prompts[0].tokens)
-    assert prepared.spec.tools == ({"function": {"name": "f"}},)
+    assert prepared.spec.tools == ({"type": "function", "function": {"name": "f"}},)
 
 
 async def test_tools_that_may_not_be_called_are_not_shown(service: Service) -> None:

@@ -56,7 +56,7 @@ class Child:
         return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
 
     def live(self) -> dict[str, float]:
-        """What is in flight: requests, sequences, and bytes of pages that they hold."""
+        """What is in flight: requests, sequences, and bytes of blocks that they hold."""
         return {name: float(value) for name, value in GAUGES.findall(self.metrics())}
 
     def held(self) -> dict[str, int]:

@@ -135,7 +135,7 @@ def _shaped(config: Config, name: str, array: Numbers) -> Numbers:
 
 
 def delta_rules(weights: Mapping[str, Numbers]) -> dict[str, Numbers]:
-    """Convert Kimi Linear's: queries, keys and values have a convolution each; decays stay as they are."""
+    """Convert Kimi Linear's rules: a convolution for each of queries, keys and values."""
     ready: dict[str, Numbers] = {}
     for name, array in weights.items():
         name = name.replace(".forget_gate.", ".")

@@ -10,40 +10,40 @@ from quire.cache.disk_tier import PendingRead
 from quire.cache.host_block import HostBlock
 
 
-def as_host_page(content: dict[int, int]) -> HostBlock:
-    """A simulated page as arrays."""
+def as_host_block(content: dict[int, int]) -> HostBlock:
+    """A simulated block as arrays."""
     return (("int64", np.array(sorted(content.items()), dtype=np.int64).reshape(-1, 2)),)
 
 
-def from_host_page(block: HostBlock) -> dict[int, int]:
-    """What `as_host_page` was given."""
+def from_host_block(block: HostBlock) -> dict[int, int]:
+    """What `as_host_block` was given."""
     return {int(place): int(token) for place, token in block[0][1]}
 
 
 class ScriptedDisk:
-    """Implements `disk_prefetch.Tier`, and takes pages.
+    """Implements `disk_prefetch.Tier`, and takes blocks.
 
     Args:
-        loses: share of the reads of a block that find nothing, and of pages that are not taken.
+        loses: share of the reads of a block that find nothing, and of blocks that are not taken.
         hangs: share of reads that never end.
     """
 
     def __init__(self, seed: int, *, loses: float = 0.0, hangs: float = 0.0) -> None:
-        self.pages: dict[bytes, HostBlock] = {}
+        self.held: dict[bytes, HostBlock] = {}
         self.hits = 0
         self._rng = random.Random(seed)
         self._loses, self._hangs = loses, hangs
         self._reads: list[tuple[int, PendingRead]] = []
 
     def __contains__(self, key: bytes) -> bool:
-        return key in self.pages
+        return key in self.held
 
     def accepts(self, key: bytes, size: int) -> bool:
-        return key not in self.pages and self._rng.random() >= self._loses
+        return key not in self.held and self._rng.random() >= self._loses
 
     def spill(self, key: bytes, block: HostBlock) -> None:
-        known = self.pages.setdefault(key, block)
-        assert from_host_page(known) == from_host_page(block), "one name, two contents"
+        known = self.held.setdefault(key, block)
+        assert from_host_block(known) == from_host_block(block), "one name, two contents"
 
     def read(self, keys: tuple[bytes, ...]) -> PendingRead:
         assert keys, "nothing is no reading"
@@ -65,9 +65,9 @@ class ScriptedDisk:
             if steps < 0 and not read.done:
                 for key in read.keys:
                     if self._rng.random() < self._loses:
-                        self.pages.pop(key, None)
-                    elif key in self.pages:
-                        read.blocks[key] = self.pages[key]
+                        self.held.pop(key, None)
+                    elif key in self.held:
+                        read.blocks[key] = self.held[key]
                         self.hits += 1
                 read.done = True
         self._reads = [(steps, read) for steps, read in self._reads if not read.done]

@@ -3,7 +3,7 @@
 A prompt names its script by one special token. The model finds it as any model finds a word: by
 attention. The script token's key outshines every other, the more so the later it stands, and its
 value says which script it is and where it stands. So the next token follows from a row's position
-alone, and the model needs no state: it works in batches, in chunks, and on pages read from the
+alone, and the model needs no state: it works in batches, in chunks, and on blocks read from the
 prefix cache.
 """
 

@@ -1,6 +1,6 @@
 """The four-part regression of SwiftLM's PR 73, through HTTP, formats alternating by request.
 
-4 bits on a short prompt, 8 bits on a short one, 4 bits on a prompt of many pages that the layers
+4 bits on a short prompt, 8 bits on a short one, 4 bits on a prompt of many blocks that the layers
 which share another's cache read too, and plain as the baseline.
 """
 
@@ -55,7 +55,7 @@ class Server:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("served")
-    # No layer left plain, so that sharing layers read packed pages. A server that does not get
+    # No layer left plain, so that sharing layers read packed blocks. A server that does not get
     # ready raises with what it said.
     with (
         quire_serve(folder, "--kv-skip-layers", "none", "--kv-memory", "256MB") as child,
@@ -76,7 +76,7 @@ def test_long_prompt_is_long_enough(server: Server) -> None:
 
 
 def test_formats_alternate_request_by_request(server: Server, alone: dict[str, str]) -> None:
-    """Warm now: each part reads its own cached pages, and none of another format's."""
+    """Warm now: each part reads its own cached blocks, and none of another format's."""
     for part in (*PARTS, *PARTS):
         assert server.text(part) == alone[part], part
 

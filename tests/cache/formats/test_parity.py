@@ -128,7 +128,7 @@ def test_prefix_hit(case: Case) -> None:
     first = requests(case.format, LENGTHS, NEW)
     again = requests(case.format, LENGTHS, NEW)
     got = bench.run(first, again)
-    # Whole pages at least; a packed page in which prompts part is computed again.
+    # Whole blocks at least; a packed block in which prompts part is computed again.
     assert got.cached[f"{case.format.name}:4"] >= 128
     assert case.worst(got) <= TOLERANCE
 
