@@ -180,7 +180,7 @@ class LatentSelfAttention(Module):
             self._matrices = matrix_of(first), matrix_of(self.kv_a_proj_with_mqa)
         operations = current_device().operations
         projected, written = operations.products(x, self._matrices)
-        q = self._queries(x, projected, step, rotate).reshape(rows, kind.heads, -1)
+        q = self._queries(x, projected, step, rotate=rotate).reshape(rows, kind.heads, -1)
         plain, rotated = mx.split(q, [kind.plain_dim], axis=-1)
         q = mx.concatenate([self.embed_q(plain), rotate(rotated)], axis=-1)
         if kind.temperature is not None:

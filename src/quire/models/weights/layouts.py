@@ -85,7 +85,9 @@ def _join(layers: Sequence[Any], paths: Sequence[str], weights: dict[str, mx.arr
     weight: mx.array | PackedWeight = whole["weight"]
     if isinstance(layers[0], PackedLinear):
         packing = packing_of(layers[0])
-        weight = PackedWeight(whole["weight"], whole["scales"], whole.get("biases"), packing)
+        weight = PackedWeight(
+            whole["weight"], whole["scales"], whole.get("biases"), packing=packing
+        )
     joined = JoinedMatrix(weight, whole.get("bias"), ends=tuple(ends))
     for layer in layers:
         layer.joined = joined
