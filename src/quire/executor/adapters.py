@@ -312,4 +312,4 @@ class _AdaptedOperations:
         stack = self._stacks.get(id(weight))
         if stack is None:
             return y
-        return self._of(len(x)).add_product(y, x, stack, self._base)
+        return self._of(len(x)).add_product(y, x, stack, operations=self._base)

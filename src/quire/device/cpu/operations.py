@@ -60,7 +60,7 @@ class KernelOperations(KernelDraws, KernelExperts):
         runs: Sequence[tuple[int, int, int]] = (),
     ) -> mx.array:
         if x.ndim != 2 or any(each.dtype != mx.float32 for each in (y, x, inner, outer)):
-            return super().add_low_rank(y, x, numbers, inner, outer, runs)
+            return super().add_low_rank(y, x, numbers, inner=inner, outer=outer, runs=runs)
         added: mx.array = self._ops.add_low_rank(y, x, numbers, inner, outer)
         return added
 

@@ -159,7 +159,9 @@ def step_numbers(
     """
     keys_of = row_keys(rows)
     found = {
-        number: build_metadata(number, group.spec.attention, rows, block_size, keys_of)
+        number: build_metadata(
+            number, group.spec.attention, rows, block_size=block_size, keys_of=keys_of
+        )
         for number, group in enumerate(layout.groups)
         if group.spec.attention is not None
     }
