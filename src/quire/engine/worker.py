@@ -98,7 +98,7 @@ def main() -> int:
     from quire.device.device import current_device
 
     frame_s = _FRAME_S if current_device().shares_cores else 0.0
-    return _Worker(pipe, frames, engine, frame_s).run()
+    return _Worker(pipe, frames, engine, frame_s=frame_s).run()
 
 
 def _ask_for_room(pipe: socket.socket, frames: Frames, lacking: NoRoom) -> EngineConfig:

@@ -306,7 +306,9 @@ class Completions:
                 scores=scores if asked.logprobs else (),
             )
             return EventStream(run, chunks)
-        answers, logprobs, chosen = await self._collected(request, run, asked, names, scores)
+        answers, logprobs, chosen = await self._collected(
+            request, run, asked, names=names, scores=scores
+        )
         choices = (
             _choice(
                 number,

@@ -41,7 +41,7 @@ class KernelExperts(UnfusedOperations):
         routing = router.routing
         given = (logits, correction, per_expert)
         if routing is None or not all(each is None or each.dtype == mx.float32 for each in given):
-            return super().route(logits, correction, per_expert, router)
+            return super().route(logits, correction, per_expert, router=router)
         chosen, weights = self._ops.route(*given, **asdict(routing))
         return chosen, weights
 

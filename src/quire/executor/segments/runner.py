@@ -143,7 +143,9 @@ class StepSegments:
         state_rows = cache(inputs.state_rows)
         for stage in stages.order:
             if isinstance(stage, Segment):
-                found = self._computed(stage, inputs.attention, known, groups, state_rows)
+                found = self._computed(
+                    stage, inputs.attention, known, groups=groups, state_rows=state_rows
+                )
                 known.update(zip(stage.outputs, found, strict=True))
             else:
                 run_node(program, stage, known, operations=operations, sizes=sizes, steps=[inputs])
