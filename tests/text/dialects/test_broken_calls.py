@@ -204,6 +204,12 @@ def test_calls_are_read_as_they_are_meant(
     assert [json.loads(call.arguments) for call in found.tool_calls] == [wanted]
 
 
+def test_numbers_are_read_as_python_writes_them() -> None:
+    text = "<|tool_call_start|>[tune(ratio=-.5e1, n=0x1F, on=1_000)]<|tool_call_end|>"
+    (call,) = answer("lfm2", text, tools=[TUNE]).tool_calls
+    assert json.loads(call.arguments) == {"ratio": -5.0, "n": 31, "on": 1000}
+
+
 def test_a_string_whose_end_cannot_be_told_makes_no_call() -> None:
     text = '<|tool_call_start|>[bash(command="a" b "c)]<|tool_call_end|>'
     assert answer("lfm2", text, tools=[BASH]).tool_calls == []
@@ -215,6 +221,13 @@ MESSAGES = [
     ("<|channel|>analysis to=python code<|message|>print(3)<|call|>", "print(3)", ""),
     ("<|channel|>commentary to=browser.search<|message|>{}<|call|>", "", ""),
     (ASIDE + "<|start|>assistant<|channel|>final<|message|>256", "", "256"),
+    (  # an output that the model makes up
+        ASIDE + "<|start|>python to=assistant<|channel|>commentary<|message|>256<|end|>"
+        "<|start|>functions.bash<|channel|>commentary<|message|>{}<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>256.",
+        "",
+        "256.",
+    ),
     (
         "<|channel|>commentary to=assistant<|channel|>analysis<|message|>Hm.<|end|>"
         "<|start|>assistant<|channel|>final<|message|>Yes.",

@@ -5,8 +5,8 @@ Source: OpenAI's harmony response format. A message is
 `final` the answer, `commentary` a call if it has a recipient (`to=functions.NAME`) and a preamble
 for the user if it has none. `<|return|>` ends the answer, `<|call|>` ends a call. A message to
 another recipient, such as `python` or `browser.search`, OpenAI's own tools, is reasoning if its
-channel is `analysis`; else it is left out. If a header names several channels, as models sometimes
-write, the last one counts.
+channel is `analysis`; else it is left out. So is a message that the model writes in a tool's name.
+If a header names several channels, as models sometimes write, the last one counts.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _ENDS = frozenset({"<|end|>", "<|call|>", "<|return|>"})
 _LAYOUT = Layout(quiet=frozenset({START, CHANNEL, MESSAGE, "<|constrain|>"}) | _ENDS)
 _RECIPIENT = re.compile(r"\bto=([\w.:/-]+)")
+_AUTHOR = re.compile(r"<\|start\|>\s*([\w.:/-]+)")
 _CHANNEL = re.compile(r"\s*(\w+)")
 _READERS = frozenset({"assistant", "user", "all"})
 """Recipients that stand for the reader of the answer."""
@@ -103,27 +104,29 @@ class _HarmonyParser(MarkerParser):
         self._header, self._given = None, ""
         last = channels[-1] if channels else ""
         channel = _CHANNEL.match(last)
-        name = self._recipient(f"{role} {last}")
-        if name is not None and self._is_tool(name):
+        author, name = _named(_AUTHOR, role), _named(_RECIPIENT, f"{role} {last}")
+        if author is None and name is not None and self._is_tool(name):
             self.mode = Mode.TEXT
             self.open(written + MESSAGE, _call_section(name.removeprefix(_FUNCTIONS)))
         elif channel is not None and channel.group(1) == "analysis":
             self.writer.border()
             self.mode = Mode.REASONING
-        elif name is not None:
+        elif author is not None or name is not None:
             self.mode = Mode.ASIDE
         else:
             self.mode = Mode.TEXT
             if self.writer.wrote:
                 self.writer.text("\n\n")  # a message of its own
 
-    def _recipient(self, header: str) -> str | None:
-        found = _RECIPIENT.search(header)
-        return None if found is None or found.group(1) in _READERS else found.group(1)
-
     def _is_tool(self, name: str) -> bool:
         """Return whether a recipient names one of the client's tools, or has the form of one."""
         return bool(self.tools) and (name.startswith(_FUNCTIONS) or name in self.tools)
+
+
+def _named(pattern: re.Pattern[str], header: str) -> str | None:
+    """Return the tool that a header names as its recipient or author; None if it names none."""
+    found = pattern.search(header)
+    return None if found is None or found.group(1) in _READERS else found.group(1)
 
 
 def _call_section(name: str) -> Section:

@@ -30,7 +30,8 @@ CALL = re.compile(r"\s*([^\W\d][\w.:/-]*)\s*\(")
 CALL_BEGUN = re.compile(r"\s*([^\W\d][\w.:/-]*)?\s*(\(?)")
 KEY_BEGUN = re.compile(rf"\s*({KEY})\s*=(?!=)\s*")
 SCALAR = re.compile(r"[^\s,:=()\[\]{}'\"]+")
-_NUMBER = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9]*)?([eE][-+]?[0-9]+)?")
+_INTEGER = re.compile(r"[-+]?(?:0[xX][0-9a-fA-F]+|0[oO][0-7]+|0[bB][01]+)")
+_NUMBER = re.compile(r"[-+]?(?:[0-9][0-9_]*(\.[0-9]*)?|(\.[0-9]+))([eE][-+]?[0-9]+)?")
 # Of four quotes in a row, the last three end a triple-quoted string.
 _TO_QUOTE = {
     quote: re.compile(rf"(?:[^\\]|\\.)*?{quote}" + after, re.DOTALL)
@@ -163,10 +164,12 @@ class _Reader:
         word = scalar.group() if scalar is not None else ""
         if word in _WORDS:
             return _WORDS[word], at + len(word)
+        if _INTEGER.fullmatch(word):
+            return int(word, 0), at + len(word)
         number = _NUMBER.fullmatch(word)
         if number is None:
             raise ValueError("no constant")
-        is_float = number.group(1) is not None or number.group(2) is not None
+        is_float = any(part is not None for part in number.groups())
         return (float(word) if is_float else int(word)), at + len(word)
 
     def _string(self, at: int, place: Place) -> tuple[str, int]:
