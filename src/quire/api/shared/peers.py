@@ -37,8 +37,8 @@ reasoning_budget_message reasoning_budget_start_tag reasoning_budget_tokens reas
 reasoning_format repeat_last_n repeat_penalty response_fields return_progress return_tokens samplers
 seed speculative.n_max speculative.n_min speculative.ngram_min_hits speculative.ngram_size_m
 speculative.ngram_size_n speculative.p_min speculative.type sse_ping_interval stop t_max_predict_ms
-t_max_prompt_ms temperature thinking_budget_tokens timings_per_token top_k top_n_sigma top_p
-typical_p verbose xtc_probability xtc_threshold
+t_max_prompt_ms temperature thinking_budget_tokens thinking_forced_open timings_per_token top_k
+top_n_sigma top_p typical_p verbose xtc_probability xtc_threshold
 """
 
 _MLX_VLM = """
