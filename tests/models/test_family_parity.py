@@ -18,6 +18,7 @@ from quire.models.registry import FAMILIES
 from quire.models.weights.loader import LoadedModel, open_model
 from tests.engine.test_parity import Opened
 from tests.support.encoders import ENCODERS
+from tests.support.everyday import everyday
 from tests.support.parity import (
     SCENARIOS,
     Company,
@@ -38,15 +39,19 @@ DAILY = {
     "cohere2",  # blocks in parallel, neighbouring pairs, layers without rotation
 }
 WHOLE = "falcon_h1"
-"""The family with all scenarios every day; of the others these are slow."""
+"""The family with most scenarios every day."""
+HARDEST = ("beside a cancelled neighbour", "resumed from a prefix")
+"""The scenarios of every day of the other families."""
 LIKE_OTHERS = ("staggered arrivals", "in chunks of 33", "in chunks of 64")
+"""The scenarios that are slow of all families."""
 IN_COMPANY = {
     "glm4_moe",  # experts after a dense layer, a shared one, part of a head rotated
     "glm_moe_dsa-shared",  # an indexer chooses keys, also for the layer behind it
 }
 """Families of which one scenario runs every day."""
 PACKED = (KVFormat("page", 4, 4), KVFormat("uniform", 8, 8), KVFormat("turbo", 3.5, 3.5))
-LENGTHS, TOKENS = (1, 40, 65), 30
+LENGTHS, TOKENS = (1, 50, 65), 16
+"""Sequences that end in a block, in the next one, and past the tiny models' window."""
 
 
 @pytest.fixture(scope="module")
@@ -84,13 +89,9 @@ def with_published_names(path: Path) -> None:
     mx.save_safetensors(str(path), named)
 
 
-def _families() -> list[Any]:
-    return [pytest.param(name, marks=() if name in DAILY else pytest.mark.slow) for name in CONFIGS]
-
-
 def _cases() -> list[Any]:
-    daily = {(name, scenario) for name in DAILY for scenario in FAMILY_SCENARIOS}
-    daily -= {(name, scenario) for name in DAILY - {WHOLE} for scenario in LIKE_OTHERS}
+    daily = {(name, scenario) for name in DAILY for scenario in HARDEST}
+    daily |= {(WHOLE, scenario) for scenario in FAMILY_SCENARIOS.keys() - set(LIKE_OTHERS)}
     daily |= {(name, "beside a cancelled neighbour") for name in IN_COMPANY}
     return [
         pytest.param(*case, marks=() if case in daily else pytest.mark.slow)
@@ -132,7 +133,7 @@ def test_every_model_type_is_in_the_matrix() -> None:
     assert {config["model_type"] for config in CONFIGS.values()} == set(FAMILIES) - ENCODERS
 
 
-@pytest.mark.parametrize("family", _families())
+@pytest.mark.parametrize("family", everyday(CONFIGS, WHOLE.__eq__))
 def test_who_gave_way_goes_on_as_if_alone(opened: Callable[[str], Opened], family: str) -> None:
     """Five prompts of a block each, in room for four, which all grow into a second one."""
     loaded, config, _ = opened(family)
