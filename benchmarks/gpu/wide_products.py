@@ -1,4 +1,4 @@
-"""Products of 64 to 512 rows by each cut of the GEMM kernels: `wide_products.py OUT [ROWS] [BITS]`.
+"""Products of 32 to 512 rows by each cut of the GEMM kernels: `wide_products.py OUT [ROWS] [BITS]`.
 
 A graph of 20 products, one behind the other, of four matrices in turns: microseconds a product,
 TFLOPS, and the error relative to products in float32. The matrices are those of Llama 3.1 8B, in 4
@@ -30,7 +30,7 @@ from quire.executor.graphs import kernels
 
 MATRICES = [(4096, 14_336, True), (14_336, 4096, False), (4096, 6144, False), (4096, 4096, False)]
 """Columns, rows, and whether it is a gate with its values."""
-ROWS = "64,128,256,512"
+ROWS = "32,64,128,256,512"
 LAUNCHES, ROUNDS = 20, 10
 GROUP_SIZE = 64
 
@@ -49,6 +49,8 @@ class Product:
     grid: tuple[int, int, int]
     threads: int
     shared: int
+    sums: int
+    stored: int
     chosen: bool
 
 
@@ -84,11 +86,14 @@ def measured(product: Product) -> dict[str, Any]:
     x = mx.random.normal((product.rows, product.inputs)).astype(mx.bfloat16)
     y = mx.zeros((product.rows, product.outputs), mx.bfloat16)
     count = mx.array(np.array([product.rows] * 4, np.int32))
-    mx.eval(x, y, count, weights)
+    together: list[mx.array] = []
+    if product.sums:
+        together = [mx.zeros((product.sums // 4,)), mx.zeros((product.stored,), mx.uint32)]
+    mx.eval(x, y, count, weights, together)
     (function,) = compiler().functions([product.source])
     launches = []
     for number in range(LAUNCHES):
-        arguments = tuple(map(address, [count, x, *weights[number % 4], y]))
+        arguments = tuple(map(address, [count, x, *weights[number % 4], y, *together]))
         after = (number - 1,) if number else ()
         launches.append(
             Launch(function, product.grid, product.threads, product.shared, arguments, after)
@@ -118,7 +123,7 @@ def products(
     wide = WideGemm(inputs, outputs, bits, GROUP_SIZE, rows, card, gated)
     yield from _cut("wide", wide, wide_gemm, wide.cuts()[:2])
     if card.warpgroups:
-        gemm = WarpgroupGemm(inputs, outputs, bits, GROUP_SIZE, rows, card, gated)
+        gemm = WarpgroupGemm(inputs, outputs, bits, GROUP_SIZE, rows, card, gated, sharing=True)
         yield from _cut("warpgroup", gemm, warpgroup_gemm, gemm.cuts())
 
 
@@ -132,7 +137,7 @@ def _cut(
             source = kernels.gated(gemm, "silu")
         else:
             source = kernels.linear(gemm, (gemm.outputs,), offsets=False)
-        grid = -(-gemm.outputs // gemm.width), gemm.blocks, 1
+        grid = gemm.grid(-(-gemm.outputs // gemm.width))
         yield Product(
             f"{kernel} {cut}",
             gemm.rows,
@@ -144,6 +149,8 @@ def _cut(
             grid,
             gemm.threads,
             gemm.shared,
+            gemm.sums(grid[0]) if isinstance(gemm, WarpgroupGemm) else 0,
+            gemm.stored(grid[0]) if isinstance(gemm, WarpgroupGemm) else 0,
             cut == cuts[0],
         )
     module.chosen = choose

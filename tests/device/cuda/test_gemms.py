@@ -33,7 +33,7 @@ SMALL = Card(2, 227 << 10)
 """A card that so few thread blocks fill that warps stand side by side."""
 AFFINE, BYTES = Packing(64, 4, "affine"), Packing(64, 8, "affine")
 PACKINGS = [AFFINE, Packing(128, 4, "affine"), BYTES, UNPACKED, *FLOATS]
-CUTS = [Cut(*shape, splits=1) for shape in ((64, 2), (64, 4), (128, 4), (256, 2))]
+CUTS = [Cut(*shape) for shape in ((64, 2), (32, 3), (64, 4), (128, 3), (256, 2))]
 GATINGS = {"silu": Gating("silu"), "clamped": Gating("silu", 7.0, 1.702)}
 
 
@@ -78,15 +78,15 @@ def many(
 
 
 def warpgroups(
-    inputs: int, outputs: int, packing: Packing, rows: int, **more: Any
+    inputs: int, outputs: int, packing: Packing, rows: int, card: Card = H200, **more: Any
 ) -> WarpgroupGemm:
     bits, group_size = packing.bits, packing.group_size
-    return WarpgroupGemm(inputs, outputs, bits, group_size, rows, H200, mode=packing.mode, **more)
+    return WarpgroupGemm(inputs, outputs, bits, group_size, rows, card, mode=packing.mode, **more)
 
 
 @pytest.fixture
 def cut(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cut:
-    """How warpgroups' products are cut. The emulation has no clusters, so nothing is split."""
+    """How warpgroups' products are cut."""
     found = getattr(request, "param", CUTS[0])
     assert isinstance(found, Cut)
     monkeypatch.setattr(warpgroup_gemm, "chosen", lambda gemm: found)
@@ -128,25 +128,41 @@ def test_products_are_those_of_the_weights(packing: Packing, card: Card) -> None
     gemm = many(inputs, outputs, packing, 128, card)
     assert (gemm.columns > 1) == (card is SMALL)
     source = kernels.linear(gemm, (outputs,), offsets=True)
-    grid = sum(kernels.parts(gemm, (outputs,))), gemm.blocks, 1
+    grid = gemm.grid(sum(kernels.parts(gemm, (outputs,))))
     run(source, gemm, [number(rows), x, *weight, y, offsets], grid)
     assert error(y, x.astype(mx.float32) @ numbers.T + offsets.astype(mx.float32)) < 4e-3
 
 
+SHARING = Card(5, 227 << 10, warpgroups=True)
+"""A card whose thread blocks have parts of tiles, whole ones, and middles of tiles of others."""
+
+
+@pytest.mark.parametrize("sharing", everyday([True, False], (True,).__contains__))
 @pytest.mark.parametrize("cut", everyday(CUTS, CUTS[:1].__contains__), ids=str, indirect=True)
 @pytest.mark.parametrize("packing", everyday(PACKINGS, (AFFINE,).__contains__), ids=name_of)
-def test_warpgroups_multiply_by_codes_and_numbers(packing: Packing, cut: Cut) -> None:
-    """More steps than stages, rows of W that are no multiple of a tile, and a bias."""
-    rows, inputs, outputs = 70, 704, 144
-    *weight, numbers = matrix(outputs, inputs, packing, 0)
-    x, offsets = random(rows, inputs, seed=1), mx.arange(outputs).astype(mx.bfloat16)
-    y = mx.zeros((rows, outputs), mx.bfloat16)
-    gemm = warpgroups(inputs, outputs, packing, 128)
+def test_warpgroups_multiply_by_codes_and_numbers(
+    packing: Packing, cut: Cut, sharing: bool
+) -> None:
+    """More steps than stages, two matrices, rows of W that are no multiple of a tile, biases."""
+    rows, inputs, outputs = 70, 704, (144, 48)
+    matrices = [matrix(each, inputs, packing, seed) for seed, each in enumerate(outputs)]
+    x, offsets = random(rows, inputs, seed=1), [mx.arange(n).astype(mx.bfloat16) for n in outputs]
+    gemm = warpgroups(inputs, sum(outputs), packing, 128, SHARING, sharing=sharing)
     assert gemm.stages < inputs // 64
-    source = kernels.linear(gemm, (outputs,), offsets=True)
-    grid = sum(kernels.parts(gemm, (outputs,))), gemm.blocks, 1
-    run(source, gemm, [number(rows), x, *weight, y, offsets], grid)
-    assert error(y, x.astype(mx.float32) @ numbers.T + offsets.astype(mx.float32)) < 4e-3
+    grid = gemm.grid(sum(kernels.parts(gemm, outputs)))
+    sums = mx.zeros((gemm.sums(grid[0]) // 4,))
+    stored = mx.zeros((gemm.stored(grid[0]),), mx.uint32)
+    for _ in range(1 + sharing):  # a launch leaves the words as they were
+        found = [mx.zeros((rows, each), mx.bfloat16) for each in outputs]
+        given = [number(rows), x]
+        for (*weight, _), y, offset in zip(matrices, found, offsets, strict=True):
+            given += [*weight, y, offset]
+        given += [sums, stored] * sharing
+        run(kernels.linear(gemm, outputs, offsets=True), gemm, given, grid)
+        for (*_, numbers), y, offset in zip(matrices, found, offsets, strict=True):
+            expected = x.astype(mx.float32) @ numbers.T + offset.astype(mx.float32)
+            assert error(y, expected) < 4e-3
+    assert not stored.any().item()
 
 
 @pytest.mark.parametrize("rows", everyday([1, 3, 20], (3,).__contains__))
@@ -166,7 +182,7 @@ def test_products_of_few_rows_are_those_of_the_weights(
     *weight, numbers = matrix(outputs, inputs, packing, 0)
     x, y = random(rows, inputs, seed=1), mx.zeros((rows, outputs), mx.bfloat16)
     gemm = few(inputs, outputs, packing, rows)
-    grid = sum(kernels.parts(gemm, (outputs,))), gemm.blocks, 1
+    grid = gemm.grid(sum(kernels.parts(gemm, (outputs,))))
     source = kernels.linear(gemm, (outputs,), offsets=False)
     run(source, gemm, [number(rows), x, *weight, y], grid)
     assert error(y, x.astype(mx.float32) @ numbers.T) < 4e-3
@@ -185,7 +201,7 @@ def test_every_float_code_is_exact(packing: Packing, kind: Callable[..., kernels
         codes = codes & 0x77777777  # no NaN
     weight = PackedWeight(codes, mx.array(scales), None, packing)
     y, gemm = mx.zeros((rows, outputs), mx.bfloat16), kind(inputs, outputs, packing, rows)
-    grid = sum(kernels.parts(gemm, (outputs,))), gemm.blocks, 1
+    grid = gemm.grid(sum(kernels.parts(gemm, (outputs,))))
     source = kernels.linear(gemm, (outputs,), offsets=False)
     given = [number(rows), mx.eye(inputs)[:rows].astype(mx.bfloat16), codes, weight.scales, y]
     run(source, gemm, given, grid)
@@ -210,7 +226,7 @@ def test_gates_join_two_products(packing: Packing, rows: int, hopper: bool, cut:
         if hopper
         else many(inputs, outputs, packing, 128, SMALL, gated=True)
     )
-    grid = -(-outputs // gemm.width), gemm.blocks, 1
+    grid = gemm.grid(-(-outputs // gemm.width))
     run(kernels.gated(gemm, "silu"), gemm, [number(rows), x, *gate, *up, y], grid)
     left, right = (x.astype(mx.float32) @ each.T for each in (a, b))
     assert error(y, left * mx.sigmoid(left) * right) < 5e-3
@@ -230,7 +246,7 @@ def tiles_of(chosen: np.ndarray, size: int) -> tuple[mx.array, mx.array]:
 @pytest.mark.parametrize(
     ("kind", "cut"),
     everyday(
-        [(many, CUTS[0]), *((warpgroups, Cut(rows, 4, 1)) for rows in EXPERT_TILES)],
+        [(many, CUTS[0]), *((warpgroups, Cut(rows, 4)) for rows in EXPERT_TILES)],
         lambda kind, cut: kind is many or cut.rows == 16,
     ),
     indirect=["cut"],
@@ -300,7 +316,7 @@ def test_products_of_floats_compile(packing: Packing, tmp_path: Path) -> None:
             warpgroups(2880, 2880, packing, 64 * ROWS, gated=True, experts=True),
             warpgroups(2880, 2880, packing, 16 * ROWS, experts=True, tile=16),
             warpgroups(4096, 4096, packing, 128),
-            warpgroups(4096, 28_672, packing, 512),
+            warpgroups(4096, 28_672, packing, 512, sharing=True),
         ]
     ):
         folder = tmp_path / str(place)

@@ -313,4 +313,5 @@ def compiled(
 
 def source(name: str) -> str:
     """Return a file of `sources/`, as it is compiled."""
-    return kernel_text("quire.attention.paged", f"{name}.cuh")
+    text = kernel_text("quire.attention.paged", f"{name}.cuh")
+    return kernel_text("quire.device.cuda", "lanes.cuh") + text if name == "warps" else text

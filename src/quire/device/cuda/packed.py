@@ -200,7 +200,7 @@ def wide_gemm(
 ) -> Wide:
     """Return how a product of many rows is cut. Cached, because it is looked up at each product."""
     cut = inputs, outputs, 4, group_size, rows, card(), gated, experts
-    return WarpgroupGemm(*cut, max_splits=1) if card().warpgroups else WideGemm(*cut)
+    return WarpgroupGemm(*cut) if card().warpgroups else WideGemm(*cut)
 
 
 def _expert_product(
@@ -231,11 +231,16 @@ def _expert_product(
 # -- kernels ---------------------------------------------------------------------------------------
 
 
+def product_functions() -> str:
+    """Return the functions that all kernels of products call."""
+    return "".join(kernel_text(_PACKAGE, name) for name in ("lanes.cuh", "common.cuh"))
+
+
 def header(defines: dict[str, int], functions: str = "") -> str:
     """Return the declarations that precede a kernel's source, and functions that it calls."""
     lines = ["#include <cuda_bf16.h>", *(f"#define {name} {n}" for name, n in defines.items())]
     text = "\n".join([*lines, "typedef __nv_bfloat16 T;", ""])
-    return text + kernel_text(_PACKAGE, "common.cuh") + functions
+    return text + product_functions() + functions
 
 
 @cache

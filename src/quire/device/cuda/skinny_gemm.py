@@ -82,6 +82,10 @@ class SkinnyGemm:
         """Number of thread blocks along the rows."""
         return -(-self.rows // (8 * self.tiles))
 
+    def grid(self, parts: int) -> tuple[int, int, int]:
+        """Return the thread blocks for `parts` tiles of W."""
+        return parts, self.blocks, 1
+
     @property
     def shared(self) -> int:
         """Bytes of shared memory that `skinny_gemm.cuh` lays out."""

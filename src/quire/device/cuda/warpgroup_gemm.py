@@ -12,28 +12,37 @@ from quire.device.gpu_kernels import kernel_text
 
 EXPERT_TILES = (16, 32, 64, 128)
 """How many pairs of row and expert a tile of experts' products may hold."""
-_STAGES, _SPLITS = (8, 6, 5, 4), (1, 2, 4, 8)
-_OVERHEAD = 4.0
-"""Microseconds that thread blocks take to add up what they share."""
-_COSTS = {(256, 2): 0.82, (128, 4): 0.92, (64, 4): 0.66, (128, 2): 0.56, (64, 2): 0.43}
-"""Microseconds that a thread block takes for 64 columns on an H100, by rows and warpgroups
-(benchmarks/gpu.md).
+_STAGES = (8, 6, 5, 4)
+_LEAST_STEPS = 4
+"""Fewest steps of 64 columns for which a thread block is worth its start."""
+_COSTS = {
+    (256, 2): (0.83, 11.5),
+    (128, 4): (0.8, 20.0),
+    (128, 3): (0.64, 12.5),
+    (128, 2): (0.51, 8.5),
+    (64, 4): (0.57, 10.3),
+    (64, 3): (0.5, 8.8),
+    (64, 2): (0.42, 6.3),
+    (32, 4): (0.57, 8.3),
+    (32, 3): (0.47, 6.9),
+    (32, 2): (0.39, 5.4),
+}
+"""Microseconds that a thread block takes for 64 columns, and for its start and what it shares, on
+an H100, by rows and warpgroups (benchmarks/gpu.md).
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """One way to cut a product.
+    """The tiles of a product.
 
     Attributes:
-        rows: of x in a thread block.
+        rows: of x in a tile.
         warpgroups: of a thread block, each of which multiplies 64 rows of W.
-        splits: thread blocks that share the columns.
     """
 
     rows: int
     warpgroups: int
-    splits: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +57,8 @@ class WarpgroupGemm:
         experts: a matrix an expert.
         mode: of codes, in MLX's terms; other than affine ones are floats.
         tile: pairs of row and expert in a tile of experts, one of `EXPERT_TILES`.
-        max_splits: the most thread blocks of a cluster; 1 without clusters.
+        sharing: whether thread blocks have equal shares of all tiles' columns, and add up what they
+            have of one tile. They need memory for that: see `sums` and `stored`.
     """
 
     inputs: int
@@ -61,7 +71,7 @@ class WarpgroupGemm:
     experts: bool = False
     mode: str = "affine"
     tile: int = 64
-    max_splits: int = 8
+    sharing: bool = False
 
     source: ClassVar[str] = "warpgroup_gemm.cuh"
     resident: ClassVar[int | None] = None
@@ -71,18 +81,32 @@ class WarpgroupGemm:
         return chosen(self)
 
     @property
-    def cluster(self) -> int:
-        """Number of neighbouring thread blocks along the rows that share one tile."""
-        return self.cut.splits
-
-    @property
     def blocks(self) -> int:
-        """Number of thread blocks along the rows."""
+        """Number of thread blocks along the rows, unless they share tiles."""
         return self.blocks_for(self.rows)
 
     def blocks_for(self, rows: int) -> int:
-        """Return the number of thread blocks along so many rows, `rows` of the GEMM at most."""
-        return -(-rows // self.cut.rows) * self.cut.splits
+        """Return the number of tiles along so many rows, `rows` of the GEMM at most."""
+        return -(-rows // self.cut.rows)
+
+    def grid(self, parts: int) -> tuple[int, int, int]:
+        """Return the thread blocks for `parts` tiles of W."""
+        if not self.sharing:
+            return parts, self.blocks, 1
+        return self._together(parts * self.blocks), 1, 1
+
+    def _together(self, tiles: int) -> int:
+        """Return how many thread blocks share so many tiles."""
+        steps = tiles * (self.inputs // 64)
+        return max(1, min(self.card.multiprocessors, steps // _LEAST_STEPS))
+
+    def sums(self, blocks: int) -> int:
+        """Bytes of the sums that so many thread blocks may leave to others."""
+        return blocks * self.cut.rows * 64 * self.cut.warpgroups * 4
+
+    def stored(self, blocks: int) -> int:
+        """Number of words, 0 at first, by which so many thread blocks tell of such sums."""
+        return blocks * 4 * self.cut.warpgroups
 
     @property
     def width(self) -> int:
@@ -108,29 +132,23 @@ class WarpgroupGemm:
         return self._shared(self.cut, self.stages)
 
     def _shared(self, cut: Cut, stages: int) -> int:
-        w_rows = 64 * cut.warpgroups
-        step = (w_rows * self.bits // 2 + cut.rows * 8) * 16
-        return max(stages * step, cut.rows * (w_rows + 4) * 4) + stages * 16
+        step = (64 * cut.warpgroups * self.bits // 2 + cut.rows * 8) * 16
+        return stages * step + stages * 16
 
     def cuts(self) -> list[Cut]:
-        """Return the cuts that fit, the fastest first.
-
-        Thread blocks run in waves of one for each multiprocessor. Experts have so many tiles that
-        none is split.
-        """
-        shapes = [(self.tile, 4)] if self.experts else list(_COSTS)
-        most = 1 if self.experts else self.max_splits
-        found = [Cut(*shape, splits) for shape in shapes for splits in _SPLITS if splits <= most]
-        fitting = [cut for cut in found if self._shared(cut, _STAGES[-1]) <= self.card.shared]
-        return fitting if self.experts else sorted(fitting, key=self._microseconds)
+        """Return the cuts that fit, the fastest first."""
+        if self.experts:
+            cuts = [Cut(self.tile, 4)]
+        else:
+            cuts = sorted((Cut(*shape) for shape in _COSTS), key=self._microseconds)
+        return [cut for cut in cuts if self._shared(cut, _STAGES[-1]) <= self.card.shared]
 
     def _microseconds(self, cut: Cut) -> float:
         tiles = -(-self.rows // cut.rows) * -(-self.outputs // self._width(cut))
-        # Not all multiprocessors are in groups from which clusters of more than two are made.
-        most = self.card.multiprocessors * (9 if cut.splits > 2 else 10) // 10
-        waves = -(-tiles // (most // cut.splits))
-        steps = -(-self.inputs // 64 // cut.splits)
-        return waves * (steps * _COSTS[cut.rows, cut.warpgroups] + _OVERHEAD * (cut.splits > 1))
+        steps, (each, once) = self.inputs // 64, _COSTS[cut.rows, cut.warpgroups]
+        if not self.sharing:
+            return -(-tiles // self.card.multiprocessors) * (steps * each + once)
+        return -(-tiles * steps // self._together(tiles)) * each + once
 
     @property
     def fits(self) -> bool:
@@ -146,10 +164,10 @@ class WarpgroupGemm:
             "GROUP": self.group_size,
             "ROWS": self.cut.rows,
             "WARPGROUPS": self.cut.warpgroups,
-            "SPLITS": self.cut.splits,
             "STAGES": self.stages,
             "GATED": int(self.gated),
             "EXPERTS": int(self.experts),
+            "SHARING": int(self.sharing),
         }
 
     @property
@@ -162,4 +180,4 @@ class WarpgroupGemm:
 @cache
 def chosen(gemm: WarpgroupGemm) -> Cut:
     """Return the fastest cut; the smallest if none fits."""
-    return next(iter(gemm.cuts()), Cut(64, 2, 1))
+    return next(iter(gemm.cuts()), Cut(64, 2))

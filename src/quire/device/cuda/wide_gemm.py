@@ -68,6 +68,10 @@ class WideGemm:
         """Number of thread blocks along the rows."""
         return self.blocks_for(self.rows)
 
+    def grid(self, parts: int) -> tuple[int, int, int]:
+        """Return the thread blocks for `parts` tiles of W."""
+        return parts, self.blocks, 1
+
     def blocks_for(self, rows: int) -> int:
         """Return the number of thread blocks along so many rows."""
         return -(-rows // (8 * self.tiles))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from quire.device.cuda.driver import Card
+from quire.device.cuda.packed import product_functions
 from quire.device.gpu_kernels import kernel_text
 from quire.device.ranks import WHOLE, Part
 from quire.device.weights import PackedWeight
@@ -89,10 +90,7 @@ class Head:
             "CAP": kernels.number(self.cap or 0.0),
             "GELU": 0,
         }
-        head, body = (
-            kernel_text("quire.device.cuda", "common.cuh"),
-            kernel_text("quire.executor.graphs", "head.cuh"),
-        )
+        head, body = product_functions(), kernel_text("quire.executor.graphs", "head.cuh")
         resident = 2 if self.tiles == 1 else 1
         return kernels.source_text(
             parameters, body, 32 * self.warps, defines=defines, head=head, resident=resident

@@ -13,7 +13,7 @@ from quire.attention.paged import packed
 from quire.attention.paged.warpgroups import PromptTiles, prompt_tiles
 from quire.cache.formats.packing import Affine, affine_coding
 from quire.device.cuda.driver import Card
-from quire.device.cuda.packed import ACTIVATIONS
+from quire.device.cuda.packed import ACTIVATIONS, product_functions
 from quire.device.cuda.skinny_gemm import SkinnyGemm
 from quire.device.cuda.warpgroup_gemm import WarpgroupGemm
 from quire.device.cuda.wide_gemm import WideGemm
@@ -54,20 +54,16 @@ def source_text(
     head: str = "",
     before: str = "",
     resident: int | None = None,
-    cluster: int = 1,
 ) -> str:
     """Return the source of a kernel.
 
     Args:
-        cluster: neighbouring thread blocks along y that read each other's shared memory.
         resident: thread blocks that a multiprocessor should hold at a time.
         before: C lines that may run before earlier kernels have finished.
     """
     lines = [f"#define {name} {value}" for name, value in defines.items()]
     bounds = str(threads) if resident is None else f"{threads}, {resident}"
     signature = f'extern "C" __global__ void __launch_bounds__({bounds})'
-    if cluster > 1:
-        signature += f" __cluster_dims__(1, {cluster}, 1)"
     return "\n".join(
         [
             "#include <cuda_bf16.h>",
@@ -88,27 +84,33 @@ def source_text(
 def linear(gemm: Gemm, outputs: tuple[int, ...], *, offsets: bool) -> str:
     """Return the source of a product.
 
-    Parameters: rows, x, then weight, y and, with `offsets`, a bias (or 0) for each matrix.
+    Parameters: rows, x, then weight, y and, with `offsets`, a bias (or 0) for each matrix; of
+    `WarpgroupGemm` with `sharing`, sums and the words that tell of them.
     """
     parameters = ["const int* rows", "const T* x"]
     for n in range(len(outputs)):
         parameters += [*_weight(gemm, str(n)), f"T* y{n}", *[f"const T* offsets{n}"] * offsets]
     weight = _parts_of(gemm)
-    lines = [
-        "const int x_shape[1] = {*rows};",
-        "int part = blockIdx.x;",
-        f"int outputs = {outputs[0]};",
-        *(f"{WEIGHT_PARTS[name]} {name} = {name}0;" for name in weight),
-        "T* y = y0;",
-        "const T* offsets = offsets0;" if offsets else "",
-    ]
+    names = [*weight, "y", *["offsets"] * offsets]
+    kinds = {name: WEIGHT_PARTS[name] for name in weight} | {"y": "T*", "offsets": "const T*"}
+    chosen = [f"int outputs = {outputs[0]};"]
+    chosen += [f"[[maybe_unused]] {kinds[name]} {name} = {name}0;" for name in names]
     for n, before in enumerate(parts(gemm, outputs)[:-1], 1):
-        lines += [
+        chosen += [
             f"if (part >= {before}) {{ part -= {before}; outputs = {outputs[n]};",
-            *(f"{name} = {name}{n};" for name in (*weight, "y", *["offsets"] * offsets)),
+            *(f"{name} = {name}{n};" for name in names),
         ]
-    lines += ["}" * (len(outputs) - 1), f"const int w_shape[2] = {{outputs, {_words(gemm)}}};"]
-    more = {"GELU": 0, "TILE_X": "part", "OFFSETS": int(offsets)}
+    chosen += ["}" * (len(outputs) - 1)]
+    more: dict[str, object] = {"GELU": 0, "OFFSETS": int(offsets)}
+    lines, words = ["const int x_shape[1] = {*rows};"], _words(gemm)
+    if isinstance(gemm, WarpgroupGemm):
+        more["W_TILES"] = sum(parts(gemm, outputs))
+        more["MATRIX(tile)"] = " ".join(["int part = tile;", *chosen, "const int N = outputs;"])
+        lines += [f"const int w_shape[2] = {{0, {words}}};"]
+    else:
+        more["TILE_X"] = "part"
+        lines += ["int part = blockIdx.x;", *chosen]
+        lines += [f"const int w_shape[2] = {{outputs, {words}}};"]
     return _product(parameters, lines, gemm, more=more)
 
 
@@ -141,13 +143,21 @@ def parts(gemm: Gemm, outputs: tuple[int, ...]) -> list[int]:
 
 
 def gated(gemm: Gemm, activation: str) -> str:
-    """Return the source of a gated product. Parameters: rows, x, weights of gate and up, y."""
+    """Return the source of a gated product.
+
+    Parameters: rows, x, weights of gate and up, y; of `WarpgroupGemm` with `sharing`, sums and the
+    words that tell of them.
+    """
     parameters = ["const int* rows", "const T* x", *_gate_and_up(gemm), "T* y"]
     lines = [
         "const int x_shape[1] = {*rows};",
         f"const int w_shape[2] = {{{gemm.outputs}, {_words(gemm)}}};",
     ]
-    return _product(parameters, lines, gemm, more={"GELU": ACTIVATIONS[activation]})
+    more: dict[str, object] = {"GELU": ACTIVATIONS[activation]}
+    if isinstance(gemm, WarpgroupGemm):
+        more["W_TILES"] = -(-gemm.outputs // gemm.width)
+        more["MATRIX(tile)"] = f"const int part = tile, N = {gemm.outputs};"
+    return _product(parameters, lines, gemm, more=more)
 
 
 def experts_first(
@@ -226,10 +236,10 @@ def _product(
     more: Mapping[str, object],
     functions: str = "",
 ) -> str:
-    head, body = kernel_text(_PRODUCTS, "common.cuh"), kernel_text(_PRODUCTS, gemm.source)
-    cluster = 1
+    head, body = product_functions(), kernel_text(_PRODUCTS, gemm.source)
     if isinstance(gemm, WarpgroupGemm):
-        head, cluster = head + gemm.functions, gemm.cluster
+        head += gemm.functions
+        parameters = [*parameters, *["float* sums", "unsigned* stored"] * gemm.sharing]
     head += functions
     defines = {**gemm.defines, **more, "READY": "wait_for_others()"}
     before = "\n".join(lines)
@@ -241,7 +251,6 @@ def _product(
         head=head,
         before=before,
         resident=gemm.resident,
-        cluster=cluster,
     )
 
 

@@ -20,8 +20,12 @@ from quire.executor.graphs.operands import ProductMatrix
 
 EXPERT_TILE = 8
 """Pairs of row and expert in a tile of a skinny GEMM."""
-_SKINNY_ROWS = 32
-"""Most rows of a skinny GEMM: a thread block multiplies all of them."""
+_SKINNY_ROWS, _FEW_ROWS = 32, 16
+"""Most rows of a skinny GEMM, of which a thread block multiplies all; and of those for which it is
+the fastest, however large the matrix.
+"""
+_SMALL_MATRIX = 20 << 20
+"""Most weights of a matrix for which a skinny GEMM is the fastest with more than `_FEW_ROWS`."""
 
 Address = Callable[[mx.array], int]
 
@@ -234,6 +238,7 @@ class Recorder:
         gated: bool = False,
         tiles: int = 0,
         tile: int = EXPERT_TILE,
+        sharing: bool = False,
     ) -> Gemm:
         """Return how the product of a step's rows with a matrix is cut into thread blocks.
 
@@ -241,15 +246,24 @@ class Recorder:
             outputs: of all matrices of the launch.
             tiles: of experts' matrices, their number.
             tile: pairs of row and expert in one of them, from `expert_tile`.
+            sharing: whether thread blocks may share tiles, in memory from `shared_sums`.
         """
         inputs, packing = matrix.inputs, matrix.packing
         group_size, bits, mode = packing.group_size, packing.bits, packing.mode
         experts = matrix.experts > 1
-        many = tile > EXPERT_TILE if experts else self.max_rows > _SKINNY_ROWS
+        if experts:
+            many = tile > EXPERT_TILE
+        elif self.max_rows > _FEW_ROWS and sharing and self.card.warpgroups:
+            weights = inputs * outputs * (1 + gated)
+            many = self.max_rows > _SKINNY_ROWS or weights > _SMALL_MATRIX
+        else:
+            many = self.max_rows > _SKINNY_ROWS
         if many and not self.batch_invariant:
             rows = tile * tiles if experts else self.max_rows
             cut = inputs, outputs, bits, group_size, rows, self.card, gated, experts, mode
-            return WarpgroupGemm(*cut, tile) if self.card.warpgroups else WideGemm(*cut)
+            if not self.card.warpgroups:
+                return WideGemm(*cut)
+            return WarpgroupGemm(*cut, tile, sharing=sharing)
         return SkinnyGemm(
             inputs,
             outputs,
@@ -262,6 +276,22 @@ class Recorder:
             bits=bits,
             mode=mode,
         )
+
+    def shared_sums(
+        self, gemm: Gemm, blocks: int, reads: Iterable[Buffer]
+    ) -> tuple[list[int], list[Buffer]]:
+        """Return the last arguments of a product whose thread blocks share tiles, and the buffers
+        that it writes by them; none if they do not. The buffers are to be released.
+
+        Args:
+            blocks: number of its thread blocks.
+            reads: the buffers that it reads.
+        """
+        if not isinstance(gemm, WarpgroupGemm) or not gemm.sharing:
+            return [], []
+        sums = self.buffer(gemm.sums(blocks), reads)
+        stored = self.constant(mx.zeros((gemm.stored(blocks),), mx.uint32))
+        return [sums.address, stored], [sums]
 
     def matrix(self, matrix: ProductMatrix) -> tuple[int, ...]:
         """Return the addresses of a matrix's arrays."""

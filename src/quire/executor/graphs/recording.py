@@ -204,23 +204,26 @@ class Recording(
         reads = self._read([x])
         offsets = any(each is not None for each in biases)
         outputs = tuple(each.outputs for each in weights)
-        gemm = self._fitting(recorder.gemm(weights[0], sum(outputs)))
+        gemm = self._fitting(recorder.gemm(weights[0], sum(outputs), sharing=True))
         arguments, writes = [recorder.inputs.rows, self._place(x).address], list[Buffer]()
         for each, weight, bias in zip(nodes, weights, biases, strict=True):
             writes.append(self._written(each.outputs[0], reads))
             arguments += [*recorder.matrix(weight), writes[-1].address]
             arguments += [recorder.optional(bias)] * offsets
-        grid = sum(kernels.parts(gemm, outputs)), gemm.blocks, 1
+        grid = gemm.grid(sum(kernels.parts(gemm, outputs)))
+        shared, sums = recorder.shared_sums(gemm, grid[0], reads)
         source = kernels.linear(gemm, outputs, offsets=offsets)
         recorder.add(
             source,
             grid,
             gemm.threads,
-            arguments=arguments,
+            arguments=[*arguments, *shared],
             reads=reads,
-            writes=writes,
+            writes=[*writes, *sums],
             shared=gemm.shared,
         )
+        for left in sums:
+            recorder.release(left)
 
     def _gated(self, node: Node) -> None:
         gate, up, join = _ordered(node, "gated")
@@ -233,21 +236,25 @@ class Recording(
         weights, recorder = [product_matrix(gate), product_matrix(up)], self._recorder
         activation = gate_name(join.attributes["gating"])
         reads = self._read(gate.inputs)
-        gemm = self._fitting(recorder.gemm(weights[0], weights[0].outputs, gated=True))
+        outputs = weights[0].outputs
+        gemm = self._fitting(recorder.gemm(weights[0], outputs, gated=True, sharing=True))
         y = self._written(join.outputs[0], reads)
         arguments = [recorder.inputs.rows, self._place(gate.inputs[0]).address]
         arguments += [*recorder.matrix(weights[0]), *recorder.matrix(weights[1]), y.address]
-        grid = -(-gemm.outputs // gemm.width), gemm.blocks, 1
+        grid = gemm.grid(-(-outputs // gemm.width))
+        shared, sums = recorder.shared_sums(gemm, grid[0], reads)
         source = kernels.gated(gemm, activation)
         recorder.add(
             source,
             grid,
             gemm.threads,
-            arguments=arguments,
+            arguments=[*arguments, *shared],
             reads=reads,
-            writes=[y],
+            writes=[y, *sums],
             shared=gemm.shared,
         )
+        for left in sums:
+            recorder.release(left)
 
     def _plain_product(self, node: Node) -> None:
         """Record a product with a matrix that tensor core kernels do not take."""

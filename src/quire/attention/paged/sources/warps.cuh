@@ -1,12 +1,6 @@
 // What the lanes of a warp, and the warps of a thread block, do together. `column` is of a product's
 // result, whose columns are query heads.
 
-// Transposes 8 x 8 numbers: row r is in lanes 4 * r to 4 * r + 3.
-__device__ __forceinline__ unsigned transposed(unsigned two) {
-  unsigned to;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(to) : "r"(two));
-  return to;
-}
 __device__ __forceinline__ float column_max(float x) {
   #pragma unroll
   for (int by = 4; by < 32; by *= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, by));
@@ -44,10 +38,6 @@ __device__ __forceinline__ void copy_rows(unsigned char* to, const unsigned char
     else copy_few_ahead(to + at * TO + chunk * 8, from + at * FROM + chunk * 8, 8);
   }
 }
-__device__ __forceinline__ void end_turn() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Until all turns but the last LEFT have arrived.
-template <int LEFT>
-__device__ __forceinline__ void await_turns() { asm volatile("cp.async.wait_group %0;" :: "n"(LEFT) : "memory"); }
 // Until all turns but the last have arrived.
 __device__ __forceinline__ void await_turn() {
   asm volatile("cp.async.wait_group 1;" ::: "memory");

@@ -37,10 +37,6 @@ __device__ __forceinline__ void copy_of_line(const void* to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;"
     :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from) : "memory");
 }
-__device__ __forceinline__ void end_turn() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Until all turns but the last LEFT have arrived.
-template <int LEFT>
-__device__ __forceinline__ void await_turns() { asm volatile("cp.async.wait_group %0;" :: "n"(LEFT) : "memory"); }
 __device__ __forceinline__ void await_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 // Two 4-bit codes of a word, four apart, as bfloat16 numbers 128 + n.
 __device__ __forceinline__ unsigned raised(unsigned word, int shift) {

@@ -47,16 +47,20 @@ __device__ __forceinline__ void await_barrier(unsigned long long* barrier, int o
       : "=r"(ended) : "r"((unsigned)__cvta_generic_to_shared(barrier)), "r"(odd) : "memory");
   } while (!ended);
 }
-__device__ __forceinline__ void meet_cluster() {
-  asm volatile("barrier.cluster.arrive.aligned;\n barrier.cluster.wait.aligned;" ::: "memory");
+// Tells a later thread block that what this warp stored is in memory, in a word that was 0.
+__device__ __forceinline__ void say(unsigned* word) {
+  asm volatile("st.release.gpu.global.u32 [%0], 1;" :: "l"(word) : "memory");
 }
-// What a thread block of the cluster has at this address of its shared memory.
-__device__ __forceinline__ float4 of_cluster(const float* at, int rank) {
-  unsigned there;
+__device__ __forceinline__ void await_said(const unsigned* word) {
+  unsigned said;
+  do {
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(said) : "l"(word) : "memory");
+  } while (!said);
+}
+// What another thread block stored, and said so.
+__device__ __forceinline__ float4 of_others(const float4* at) {
   float4 found;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-    : "=r"(there) : "r"((unsigned)__cvta_generic_to_shared(at)), "r"(rank));
-  asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
-    : "=f"(found.x), "=f"(found.y), "=f"(found.z), "=f"(found.w) : "r"(there) : "memory");
+  asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];"
+    : "=f"(found.x), "=f"(found.y), "=f"(found.z), "=f"(found.w) : "l"(at) : "memory");
   return found;
 }

@@ -3,174 +3,254 @@
   // Each of WARPGROUPS groups of four warps makes 64 rows of W: as its left operand, from registers where W is
   // coded. x is the right operand, in shared memory. With GATED, 8 rows of one matrix and 8 of the other alternate.
   // One more group copies steps of 64 columns of W and x to STAGES stages in shared memory.
-  // SPLITS thread blocks, a cluster, share the columns and add up at the end.
+  // With SHARING, thread blocks have equal shares of all tiles' steps (Stream-K, Osama et al. 2023). Who has the last
+  // steps of a tile adds what the blocks before stored in `sums`, and said so in `stored`: for each warp, 0 or 1.
+  // Otherwise a thread block makes a tile: (blockIdx.x, blockIdx.y) of W and of x.
   // With EXPERTS, W is a matrix an expert, and a tile is pairs of row and expert: expert, first
   // place, count.
-#ifndef TILE_X
-#define TILE_X blockIdx.x
+  // W_TILES is the number of tiles of W; MATRIX declares of a tile: its number within its matrix (part), the rows of
+  // that matrix (N), and which it is, where there are several.
+#ifndef W_TILES
+#define W_TILES gridDim.x
+#if EXPERTS
+#define MATRIX(tile) const int part = tile;
+#else
+#define MATRIX(tile) const int part = tile, N = w_shape[0];
+#endif
+#endif
+#ifndef SHARING
+#define SHARING 0
 #endif
 #ifndef READY
 #define READY
 #endif
-  constexpr int WARPS = 4 * WARPGROUPS, COPYING = 128, THREADS_ALL = 32 * WARPS + COPYING;
+  constexpr int WARPS = 4 * WARPGROUPS, COPYING = 128;
   constexpr int W_ROWS = 64 * WARPGROUPS, WIDTH = W_ROWS / (1 + GATED);
   // In pieces of 16 bytes: 64 columns of a row of W, and of x; of a step.
   constexpr int CODES = BITS / 2, X = 8, X_STEP = ROWS * X, W_STEP = W_ROWS * CODES, STAGE = X_STEP + W_STEP;
   // Registers of a thread that multiplies and of one that copies, where an equal share is not enough. Together they
   // are no more than the thread block has at its start.
   constexpr int TAKEN = WARPGROUPS == 4 ? 112 : ROWS == 256 ? 232 : 0, KEPT = WARPGROUPS == 4 ? 32 : 40;
-  // Sums in shared memory, at the end: [row of x, row of the tile]. Rows are padded, so that a warp writes to
-  // all banks.
-  constexpr int PADDED = W_ROWS + 4, FOUND = ROWS * PADDED / 4;
   extern __shared__ __align__(1024) uint4 memory[];
   // A stage is full when the copying threads say so, and free when the other warps do.
-  unsigned long long* const full = (unsigned long long*)(memory + (STAGES * STAGE > FOUND ? STAGES * STAGE : FOUND));
+  unsigned long long* const full = (unsigned long long*)(memory + STAGES * STAGE);
   unsigned long long* const free = full + STAGES;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, quad = lane & 3, r = lane >> 2;
-  const int split = blockIdx.y % SPLITS;
 #if EXPERTS
   READY;
-  const int* const tile = tiles + blockIdx.y / SPLITS * 3;
-  const int first = tile[1], count = tile[2];
+  const int* const pairs = tiles + blockIdx.y * 3;
+  const int count = pairs[2], all_rows = 0, row_tiles = gridDim.y;
   if (count == 0) return;
-  const size_t expert = tile[0];
+  const size_t expert = pairs[0];
   const int N = w_shape[1], words = w_shape[2];
 #else
-  const int first = blockIdx.y / SPLITS * ROWS, count = min(ROWS, x_shape[0] - first);
-  if (count <= 0) {
+  const int all_rows = x_shape[0], row_tiles = SHARING ? (all_rows + ROWS - 1) / ROWS : gridDim.y;
+  if (!SHARING && (int)blockIdx.y * ROWS >= all_rows) {
     READY;
     return;
   }
   const size_t expert = 0;
-  const int N = w_shape[0], words = w_shape[1];
+  const int words = w_shape[1];
 #endif
-  const int K = words * 32 / BITS, all_steps = K / 64, each = (all_steps + SPLITS - 1) / SPLITS;
-  const int begin = min(split * each, all_steps), steps = min(each, all_steps - begin);
-  const int n0 = TILE_X * WIDTH;
+  const int K = words * 32 / BITS, all_steps = K / 64;
+  // The steps of this thread block among those of all tiles, which lie W tile by W tile.
+  const auto first_step_of = [&](int block) {
+    return (int)((long long)W_TILES * row_tiles * all_steps * block / gridDim.x);
+  };
+  const int tile_here = blockIdx.x * row_tiles + blockIdx.y;
+  const int low = SHARING ? first_step_of(blockIdx.x) : tile_here * all_steps;
+  const int high = SHARING ? first_step_of(blockIdx.x + 1) : low + all_steps;
+  // Steps of one tile. A block begins with those that it leaves to the next one, so that nobody waits long; and nobody
+  // waits for a later block, which might never start.
+  struct Span { int tile, begin, steps; };
+  const auto span_before = [&](int end) {
+    const int tile = (end - 1) / all_steps, begin = max(low - tile * all_steps, 0);
+    return Span{tile, begin, end - tile * all_steps - begin};
+  };
+  const auto rows_of = [&](const Span& span, int& first) {
+#if EXPERTS
+    first = pairs[1];
+    return count;
+#else
+    first = span.tile % row_tiles * ROWS;
+    return min(ROWS, all_rows - first);
+#endif
+  };
   // Pieces of neighbouring rows are permuted, so that eight lanes read from all banks. That of x, and of W of
   // 16 bits, is the swizzle of 128 bytes that wgmma reads.
   const auto placed = [](int piece, int row) {
     return BITS == 4 ? piece : BITS == 8 ? piece ^ (row >> 1 & 3) : piece ^ (row & 7);
   };
+  // The row of W, of a tile's 16, that is the operand's row `row`: a lane's sums are of four neighbours. Of two
+  // matrices they are 8 of each.
+  const auto turned = [](int row) { return GATED ? row % 8 : row % 8 / 2 * 4 + row / 8 * 2 + row % 2; };
   if (threadIdx.x < STAGES) {
     initialize(full + threadIdx.x, COPYING);
     initialize(free + threadIdx.x, WARPS);
   }
   __syncthreads();
 
-  const int own_row = warp * 16 + r;  // and the one 8 below
-  float* const found = (float*)memory;
   if (warp >= WARPS) {
     if (TAKEN > 0) keep_registers<KEPT>();
     // A thread copies the same piece of every PASS-th row: those are of one matrix.
     constexpr int W_PASS = COPYING / CODES, X_PASS = COPYING / X, LAG = 2, EARLY = STAGES / 2;
     constexpr int N_PASS = W_PASS / (1 + GATED);
     const int own = threadIdx.x - 32 * WARPS, w_row = own / CODES, x_row = own / X;
-#if GATED
-    const unsigned* const from = w_row / 8 % 2 ? w_up : w;
-    const int n = n0 + w_row / 16 * 8 + w_row % 8;
-#else
-    const unsigned* const from = w;
-    const int n = n0 + w_row;
-#endif
-    const uint4* w_at = (const uint4*)(from + expert * N * words) + begin * CODES + own % CODES;
-    const uint4* x_at = (const uint4*)x + begin * X + own % X;
     uint4* const w_to = memory + X_STEP + w_row * CODES + placed(own % CODES, w_row);
     uint4* const x_to = memory + x_row * X + (own % X ^ x_row & 7);
-    const auto copy_w = [&](int stage) {
-      #pragma unroll 4  // the addresses of more do not fit into registers
-      for (int i = 0; i < W_STEP / COPYING; i++)
-        copy_of_line(w_to + stage * STAGE + i * COPYING, w_at + (size_t)min(n + i * N_PASS, N - 1) * (words / 4));
-      w_at += CODES;
-    };
-    for (int s = 0; s < min(EARLY, steps); s++) copy_w(s);
-#if !EXPERTS
-    READY;
-#endif
-    const auto copy_x = [&](int stage) {
-      #pragma unroll
-      for (int i = 0; i < X_STEP / COPYING; i++) {
-        const int place = first + min(x_row + i * X_PASS, count - 1);
-#if EXPERTS && FIRST
-        copy_of_line(x_to + stage * STAGE + i * COPYING, x_at + (size_t)(order[place] / TOP) * (X_ROW / 8));
-#else
-        copy_of_line(x_to + stage * STAGE + i * COPYING, x_at + (size_t)place * (X_ROW / 8));
-#endif
-      }
-      x_at += X;
-    };
-    int stage = 0, odd = 1, said = 0;  // the parity of turns in which stages were freed
+    int stage = 0, odd = 1, copied = 0, said = 0;  // the parity of turns in which stages were freed
     #pragma unroll 1
-    for (int step = 0; step < steps + LAG; step++) {
-      if (step < steps) {
-        if (step >= STAGES) await_barrier(free + stage, odd);
-        if (step >= EARLY) copy_w(stage);
+    for (int end = high; end > low;) {
+      const Span now = span_before(end);
+      int first;
+      const int there = rows_of(now, first);
+      MATRIX(now.tile / row_tiles)
+#if GATED
+      const unsigned* const from = w_row / 8 % 2 ? w_up : w;
+#else
+      const unsigned* const from = w;
+#endif
+      const int n = part * WIDTH + w_row / 16 * (16 / (1 + GATED)) + turned(w_row % 16);
+      const uint4* w_at = (const uint4*)(from + (expert * N + min(n, N - 1)) * words) + now.begin * CODES + own % CODES;
+      const uint4* x_at = (const uint4*)x + now.begin * X + own % X;
+#if !(EXPERTS && FIRST)
+      x_at += (size_t)(first + min(x_row, there - 1)) * (X_ROW / 8);
+#endif
+      // Of whole tiles all addresses are one and a constant. Beyond an edge, its row is copied again.
+      const bool whole_w = (part + 1) * WIDTH <= N, whole_x = there == ROWS;
+      const auto copy_w = [&](int to) {
+        if (whole_w) {
+          #pragma unroll
+          for (int i = 0; i < W_STEP / COPYING; i++)
+            copy_of_line(w_to + to * STAGE + i * COPYING, w_at + i * N_PASS * (words / 4));
+        } else {
+          #pragma unroll 4
+          for (int i = 0; i < W_STEP / COPYING; i++)
+            copy_of_line(w_to + to * STAGE + i * COPYING,
+                         w_at + (long long)(min(n + i * N_PASS, N - 1) - min(n, N - 1)) * (words / 4));
+        }
+        w_at += CODES;
+      };
+      const auto copy_x = [&](int to) {
+#if EXPERTS && FIRST
+        #pragma unroll 4
+        for (int i = 0; i < X_STEP / COPYING; i++) {
+          const int place = first + min(x_row + i * X_PASS, there - 1);
+          copy_of_line(x_to + to * STAGE + i * COPYING, x_at + (size_t)(order[place] / TOP) * (X_ROW / 8));
+        }
+#else
+        if (whole_x) {
+          #pragma unroll
+          for (int i = 0; i < X_STEP / COPYING; i++)
+            copy_of_line(x_to + to * STAGE + i * COPYING, x_at + i * X_PASS * (X_ROW / 8));
+        } else {
+          #pragma unroll 4
+          for (int i = 0; i < X_STEP / COPYING; i++)
+            copy_of_line(x_to + to * STAGE + i * COPYING,
+                         x_at + (long long)max(min(i * X_PASS, there - 1 - x_row), 0) * (X_ROW / 8));
+        }
+#endif
+        x_at += X;
+      };
+      // W does not wait for the kernel before.
+      const int early = end == high ? min(EARLY, now.steps) : 0;
+      if (end == high) {
+        for (int s = 0; s < early; s++) copy_w(s);
+#if !EXPERTS
+        READY;
+#endif
+      }
+      #pragma unroll 1
+      for (int step = 0; step < now.steps; step++) {
+        if (copied >= STAGES) await_barrier(free + stage, odd);
+        if (step >= early) copy_w(stage);
         copy_x(stage);
+        end_turn();
+        if (++stage == STAGES) stage = 0, odd ^= 1;
+        if (copied++ >= LAG) {
+          await_turns<LAG>();
+          shared_memory_is_written();
+          arrive(full + said);
+          if (++said == STAGES) said = 0;
+        }
       }
-      end_turn();
-      if (++stage == STAGES) stage = 0, odd ^= 1;
-      if (step >= LAG) {
-        await_turns<LAG>();
-        shared_memory_is_written();
-        arrive(full + said);
-        if (++said == STAGES) said = 0;
-      }
+      end -= now.steps;
     }
     await_copies();
-    __syncthreads();
-  } else {
-    if (TAKEN > 0) take_registers<TAKEN>();
+    shared_memory_is_written();
+    for (int left = min(copied, LAG); left > 0; left--) {
+      arrive(full + said);
+      if (++said == STAGES) said = 0;
+    }
 #if !EXPERTS
-    READY;
+    if (high == low) READY;
+#endif
+    return;
+  }
+
+  if (TAKEN > 0) take_registers<TAKEN>();
+#if !EXPERTS
+  READY;
 #endif
 #if BITS < 16
-    const int groups = K / GROUP;
-    // Scale and bias of a row of W as one word; of floats all scales of 64 columns. The four lanes of a row
-    // load those of four steps.
-    int scale_from[2];
-    unsigned pairs[2], next_pairs[2];
+  const int groups = K / GROUP;
+  // Scale and bias of a row of W as one word; of floats all scales of 64 columns. The four lanes of a row load those
+  // of four steps. What is loaded is joined when it is used, so that nobody waits for it.
+  unsigned words_of[2], next_scales[2], next_biases[2];
+  int scales_from[2];
+#if FLOATS && GROUP == 16
+  typedef unsigned Scales;
+#elif FLOATS
+  typedef unsigned short Scales;
+#endif
+  const auto load_scales = [&](const Span& span, int step) {
+    MATRIX(span.tile / row_tiles)
 #if GATED
     const Scale* const s_of[2] = {scales + expert * N * groups, scales_up + expert * N * groups};
 #else
-    const Scale* const s_of[1] = {scales + expert * N * groups};
+    const Scale* const s_of[2] = {scales + expert * N * groups, scales + expert * N * groups};
 #endif
 #if !FLOATS && GATED
     const T* const b_of[2] = {biases + expert * N * groups, biases_up + expert * N * groups};
 #elif !FLOATS
-    const T* const b_of[1] = {biases + expert * N * groups};
-#elif GROUP == 16
-    typedef unsigned Scales;
-#else
-    typedef unsigned short Scales;
+    const T* const b_of[2] = {biases + expert * N * groups, biases + expert * N * groups};
 #endif
-    #pragma unroll
-    for (int half = 0; half < 2; half++)
-      scale_from[half] = min(n0 + (GATED ? warp * 8 + r : own_row + half * 8), N - 1) * groups;
-    const auto load_scales = [&](int step) {
-      const int at = (begin + min(step + quad, steps - 1)) * 64 / GROUP;
+    if (step == 0) {
       #pragma unroll
-      for (int half = 0; half < 2; half++) {
-        const int from = scale_from[half] + at, of = GATED ? half : 0;
+      for (int half = 0; half < 2; half++)
+        scales_from[half] = min(part * WIDTH + warp * (GATED ? 8 : 16) + turned(r + half * 8), N - 1) * groups;
+    }
+    const int at = (span.begin + min(step + quad, span.steps - 1)) * 64 / GROUP;
+    #pragma unroll
+    for (int half = 0; half < 2; half++) {
 #if FLOATS
-        next_pairs[half] = *(const Scales*)(s_of[of] + from);
+      next_scales[half] = *(const Scales*)(s_of[half] + scales_from[half] + at);
 #else
-        next_pairs[half] = bits_of(s_of[of][from]) | bits_of(b_of[of][from]) << 16;
+      next_scales[half] = bits_of(s_of[half][scales_from[half] + at]);
+      next_biases[half] = bits_of(b_of[half][scales_from[half] + at]);
 #endif
-      }
-    };
-    load_scales(0);
+    }
+  };
 #endif
-    float acc[ROWS / 2];
+  const int own_row = warp * 16 + r;  // and the one 8 below
+  const Tile x_tiles = tile_at(memory);
+  int stage = 0, odd = 0, last = STAGES - 1;
+  Span now = span_before(high);
+#if BITS < 16
+  if (high > low) load_scales(now, 0);
+#endif
+  float acc[ROWS / 2];
+  #pragma unroll 1
+  for (int end = high; end > low;) {
     #pragma unroll
     for (int i = 0; i < ROWS / 2; i++) acc[i] = 0.f;
-    const Tile x_tiles = tile_at(memory);
-    int stage = 0, odd = 0, last = STAGES - 1;
+    const int steps = now.steps;
     #pragma unroll 1
     for (int four = 0; four < steps; four += 4) {
 #if BITS < 16
       #pragma unroll
-      for (int half = 0; half < 2; half++) pairs[half] = next_pairs[half];
-      load_scales(four + 4);
+      for (int half = 0; half < 2; half++) words_of[half] = next_scales[half] | (FLOATS ? 0 : next_biases[half] << 16);
+      load_scales(now, four + 4);
 #endif
       #pragma unroll
       for (int i = 0; i < 4; i++) {
@@ -193,7 +273,7 @@
         const uint4* const w_now = memory + stage * STAGE + X_STEP + own_row * CODES;
         unsigned scaling[2];
         #pragma unroll
-        for (int half = 0; half < 2; half++) scaling[half] = __shfl_sync(0xffffffffu, (int)pairs[half], i, 4);
+        for (int half = 0; half < 2; half++) scaling[half] = __shfl_sync(0xffffffffu, (int)words_of[half], i, 4);
         // Half a step is unpacked while the products of the half before run.
         #pragma unroll
         for (int part = 0; part < 2; part++) {
@@ -236,69 +316,101 @@
         if (++stage == STAGES) stage = 0, odd ^= 1;
       }
     }
+    const Span done = now;
+    end -= steps;
+    if (end > low) {
+      now = span_before(end);
+#if BITS < 16
+      load_scales(now, 0);
+#endif
+    }
     await_products<0>();
     #pragma unroll
     for (int i = 0; i < ROWS / 2; i++) computed(acc[i]);
-    __syncthreads();
-    #pragma unroll
-    for (int i = 0; i < ROWS / 2; i++)
-      found[(i / 4 * 8 + quad * 2 + i % 2) * PADDED + own_row + i / 2 % 2 * 8] = acc[i];
-  }
-#if SPLITS > 1
-  meet_cluster();
-#else
-  __syncthreads();
+    if (lane == 0) arrive(free + last);
+#if SHARING
+    float4* const all_sums = (float4*)sums + threadIdx.x;
+    const auto sums_of = [&](int block) { return all_sums + (size_t)block * (ROWS / 8) * 32 * WARPS; };
+    if (done.begin + done.steps < all_steps) {
+      #pragma unroll
+      for (int j = 0; j < ROWS / 8; j++)
+        sums_of(blockIdx.x)[j * 32 * WARPS] = make_float4(acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]);
+      __syncwarp();
+      if (lane == 0) say(stored + blockIdx.x * WARPS + warp);
+      continue;
+    }
+    // The last blocks before this one have the tile's steps up to `done.begin`.
+    const int tile_begin = done.tile * all_steps;
+    int others = 0;
+    if (done.begin > 0)
+      do others++;
+      while (first_step_of(blockIdx.x - others) > tile_begin);
+    for (int other = 1 + lane; other <= others; other += 32)
+      await_said(stored + (blockIdx.x - other) * WARPS + warp);
+    __syncwarp();
+    #pragma unroll (ROWS * WARPGROUPS <= 192 ? 2 : 1)  // more do not fit into registers
+    for (int other = 1; other <= others; other++) {
+      const float4* const from = sums_of(blockIdx.x - other);
+      #pragma unroll
+      for (int j = 0; j < ROWS / 8; j++) {
+        const float4 more = of_others(from + j * 32 * WARPS);
+        acc[4 * j] += more.x, acc[4 * j + 1] += more.y, acc[4 * j + 2] += more.z, acc[4 * j + 3] += more.w;
+      }
+    }
+    __syncwarp();
+    for (int other = 1 + lane; other <= others; other += 32) stored[(blockIdx.x - other) * WARPS + warp] = 0;
 #endif
+    int first;
+    const int there = rows_of(done, first);
+    MATRIX(done.tile / row_tiles)
+    const int n0 = part * WIDTH + warp * (GATED ? 8 : 16);
 #if OFFSETS && GATED
-  const T* const offsets_of[2] = {offsets, offsets_up};
+    const T* const offsets_of[2] = {offsets, offsets_up};
 #elif OFFSETS
-  const T* const offsets_of[1] = {offsets};
+    const T* const offsets_of[2] = {offsets, offsets};
 #endif
-  constexpr int OWN_ROWS = ROWS / SPLITS, FOURS = WIDTH / 4;
-  for (int i = threadIdx.x; i < OWN_ROWS * FOURS; i += THREADS_ALL) {
-    const int place = split * OWN_ROWS + i / FOURS, own = i % FOURS * 4, n = n0 + own;
-    if (place >= count || n >= N) continue;
-    float4 sum[1 + GATED];
-    #pragma unroll
-    for (int s = 0; s < 1 + GATED; s++) {
-      const float* const from = found + place * PADDED + (GATED ? own / 8 * 16 + own % 8 + s * 8 : own);
-#if SPLITS > 1
-      sum[s] = make_float4(0.f, 0.f, 0.f, 0.f);
-      #pragma unroll
-      for (int rank = 0; rank < SPLITS; rank++) {
-        const float4 part = of_cluster(from, rank);
-        sum[s].x += part.x, sum[s].y += part.y, sum[s].z += part.z, sum[s].w += part.w;
-      }
-#else
-      sum[s] = *(const float4*)from;
-#endif
-    }
-#if FIRST
-    T* const to = y + (size_t)(first + place) * Y_ROW + n;
-#elif EXPERTS
-    T* const to = y + (size_t)order[first + place] * Y_ROW + n;
-#else
-    T* const to = y + (size_t)(first + place) * Y_ROW + n;
-#endif
-    T four[4];
-    #pragma unroll
-    for (int j = 0; j < 4; j++) {
-      float sums[1 + GATED];
-      #pragma unroll
-      for (int s = 0; s < 1 + GATED; s++) {
-        sums[s] = j == 0 ? sum[s].x : j == 1 ? sum[s].y : j == 2 ? sum[s].z : sum[s].w;
 #if OFFSETS
-        if (offsets_of[s]) sums[s] = (float)(T)sums[s] + (float)offsets_of[s][expert * N + n + j];
+    float offset[2];
+    #pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const int n = min(n0 + turned(r + half * 8), N - 1);
+      offset[half] = offsets_of[half] ? (float)offsets_of[half][expert * N + n] : 0.f;
+    }
+#endif
+    // A lane has sums of two rows of W and two of x; transposed, those of neighbours in a row of y.
+    #pragma unroll
+    for (int j = 0; j < ROWS / 8; j++) {
+      unsigned bits[4];
+      #pragma unroll
+      for (int i = 0; i < 4; i++) {
+        float& own = acc[4 * j + i];
+#if OFFSETS
+        if (offsets_of[i / 2]) own = (float)(T)own + offset[i / 2];
 #endif
       }
+      #pragma unroll
+      for (int i = 0; i < 4 / (1 + GATED); i++) {
 #if FIRST
-      four[j] = (T)JOINED(sums);
+        const float own[2] = {acc[4 * j + i], acc[4 * j + (2 * GATED + i) % 4]};
+        bits[i] = bits_of((T)JOINED(own));
 #else
-      four[j] = (T)sums[0];
+        bits[i] = bits_of((T)acc[4 * j + i]);
+#endif
+      }
+      const int place = j * 8 + r;
+#if FIRST || !EXPERTS
+      T* const to = y + (size_t)(first + place) * Y_ROW;
+#else
+      T* const to = y + (size_t)order[first + min(place, there - 1)] * Y_ROW;
+#endif
+#if GATED
+      const int n = n0 + 2 * quad;
+      const unsigned found = transposed(bits[0] | bits[1] << 16);
+      if (place < there && n < N) *(unsigned*)(to + n) = found;
+#else
+      const int n = n0 + 4 * quad;
+      const uint2 found = {transposed(bits[0] | bits[1] << 16), transposed(bits[2] | bits[3] << 16)};
+      if (place < there && n < N) *(uint2*)(to + n) = found;
 #endif
     }
-    *(uint2*)to = *(const uint2*)four;
   }
-#if SPLITS > 1
-  meet_cluster();  // until nobody reads this block's shared memory any more
-#endif
