@@ -26,7 +26,7 @@ from quire.device.cuda.driver import Graph, Launch
 from quire.device.cuda.extension import load_extension
 from quire.device.cuda.warpgroup_gemm import WarpgroupGemm
 from quire.device.cuda.wide_gemm import WideGemm
-from quire.executor.graphs import kernels
+from quire.executor.graphs import product_kernels
 
 MATRICES = [(4096, 14_336, True), (14_336, 4096, False), (4096, 6144, False), (4096, 4096, False)]
 """Columns, rows, and whether it is a gate with its values."""
@@ -134,9 +134,9 @@ def _cut(
     for cut in cuts:
         module.chosen = lambda gemm, cut=cut: cut
         if gemm.gated:
-            source = kernels.gated(gemm, "silu")
+            source = product_kernels.gated(gemm, "silu")
         else:
-            source = kernels.linear(gemm, (gemm.outputs,), offsets=False)
+            source = product_kernels.linear(gemm, (gemm.outputs,), offsets=False)
         grid = gemm.grid(-(-gemm.outputs // gemm.width))
         yield Product(
             f"{kernel} {cut}",

@@ -19,7 +19,7 @@ from quire.device.cuda.skinny_gemm import SkinnyGemm
 from quire.device.cuda.warpgroup_gemm import EXPERT_TILES, Cut, WarpgroupGemm
 from quire.device.cuda.wide_gemm import ROWS, WideGemm
 from quire.device.weights import PackedWeight, Packing
-from quire.executor.graphs import kernels
+from quire.executor.graphs import product_kernels
 from quire.executor.graphs.arithmetic import gated
 from quire.executor.graphs.operands import UNPACKED
 from quire.executor.graphs.recorder import EXPERT_TILE, Kernel
@@ -93,7 +93,9 @@ def cut(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cut:
     return found
 
 
-def run(source: str, gemm: kernels.Gemm, given: list[mx.array], grid: tuple[int, int, int]) -> None:
+def run(
+    source: str, gemm: product_kernels.Gemm, given: list[mx.array], grid: tuple[int, int, int]
+) -> None:
     runner = EmulatedRunner()
     addresses = tuple(runner.address(each) for each in given)
     runner.run(Kernel(source, grid, gemm.threads, gemm.shared, addresses, ()))
@@ -127,8 +129,8 @@ def test_products_are_those_of_the_weights(packing: Packing, card: Card) -> None
     y = mx.zeros((rows, outputs), mx.bfloat16)
     gemm = many(inputs, outputs, packing, 128, card)
     assert (gemm.columns > 1) == (card is SMALL)
-    source = kernels.linear(gemm, (outputs,), offsets=True)
-    grid = gemm.grid(sum(kernels.parts(gemm, (outputs,))))
+    source = product_kernels.linear(gemm, (outputs,), offsets=True)
+    grid = gemm.grid(sum(product_kernels.parts(gemm, (outputs,))))
     run(source, gemm, [number(rows), x, *weight, y, offsets], grid)
     assert error(y, x.astype(mx.float32) @ numbers.T + offsets.astype(mx.float32)) < 4e-3
 
@@ -149,7 +151,7 @@ def test_warpgroups_multiply_by_codes_and_numbers(
     x, offsets = random(rows, inputs, seed=1), [mx.arange(n).astype(mx.bfloat16) for n in outputs]
     gemm = warpgroups(inputs, sum(outputs), packing, 128, SHARING, sharing=sharing)
     assert gemm.stages < inputs // 64
-    grid = gemm.grid(sum(kernels.parts(gemm, outputs)))
+    grid = gemm.grid(sum(product_kernels.parts(gemm, outputs)))
     sums = mx.zeros((gemm.sums(grid[0]) // 4,))
     stored = mx.zeros((gemm.stored(grid[0]),), mx.uint32)
     for _ in range(1 + sharing):  # a launch leaves the words as they were
@@ -158,7 +160,7 @@ def test_warpgroups_multiply_by_codes_and_numbers(
         for (*weight, _), y, offset in zip(matrices, found, offsets, strict=True):
             given += [*weight, y, offset]
         given += [sums, stored] * sharing
-        run(kernels.linear(gemm, outputs, offsets=True), gemm, given, grid)
+        run(product_kernels.linear(gemm, outputs, offsets=True), gemm, given, grid)
         for (*_, numbers), y, offset in zip(matrices, found, offsets, strict=True):
             expected = x.astype(mx.float32) @ numbers.T + offset.astype(mx.float32)
             assert error(y, expected) < 4e-3
@@ -182,15 +184,17 @@ def test_products_of_few_rows_are_those_of_the_weights(
     *weight, numbers = matrix(outputs, inputs, packing, 0)
     x, y = random(rows, inputs, seed=1), mx.zeros((rows, outputs), mx.bfloat16)
     gemm = few(inputs, outputs, packing, rows)
-    grid = gemm.grid(sum(kernels.parts(gemm, (outputs,))))
-    source = kernels.linear(gemm, (outputs,), offsets=False)
+    grid = gemm.grid(sum(product_kernels.parts(gemm, (outputs,))))
+    source = product_kernels.linear(gemm, (outputs,), offsets=False)
     run(source, gemm, [number(rows), x, *weight, y], grid)
     assert error(y, x.astype(mx.float32) @ numbers.T) < 4e-3
 
 
 @pytest.mark.parametrize("kind", everyday([few, many], (few,).__contains__))
 @pytest.mark.parametrize("packing", everyday(FLOATS, (MXFP4,).__contains__), ids=name_of)
-def test_every_float_code_is_exact(packing: Packing, kind: Callable[..., kernels.Gemm]) -> None:
+def test_every_float_code_is_exact(
+    packing: Packing, kind: Callable[..., product_kernels.Gemm]
+) -> None:
     """Rows of the identity give the numbers themselves, by scales of all sizes."""
     outputs, inputs, rows = 256, 64, 32
     generator = np.random.default_rng(0)
@@ -201,8 +205,8 @@ def test_every_float_code_is_exact(packing: Packing, kind: Callable[..., kernels
         codes = codes & 0x77777777  # no NaN
     weight = PackedWeight(codes, mx.array(scales), None, packing)
     y, gemm = mx.zeros((rows, outputs), mx.bfloat16), kind(inputs, outputs, packing, rows)
-    grid = gemm.grid(sum(kernels.parts(gemm, (outputs,))))
-    source = kernels.linear(gemm, (outputs,), offsets=False)
+    grid = gemm.grid(sum(product_kernels.parts(gemm, (outputs,))))
+    source = product_kernels.linear(gemm, (outputs,), offsets=False)
     given = [number(rows), mx.eye(inputs)[:rows].astype(mx.bfloat16), codes, weight.scales, y]
     run(source, gemm, given, grid)
     assert mx.array_equal(y, weight.unpacked(mx.bfloat16)[:, :rows].T).item()
@@ -219,7 +223,7 @@ def test_gates_join_two_products(packing: Packing, rows: int, hopper: bool, cut:
     inputs, outputs = 128, 48
     (*gate, a), (*up, b) = (matrix(outputs, inputs, packing, seed) for seed in (0, 1))
     x, y = random(rows, inputs, seed=2), mx.zeros((rows, outputs), mx.bfloat16)
-    gemm: kernels.Gemm = (
+    gemm: product_kernels.Gemm = (
         few(inputs, outputs, packing, rows, gated=True)
         if rows <= 32
         else warpgroups(inputs, outputs, packing, 128, gated=True)
@@ -227,7 +231,7 @@ def test_gates_join_two_products(packing: Packing, rows: int, hopper: bool, cut:
         else many(inputs, outputs, packing, 128, SMALL, gated=True)
     )
     grid = gemm.grid(-(-outputs // gemm.width))
-    run(kernels.gated(gemm, "silu"), gemm, [number(rows), x, *gate, *up, y], grid)
+    run(product_kernels.gated(gemm, "silu"), gemm, [number(rows), x, *gate, *up, y], grid)
     left, right = (x.astype(mx.float32) @ each.T for each in (a, b))
     assert error(y, left * mx.sigmoid(left) * right) < 5e-3
 
@@ -258,7 +262,7 @@ def tiles_of(chosen: np.ndarray, size: int) -> tuple[mx.array, mx.array]:
     "packing", everyday([AFFINE, UNPACKED, *FLOATS], (MXFP4,).__contains__), ids=name_of
 )
 def test_experts_take_the_rows_that_chose_them(
-    packing: Packing, rows: int, gating: str, kind: Callable[..., kernels.Gemm], cut: Cut
+    packing: Packing, rows: int, gating: str, kind: Callable[..., product_kernels.Gemm], cut: Cut
 ) -> None:
     """The experts' gates are computed, then their last matrices, all with biases."""
     top, hidden, width, count = 2, 192, 64, 5
@@ -282,7 +286,7 @@ def test_experts_take_the_rows_that_chose_them(
     size = tile * len(tiles) if wide else rows
     first = made(hidden, width, packing, size, gated=True, experts=True)
     joined = gated(own, "x", "y", mx.bfloat16)
-    source = kernels.experts_first(first, count, top, joined, own.activation, offsets=True)
+    source = product_kernels.experts_first(first, count, top, joined, own.activation, offsets=True)
     given = [x, *gate, *up, *biases[:2], order, tiles, inner]
     run(source, first, given, (-(-width // first.width), len(tiles), 1))
     picked = mx.array(chosen.reshape(-1))[order]
@@ -296,7 +300,7 @@ def test_experts_take_the_rows_that_chose_them(
 
     y = mx.zeros((rows * top, hidden), mx.bfloat16)
     last = made(width, hidden, packing, size, experts=True)
-    source = kernels.experts_down(last, count, offsets=True)
+    source = product_kernels.experts_down(last, count, offsets=True)
     given = [inner, *down, biases[2], order, tiles, y]
     run(source, last, given, (-(-hidden // last.width), len(tiles), 1))
     expected = (c[picked] @ inner.astype(mx.float32)[..., None]).squeeze(-1)
@@ -324,11 +328,11 @@ def test_products_of_floats_compile(packing: Packing, tmp_path: Path) -> None:
         assert gemm.fits
         if gemm.experts and gemm.gated:
             joined = gated(GATINGS["clamped"], "x", "y", mx.bfloat16)
-            text = kernels.experts_first(gemm, 32, 4, joined, "silu", offsets=True)
+            text = product_kernels.experts_first(gemm, 32, 4, joined, "silu", offsets=True)
         elif gemm.experts:
-            text = kernels.experts_down(gemm, 32, offsets=True)
+            text = product_kernels.experts_down(gemm, 32, offsets=True)
         else:
-            text = kernels.linear(gemm, (4096, 1024, 1024), offsets=True)
+            text = product_kernels.linear(gemm, (4096, 1024, 1024), offsets=True)
         assert_compiles(text, folder)
 
 

@@ -12,7 +12,7 @@ from quire.device.cuda.packed import product_functions
 from quire.device.gpu_kernels import kernel_text
 from quire.device.ranks import WHOLE, Part
 from quire.device.weights import PackedWeight
-from quire.executor.graphs import kernels
+from quire.executor.graphs import kernels, product_kernels
 from quire.executor.graphs.exchange import Exchange, record_exchange
 from quire.executor.graphs.operands import ProductMatrix, UnsupportedNode, readable
 from quire.executor.graphs.recorder import Buffer, Recorder
@@ -77,7 +77,7 @@ class Head:
     def text(self) -> str:
         """Return the source. Parameters: rows, x, codes, scales, biases, y."""
         parameters = ["const int* rows", "const T* x"]
-        parameters += [*kernels.matrix_parameters(), "float* y"]
+        parameters += [*product_kernels.matrix_parameters(), "float* y"]
         defines: Mapping[str, object] = {
             "INPUTS": self.inputs,
             "OUTPUTS": self.outputs,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from quire.device.gpu_kernels import kernel_text
-from quire.executor.graphs import kernels
+from quire.executor.graphs import product_kernels
 from quire.executor.graphs.operands import ProductMatrix, UnsupportedNode
 from quire.executor.graphs.places import ValueRecording
 from quire.executor.graphs.source import C_TYPES, source_text
@@ -28,7 +28,7 @@ class HeadRecording(ValueRecording):
         y = self._written(node.outputs[0], [x.buffer])
         arguments = [recorder.inputs.rows, x.address, *recorder.matrix(weight), y.address]
         grid = -(-outputs // gemm.width), gemm.blocks, heads
-        source = kernels.by_head(gemm, heads, x.row, x_head=x.head)
+        source = product_kernels.by_head(gemm, heads, x.row, x_head=x.head)
         recorder.add(
             source,
             grid,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from quire.device.weights import GatedExperts, PlainExperts
-from quire.executor.graphs import kernels
+from quire.executor.graphs import product_kernels
 from quire.executor.graphs.arithmetic import activated, gated
 from quire.executor.graphs.operands import ProductMatrix, UnsupportedNode, is_plain
 from quire.executor.graphs.places import Place, ValueRecording
@@ -120,7 +120,7 @@ class MixtureRecording(ValueRecording):
         arguments = [inner.address, *recorder.matrix(down), *offsets]
         arguments += [order.address, tiles.address, y.address]
         grid = -(-down.outputs // gemm.width), routed.max_tiles, 1
-        source = kernels.experts_down(gemm, down.experts, offsets=bool(offsets))
+        source = product_kernels.experts_down(gemm, down.experts, offsets=bool(offsets))
         recorder.add(
             source,
             grid,
@@ -156,7 +156,7 @@ class MixtureRecording(ValueRecording):
         arguments += [part for each in weights for part in recorder.matrix(each)]
         arguments += [*offsets, order.address, tiles.address, inner.address]
         joined, activation = _joined(experts)
-        source = kernels.experts_first(
+        source = product_kernels.experts_first(
             gemm,
             weights[0].experts,
             top,

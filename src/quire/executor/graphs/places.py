@@ -8,8 +8,8 @@ from math import prod
 
 import mlx.core as mx
 
-from quire.executor.graphs.kernels import Gemm
 from quire.executor.graphs.operands import PARTS, Part, UnsupportedNode, row_width
+from quire.executor.graphs.product_kernels import Gemm
 from quire.executor.graphs.recorder import Buffer, Recorder
 from quire.executor.graphs.rows import RowKernel, row_kernel
 from quire.executor.graphs.source import C_TYPES, NotGenerated

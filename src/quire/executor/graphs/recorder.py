@@ -14,9 +14,9 @@ from quire.device.cuda.skinny_gemm import SkinnyGemm
 from quire.device.cuda.warpgroup_gemm import EXPERT_TILES, WarpgroupGemm
 from quire.device.cuda.wide_gemm import ROWS, WideGemm
 from quire.device.gpu_kernels import in_device_memory
-from quire.executor.graphs.kernels import Gemm
 from quire.executor.graphs.layout import InputLayout
 from quire.executor.graphs.operands import ProductMatrix
+from quire.executor.graphs.product_kernels import Gemm
 
 EXPERT_TILE = 8
 """Pairs of row and expert in a tile of a skinny GEMM."""

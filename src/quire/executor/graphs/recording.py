@@ -11,7 +11,7 @@ from quire.attention.paged import cuda as paged
 from quire.attention.paged import packed
 from quire.cache.specs import KVLayout
 from quire.device.weights import Packing
-from quire.executor.graphs import kernels
+from quire.executor.graphs import kernels, product_kernels
 from quire.executor.graphs.between import Segment, memory_of, read_by
 from quire.executor.graphs.embed import embed_kernel
 from quire.executor.graphs.exchange import ExchangeRecording
@@ -210,9 +210,9 @@ class Recording(
             writes.append(self._written(each.outputs[0], reads))
             arguments += [*recorder.matrix(weight), writes[-1].address]
             arguments += [recorder.optional(bias)] * offsets
-        grid = gemm.grid(sum(kernels.parts(gemm, outputs)))
+        grid = gemm.grid(sum(product_kernels.parts(gemm, outputs)))
         shared, sums = recorder.shared_sums(gemm, grid[0], reads)
-        source = kernels.linear(gemm, outputs, offsets=offsets)
+        source = product_kernels.linear(gemm, outputs, offsets=offsets)
         recorder.add(
             source,
             grid,
@@ -243,7 +243,7 @@ class Recording(
         arguments += [*recorder.matrix(weights[0]), *recorder.matrix(weights[1]), y.address]
         grid = gemm.grid(-(-outputs // gemm.width))
         shared, sums = recorder.shared_sums(gemm, grid[0], reads)
-        source = kernels.gated(gemm, activation)
+        source = product_kernels.gated(gemm, activation)
         recorder.add(
             source,
             grid,

@@ -1,0 +1,193 @@
+"""The sources of products, which multiply the rows of a step by matrices on tensor cores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from quire.device.cuda.packed import ACTIVATIONS, product_functions
+from quire.device.cuda.skinny_gemm import SkinnyGemm
+from quire.device.cuda.warpgroup_gemm import WarpgroupGemm
+from quire.device.cuda.wide_gemm import WideGemm
+from quire.device.gpu_kernels import kernel_text
+from quire.executor.graphs.kernels import OWN, source_text
+
+_PRODUCTS = "quire.device.cuda"
+Gemm = SkinnyGemm | WideGemm | WarpgroupGemm
+
+WEIGHT_PARTS = {"w": "const unsigned*", "scales": "const Scale*", "biases": "const T*"}
+"""Names of a matrix's parameters in kernels: codes, scales and biases; a plain matrix has only the
+first.
+"""
+
+
+def linear(gemm: Gemm, outputs: tuple[int, ...], *, offsets: bool) -> str:
+    """Return the source of a product.
+
+    Parameters: rows, x, then weight, y and, with `offsets`, a bias (or 0) for each matrix; of
+    `WarpgroupGemm` with `sharing`, sums and the words that tell of them.
+    """
+    parameters = ["const int* rows", "const T* x"]
+    for n in range(len(outputs)):
+        parameters += [*_weight(gemm, str(n)), f"T* y{n}", *[f"const T* offsets{n}"] * offsets]
+    weight = _parts_of(gemm)
+    names = [*weight, "y", *["offsets"] * offsets]
+    kinds = {name: WEIGHT_PARTS[name] for name in weight} | {"y": "T*", "offsets": "const T*"}
+    chosen = [f"int outputs = {outputs[0]};"]
+    chosen += [f"[[maybe_unused]] {kinds[name]} {name} = {name}0;" for name in names]
+    for n, before in enumerate(parts(gemm, outputs)[:-1], 1):
+        chosen += [
+            f"if (part >= {before}) {{ part -= {before}; outputs = {outputs[n]};",
+            *(f"{name} = {name}{n};" for name in names),
+        ]
+    chosen += ["}" * (len(outputs) - 1)]
+    more: dict[str, object] = {"GELU": 0, "OFFSETS": int(offsets)}
+    lines, words = ["const int x_shape[1] = {*rows};"], _words(gemm)
+    if isinstance(gemm, WarpgroupGemm):
+        more["W_TILES"] = sum(parts(gemm, outputs))
+        more["MATRIX(tile)"] = " ".join(["int part = tile;", *chosen, "const int N = outputs;"])
+        lines += [f"const int w_shape[2] = {{0, {words}}};"]
+    else:
+        more["TILE_X"] = "part"
+        lines += ["int part = blockIdx.x;", *chosen]
+        lines += [f"const int w_shape[2] = {{outputs, {words}}};"]
+    return _product(parameters, lines, gemm, more=more)
+
+
+def by_head(gemm: Gemm, heads: int, x_row: int, x_head: int) -> str:
+    """Return the source of products by head. Parameters: rows, x, weight, y. Each head has its own
+    matrix.
+
+    Args:
+        x_row, x_head: elements from one row, and from one head, of x to the next.
+    """
+    parameters = ["const int* rows", "const T* x", *_weight(gemm), "T* y"]
+    words, groups = _words(gemm), gemm.inputs // gemm.group_size
+    lines = [
+        "const int x_shape[1] = {*rows};",
+        f"const int w_shape[2] = {{{gemm.outputs}, {words}}};",
+        f"w += (size_t)blockIdx.z * {gemm.outputs * words};",
+        f"x += (size_t)blockIdx.z * {x_head};",
+        f"y += (size_t)blockIdx.z * {gemm.outputs};",
+    ]
+    lines += [
+        f"{name} += (size_t)blockIdx.z * {gemm.outputs * groups};" for name in _parts_of(gemm)[1:]
+    ]
+    more = {"GELU": 0, "X_ROW": x_row, "Y_ROW": heads * gemm.outputs}
+    return _product(parameters, lines, gemm, more=more)
+
+
+def parts(gemm: Gemm, outputs: tuple[int, ...]) -> list[int]:
+    """Return how many thread blocks share each matrix."""
+    return [-(-n // gemm.width) for n in outputs]
+
+
+def gated(gemm: Gemm, activation: str) -> str:
+    """Return the source of a gated product.
+
+    Parameters: rows, x, weights of gate and up, y; of `WarpgroupGemm` with `sharing`, sums and the
+    words that tell of them.
+    """
+    parameters = ["const int* rows", "const T* x", *_gate_and_up(gemm), "T* y"]
+    lines = [
+        "const int x_shape[1] = {*rows};",
+        f"const int w_shape[2] = {{{gemm.outputs}, {_words(gemm)}}};",
+    ]
+    more: dict[str, object] = {"GELU": ACTIVATIONS[activation]}
+    if isinstance(gemm, WarpgroupGemm):
+        more["W_TILES"] = -(-gemm.outputs // gemm.width)
+        more["MATRIX(tile)"] = f"const int part = tile, N = {gemm.outputs};"
+    return _product(parameters, lines, gemm, more=more)
+
+
+def experts_first(
+    gemm: Gemm, experts: int, top: int, joined: str | None, activation: str, *, offsets: bool
+) -> str:
+    """Return the source of the experts' first products.
+
+    Parameters: x, weights of one matrix or of gate and up, offsets, order, tiles, y.
+
+    Args:
+        top: number of experts of a row.
+        joined: C expression that joins products `x` and `y` (with a gate); None uses the
+            activation.
+        offsets: whether each matrix has a bias.
+    """
+    parameters = ["const T* x", *(_gate_and_up(gemm) if gemm.gated else _weight(gemm))]
+    if offsets:
+        parameters += ["const T* offsets", "const T* offsets_up"][: 1 + gemm.gated]
+    parameters += ["const int* order", "const int* tiles", "T* y"]
+    more: dict[str, object] = {"TOP": top, "FIRST": 1, "OFFSETS": int(offsets)}
+    more["GELU"] = ACTIVATIONS.get(activation, 0)
+    head = ""
+    if joined is not None:
+        more["JOINED(sums)"] = f"joined(sums[0], sums[{int(gemm.gated)}])"
+        lines = ["__device__ __forceinline__ float joined(float x, float y) {"]
+        lines += ["  x = as_bfloat16(x), y = as_bfloat16(y);", f"  return {joined};", "}\n"]
+        head = kernel_text(OWN, "rows.cuh") + "\n".join(lines)
+    return _experts(parameters, gemm, experts, more=more, head=head)
+
+
+def experts_down(gemm: Gemm, experts: int, *, offsets: bool = False) -> str:
+    """Return the source of the experts' last product.
+
+    Parameters: x, weight, offsets if there are any, order, tiles, y.
+    """
+    parameters = ["const T* x", *_weight(gemm), *["const T* offsets"] * offsets]
+    parameters += ["const int* order", "const int* tiles", "T* y"]
+    more = {"GELU": 0, "TOP": 1, "OFFSETS": int(offsets)}
+    return _experts(parameters, gemm, experts, more=more)
+
+
+def _gate_and_up(gemm: Gemm) -> list[str]:
+    return [*_weight(gemm), *_weight(gemm, "_up")]
+
+
+def _parts_of(gemm: Gemm) -> list[str]:
+    """Return the names of a matrix's parameters."""
+    return list(WEIGHT_PARTS)[: 1 if gemm.bits == 16 else 3 if gemm.mode == "affine" else 2]
+
+
+def _weight(gemm: Gemm, suffix: str = "") -> list[str]:
+    """Return the parameters of one matrix, as `Recorder.matrix` gives them."""
+    return [f"{WEIGHT_PARTS[name]} {name}{suffix}" for name in _parts_of(gemm)]
+
+
+def matrix_parameters() -> list[str]:
+    """Return the parameters of one matrix in affine codes."""
+    return [f"{kind} {name}" for name, kind in WEIGHT_PARTS.items()]
+
+
+def _words(gemm: Gemm) -> int:
+    return gemm.inputs * gemm.bits // 32
+
+
+def _experts(
+    parameters: list[str], gemm: Gemm, experts: int, more: Mapping[str, object], head: str = ""
+) -> str:
+    lines = [f"const int w_shape[3] = {{{experts}, {gemm.outputs}, {_words(gemm)}}};"]
+    return _product(parameters, lines, gemm, more=more, functions=head)
+
+
+def _product(
+    parameters: list[str],
+    lines: list[str],
+    gemm: Gemm,
+    more: Mapping[str, object],
+    functions: str = "",
+) -> str:
+    head, body = product_functions(), kernel_text(_PRODUCTS, gemm.source)
+    if isinstance(gemm, WarpgroupGemm):
+        head += gemm.functions
+        parameters = [*parameters, *["float* sums", "unsigned* stored"] * gemm.sharing]
+    head += functions
+    defines = {**gemm.defines, **more, "READY": "wait_for_others()"}
+    before = "\n".join(lines)
+    return source_text(
+        parameters,
+        body,
+        gemm.threads,
+        defines=defines,
+        head=head,
+        before=before,
+        resident=gemm.resident,
+    )
