@@ -231,6 +231,21 @@ def test_one_line_a_request_says_how_it_went(
     assert second.startswith(f"POST {CHAT} 404 ")
 
 
+def test_slots_are_the_running_streams_and_an_idle_one(serve: Serve) -> None:
+    served = serve(lambda _: Script(silent=True, reuse=None))
+    slots = f"{served.url}/slots"
+    idle = {"id": 0, "n_ctx": 4096, "is_processing": False}
+    assert HTTP.get(slots).json() == [idle]
+    with leaving(served.url, CHAT, {**ASK, "stream": True}):
+        wait_until(lambda: len(HTTP.get(slots).json()) == 2)
+        busy, last = HTTP.get(slots).json()
+        assert busy["is_processing"]
+        assert busy["n_prompt_tokens"] > 0
+        assert busy["next_token"] == [{"has_next_token": True, "n_decoded": 0}]
+        assert last == {**idle, "id": 1}
+    assert HTTP.get(slots, params={"model": "other"}).status_code == 404
+
+
 def test_nothing_is_said_of_the_reuse_of_a_prompt_that_was_never_read(
     serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -84,8 +84,6 @@ def document(operations: Sequence[Operation], names: Sequence[str]) -> dict[str,
             schema["properties"]["model"] = {"enum": [*names, None] if optional else [*names]}
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
-        if not operation.listed:
-            continue
         described = _describe(operation)
         if operation.body is not None:
             content = {JSON: {"schema": bodies[operation.body]}}
@@ -127,7 +125,7 @@ def _describe(operation: Operation) -> dict[str, Any]:
         for status in sorted(statuses)
     }
     if operation.answers:
-        content = {media: _content(media) for media in operation.answers}
+        content = {media: _content(media, operation.value) for media in operation.answers}
         responses["200"] = {"description": "The answer", "content": content}
     described: dict[str, Any] = {"summary": operation.summary, "responses": responses}
     names = re.findall(r"\{(\w+)\}", operation.template)
@@ -146,11 +144,11 @@ def _describe(operation: Operation) -> dict[str, Any]:
     return described
 
 
-def _content(media: str) -> dict[str, Any]:
-    """Return an answer's schema. OpenAPI 3.1 cannot describe the events of a stream."""
+def _content(media: str, value: str) -> dict[str, Any]:
+    """Return an answer's schema: of JSON, a `value`. OpenAPI 3.1 cannot describe a stream's events."""
     if media in (EVENTS, LINES):
         return {}
-    return {"schema": {"type": "object" if media == JSON else "string"}}
+    return {"schema": {"type": value if media == JSON else "string"}}
 
 
 class OpenApi:

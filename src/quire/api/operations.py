@@ -81,9 +81,9 @@ class Operation:
         body: the model of the request's body; None if it has none. Requests with a body take a
             slot and hold a model.
         answers: media types of a successful answer.
+        value: the type of a successful JSON answer, as JSON schemas name it.
         open: whether it is allowed without a key.
         statuses: error statuses in addition to those of every operation.
-        listed: whether it appears in `/openapi.json`.
         query: the model of the URL's parameters; None if it has none.
         form: whether the body is a form with a file, whose requests take a slot and hold a model.
     """
@@ -94,9 +94,9 @@ class Operation:
     summary: str
     body: type[Wire] | None = None
     answers: tuple[str, ...] = (JSON,)
+    value: str = "object"
     open: bool = False
     statuses: tuple[int, ...] = ()
-    listed: bool = True
     query: type[Wire] | None = None
     form: bool = False
 

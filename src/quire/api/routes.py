@@ -173,7 +173,14 @@ OPERATIONS: tuple[Operation, ...] = (
         summary="Describe a model, at llama.cpp's path",
         statuses=(404,),
     ),
-    Operation(lambda e: e.utilities.slots, "get", "/slots", summary="Not offered", listed=False),
+    Operation(
+        lambda e: e.utilities.slots,
+        "get",
+        path="/slots",
+        summary="List a model's running streams, at llama.cpp's path",
+        value="array",
+        statuses=(404,),
+    ),
     Operation(
         lambda e: e.utilities.detokenize,
         "post",

@@ -26,7 +26,7 @@ from quire.api.shared.pieces import compact
 from quire.api.shared.schema import TokenId, Wire, parse
 from quire.api.shared.thinking import template_variables
 from quire.api.shared.unsupported_media import newest, without_unsupported_media
-from quire.core.errors import Forbidden, NotOffered, RequestError
+from quire.core.errors import Forbidden, RequestError
 from quire.serving.generation import Generation, Thinking
 from quire.serving.model import Model
 from quire.serving.sampling_defaults import NAMES
@@ -336,13 +336,26 @@ class Utilities:
         return JSONResponse({"version": quire.__version__})
 
     async def slots(self, request: Request) -> Response:
-        """Refuse `GET /slots`: it is not offered, and not part of the API's description."""
-        raise NotOffered(
-            "This server has no slots: all requests share one batch and one KV cache. 'GET "
-            "/metrics' with "
-            "'Accept: application/json' lists the streams that run.",
-            code="not_implemented",
-        )
+        """Answer `GET /slots`, in llama.cpp's form, for the model named by `model`, else the first:
+        the caller's running streams, and an idle slot, since all share one batch.
+        """
+        model = self._server.models.find(request.query_params.get("model"))
+        context = None if model.info is None else model.info.context_length
+        streams = self._server.metrics.of(caller_of(request.scope)).streams.view()
+        own = [each for each in streams if each["model"] == model.name]
+        busy = [
+            {
+                "id_task": each["id"],
+                "is_processing": True,
+                "n_prompt_tokens": each["prompt_tokens"],
+                "n_prompt_tokens_processed": each["read_tokens"],
+                "n_prompt_tokens_cache": each["cached_tokens"],
+                "next_token": [{"has_next_token": True, "n_decoded": each["generated_tokens"]}],
+            }
+            for each in own
+        ]
+        slots = [*busy, {"is_processing": False}]
+        return JSONResponse([{"id": n, "n_ctx": context, **each} for n, each in enumerate(slots)])
 
     async def ping(self, request: Request) -> Response:
         """Answer `GET /ping`: an empty answer with the status of `/health`, as SageMaker

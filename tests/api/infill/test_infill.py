@@ -110,9 +110,3 @@ def test_models_without_the_marks_refuse_by_name(serve: Serve) -> None:
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input_suffix")
     answer = HTTP.post(f"{serve().url}/infill", json={"input_prefix": "a", "n": 2})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "n")
-
-
-def test_slots_are_refused_by_name(serve: Serve) -> None:
-    answer = HTTP.get(f"{serve().url}/slots")
-    assert answer.status_code == 501
-    assert "/metrics" in answer.json()["error"]["message"]
