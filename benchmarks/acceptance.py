@@ -30,8 +30,7 @@ from quire.demo import MODEL_DIR
 from quire.device.device import open_device
 from quire.engine.assembly import assemble
 from quire.executor.guessing import FinalStates
-from quire.models.draft_head import DraftHead, open_draft_head
-from quire.models.layers.common import embed
+from quire.models.draft_head import DraftHead, GuessStep, open_draft_head
 from quire.models.weights.loader import LoadedModel, open_model
 from quire.sampling.rows import RowSampling
 from quire.sampling.sampler import sample
@@ -41,6 +40,7 @@ class Recorder:
     """A guesser that guesses nothing, and keeps each state with the token drawn from it."""
 
     layers = range(0)
+    arrays = ()
 
     def __init__(self) -> None:
         self.states: list[mx.array] = []
@@ -59,7 +59,7 @@ def rates(
     loaded: LoadedModel, head: DraftHead, requests: list[Request], sampling: SamplingParams
 ) -> tuple[int, dict[str, float]]:
     """Return the number of guesses, and the share of them that stands, by the way to guess."""
-    recorder = Recorder()
+    recorder, step = Recorder(), GuessStep(loaded.model, head)
     config = EngineConfig(str(MODEL_DIR), kv_memory=64 << 20, speculate="off")
     engine = assemble(loaded, config, guesser=recorder)
     totals: dict[str, float] = {"likeliest": 0.0, "rejection": 0.0, "same noise": 0.0}
@@ -77,8 +77,11 @@ def rates(
         states = mx.concatenate(recorder.states)
         tokens = mx.concatenate(recorder.tokens)
         own = loaded.model.logits(states[1:])
-        embedded = embed(loaded.model.model.embed_tokens, tokens[:-1], states.dtype)
-        guessed = loaded.model.logits(head(states[:-1], embedded))
+        _, guessed = step(states[:-1], step.followed(tokens[:-1]))
+        if step.tokens is not None:  # the other tokens are never guessed
+            whole = mx.full(own.shape, -mx.inf)
+            whole[:, step.tokens] = guessed
+            guessed = whole
         rows = [
             RowSampling(params, len(request.prompt) + 1 + place) for place in range(len(tokens) - 1)
         ]

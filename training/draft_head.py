@@ -40,6 +40,10 @@ MIXTURE: dict[Generator, float] = {
     tools.answer_from_result: 1,
 }
 """Skills, by how often they are drawn: those whose answers are long."""
+WORDS = 768
+"""Tokens that guesses are chosen from: the most frequent ones, 97 of 100 in answers. With a
+quarter of the vocabulary a guess takes two fifths of the time.
+"""
 DEPTH = 3
 """Tokens that are guessed one after the other in training."""
 _BATCH = 512
@@ -155,6 +159,12 @@ def train(data: tuple[Tensor, Tensor, Tensor], epochs: int, width: int) -> Draft
     return head
 
 
+def frequent(tokens: Tensor, count: int) -> Tensor:
+    """Return the most frequent tokens, int32 `[count]`, in ascending order."""
+    best = torch.bincount(tokens[:, 0]).topk(count).indices
+    return best.sort().values.to(torch.int32)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--items", type=int, default=1400)
@@ -171,6 +181,7 @@ def main() -> None:
     print(f"{len(data[0])} positions", flush=True)
     head = train(data, options.epochs, options.width)
     weights = {name: each.detach().to(torch.bfloat16) for name, each in head.state_dict().items()}
+    weights["tokens"] = frequent(data[1], WORDS)
     options.out.parent.mkdir(exist_ok=True)
     save_file(weights, options.out)
     print(f"{options.out}: {options.out.stat().st_size / 1e6:.2f} MB")

@@ -79,6 +79,22 @@ def questions(ends: frozenset[int]) -> list[Request]:
     return asked
 
 
+def test_the_shipped_head_chooses_from_frequent_tokens() -> None:
+    loaded = open_model(str(MODEL_DIR), dtype="float32")
+    head = open_draft_head(loaded.path, loaded.model)
+    assert head is not None
+    tokens = head.tokens
+    assert tokens is not None
+    assert 0 < len(tokens) < loaded.model.vocab_size / 3
+    guesser = TokenGuesser(GuessStep(loaded.model, head))
+    state = mx.random.normal((5, 256), key=mx.random.key(1))
+    last = mx.arange(5) * 31
+    first = guesser(state, last, 2)[:, 0]
+    after, _ = guesser.step(state, guesser.step.followed(last))
+    logits = loaded.model.logits(after)[:, tokens]
+    assert first.tolist() == tokens[mx.argmax(logits, axis=-1)].tolist()
+
+
 def test_a_head_that_does_not_fit_is_refused(tiny: LoadedModel, tmp_path: Path) -> None:
     assert open_draft_head(tmp_path, tiny.model) is None
     path = tmp_path / FILE

@@ -31,10 +31,12 @@ class DraftHead(Module):
     Args:
         hidden: width of the model.
         width: inner width of the head's MLP.
+        words: number of tokens that it chooses guesses from; 0 for all.
     """
 
-    def __init__(self, hidden: int, width: int) -> None:
+    def __init__(self, hidden: int, width: int, words: int = 0) -> None:
         super().__init__()
+        self.tokens = mx.zeros((words,), dtype=mx.int32) if words else None
         self.fc = nn.Linear(2 * hidden, hidden, bias=False)
         self.gate = nn.Linear(hidden, width, bias=False)
         self.up = nn.Linear(hidden, width, bias=False)
@@ -61,10 +63,14 @@ class DraftHead(Module):
 class GuessStep(Module):
     """One step of a draft head, from a state and a token to the next state and its logits.
 
-    The part of `fc` that reads embeddings is applied to the whole table once.
+    The part of `fc` that reads embeddings is applied to the whole table once. A head that chooses
+    from some tokens multiplies by their embeddings alone.
 
     Args:
         model: the model, whose embeddings and logits the head uses.
+
+    Attributes:
+        tokens: ids of the tokens that its logits belong to; None for all, in order.
     """
 
     def __init__(self, model: LanguageModel, head: DraftHead) -> None:
@@ -72,6 +78,9 @@ class GuessStep(Module):
         self.model, self.head = model, head
         hidden = head.norm.weight.shape[-1]
         self.fc = nn.Linear(hidden, hidden, bias=False)
+        self.tokens = head.tokens
+        if head.tokens is not None:
+            self.words = nn.Linear(hidden, len(head.tokens), bias=False)
         use_device_products(self)
         self.fc.weight = mx.contiguous(head.fc.weight[:, :hidden])
         vocab = mx.arange(model.vocab_size)
@@ -79,6 +88,9 @@ class GuessStep(Module):
         unit = UnweightedNorm(_EPS)(embedded)
         self._followed = unit @ head.fc.weight[:, hidden:].T.astype(unit.dtype)
         """`[vocab, hidden]`, what each token adds to the projected state."""
+        if head.tokens is not None:
+            self.words.weight = embedded[head.tokens]
+            mx.eval(self.words.weight)
         mx.eval(self.fc.weight, self._followed)
 
     def followed(self, tokens: mx.array) -> mx.array:
@@ -93,7 +105,12 @@ class GuessStep(Module):
             followed: `[R, hidden]`, see the method.
         """
         after = self.head.after(self.fc(self.head.unit(state)) + followed)
-        return after, self.model.logits(after)
+        return after, self.model.logits(after) if self.tokens is None else self.words(after)
+
+    def likeliest(self, logits: mx.array) -> mx.array:
+        """Return the tokens `[R]` with the largest logits."""
+        best = mx.argmax(logits, axis=-1)
+        return best if self.tokens is None else self.tokens[best]
 
 
 Step = Callable[[mx.array, mx.array], Sequence[mx.array]]
@@ -122,7 +139,7 @@ class TokenGuesser:
         guesses: list[mx.array] = []
         for _ in range(count):
             state, logits = self.compute(state, self.step.followed(tokens))
-            tokens = mx.argmax(logits, axis=-1)
+            tokens = self.step.likeliest(logits)
             guesses.append(tokens)
         return mx.stack(guesses, axis=1).astype(mx.int32)
 
@@ -140,7 +157,8 @@ def open_draft_head(folder: Path, model: LanguageModel) -> DraftHead | None:
     own = model.model.norm.weight.shape[-1]  # a packed table is narrower than its rows
     try:
         width, hidden = weights["gate.weight"].shape
-        head = DraftHead(hidden, width)
+        words = len(weights["tokens"]) if "tokens" in weights else 0
+        head = DraftHead(hidden, width, words)
         use_device_products(head)
         head.load_weights(list(weights.items()))
     except (KeyError, ValueError) as error:
