@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -11,7 +12,7 @@ import numpy.typing as npt
 from quire.cache.specs import ChunkedKV, LayerSpec, RecurrentState, SharedKV, WindowKV
 from quire.core.media import MediaItem, PlacedMedia
 from quire.executor.recurrent_rows import RecurrentRows
-from quire.models.base import LanguageModel, MediaEncoder
+from quire.models.base import ForwardContext, LanguageModel, MediaEncoder
 from quire.models.media_rows import MediaRows
 
 
@@ -33,7 +34,7 @@ class SoloStates:
         self.written[name] = value
 
 
-class SoloStep:
+class SoloStep(ForwardContext):
     """The whole prompt at once, plain attention with an explicit mask from the layer's spec.
 
     Args:
@@ -50,11 +51,9 @@ class SoloStep:
         images: Sequence[PlacedMedia] = (),
         positions: npt.NDArray[np.float32] | None = None,
     ) -> None:
-        self.tokens = mx.array(tokens, dtype=mx.int32)
         places = np.arange(len(tokens), dtype=np.int32)
-        self.positions = mx.array(places if positions is None else positions)
-        self.media = media
-        self.cross = None
+        where = mx.array(places if positions is None else positions)
+        super().__init__(mx.array(tokens, dtype=mx.int32), where, media)
         ends = list(range(1, len(tokens) + 1))
         for image in images:
             if image.item.bidirectional:
@@ -63,9 +62,16 @@ class SoloStep:
         self._layout = layout
         self._stored: dict[int, tuple[mx.array, mx.array]] = {}
         self._chosen: dict[int, mx.array] = {}
-        rows = RecurrentRows([places[None]], self._states)
-        self.convolve, self.delta_rule = rows.convolve, rows.delta_rule
-        self.state_space = rows.state_space
+        self._rows = RecurrentRows([places[None]], self._states)
+
+    def convolve(self, *arguments: Any, **others: Any) -> mx.array:
+        return self._rows.convolve(*arguments, **others)
+
+    def delta_rule(self, *arguments: Any, **others: Any) -> mx.array:
+        return self._rows.delta_rule(*arguments, **others)
+
+    def state_space(self, *arguments: Any, **others: Any) -> mx.array:
+        return self._rows.state_space(*arguments, **others)
 
     def attend(
         self,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 
 from quire.cache.block_manager import BlockManager
@@ -25,6 +26,7 @@ from quire.scheduler.drafting import Drafting
 from quire.scheduler.drafts import Drafter
 from quire.scheduler.plan import SampledTokens, ScheduledSequence, StepPlan, StepResult
 from quire.scheduler.prefill_budget import PrefillBudget
+from quire.scheduler.prefix_sharing import ReadAhead
 from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.sequence import Sequence, SequenceParts
 from tests.support.blocks import kept_blocks, live_blocks
@@ -76,6 +78,7 @@ class Simulation:
     drafters: tuple[Drafter, ...] = ()
 
     def __post_init__(self) -> None:
+        self._held: dict[bytes, HostBlock] = {}
         accepts = None if self.disk is None else self.disk.accepts
         self.manager = BlockManager(self.budget, block_bytes, accepts)
         self.scheduler = Scheduler(
@@ -87,22 +90,23 @@ class Simulation:
             clock=lambda: self.time,
             max_graph_rows=lambda format, media: self.max_graph_rows,
             drafting=Drafting(self.drafters, EveryDraft(), 1 << 20),
+            read_ahead=None if self.disk is None else self._reading_ahead(self.disk),
         )
-        self._held: dict[bytes, HostBlock] = {}
-        if self.disk is not None:
-            self.scheduler.sharing.prefetch = DiskPrefetch(
-                self.scheduler.sharing.index,
-                self.manager,
-                self.disk,
-                lambda pool, block: True,
-                self._held.__setitem__,
-                lambda tokens: float(tokens),
-                clock=lambda: self.time,
-            )
         self._before: tuple[StepPlan, StepResult] | None = None
         self._drawn: dict[tuple[str, int], int] = {}
         self._cuts: Counter[str] = Counter()
         self._steps = 0
+
+    def _reading_ahead(self, disk: ScriptedDisk) -> ReadAhead:
+        return partial(
+            DiskPrefetch,
+            manager=self.manager,
+            tier=disk,
+            matches_pool=lambda pool, page: True,
+            hold_block=self._held.__setitem__,
+            compute_seconds=lambda tokens: float(tokens),
+            clock=lambda: self.time,
+        )
 
     # -- driving -------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 
 from quire.cache.block_manager import BlockManager
 from quire.cache.disk_prefetch import DiskPrefetch
@@ -114,11 +115,19 @@ class Engine:
             identity=self._names.root,
             max_graph_rows=executor.max_graph_rows,
             drafting=Drafting(drafters, draft_lengths or self._worthwhile, vocabulary),
+            read_ahead=None
+            if disk is None
+            else partial(
+                DiskPrefetch,
+                manager=manager,
+                tier=disk,
+                matches_pool=executor.fits,
+                hold_block=executor.contents.hold_block,
+                compute_seconds=prefill_budget.prompt_seconds,
+            ),
         )
         self.prepare, self.users_of = executor.prepare, self._scheduler.users_of
         self._disk = disk
-        if disk is not None:
-            self._use_disk(disk)
         self.constraints = ConstraintFactory(
             loaded.path, vocabulary, loaded.eos_ids, limited=config.stop_on_loop != 0
         )
@@ -314,18 +323,6 @@ class Engine:
         return self._scheduler.take_outputs()
 
     # -- the disk tier -------------------------------------------------------------------------
-
-    def _use_disk(self, disk: DiskTier) -> None:
-        """Let blocks that leave memory go to the disk tier and come back from it."""
-        scheduler = self._scheduler
-        scheduler.sharing.prefetch = DiskPrefetch(
-            scheduler.sharing.index,
-            scheduler.manager,
-            disk,
-            matches_pool=self._executor.fits,
-            hold_block=self._executor.contents.hold_block,
-            compute_seconds=scheduler.prefill_budget.prompt_seconds,
-        )
 
     def close(self) -> None:
         """Drop waiting grammars, and give the disk tier some time to write cached blocks."""

@@ -33,7 +33,7 @@ from quire.executor.step import (
     Unsampled,
     sampled_rows,
 )
-from quire.models.base import CrossRows, LanguageModel
+from quire.models.base import LanguageModel
 from quire.sampling.rows import RowSampling
 from quire.sampling.sampler import sample
 from quire.scheduler.plan import ScheduledSequence, StepPlan, StepResult
@@ -97,9 +97,12 @@ class EagerExecutor:
         """Whether the layers of the step that is being built were launched."""
         self._launch_s = 0.0
         """Seconds that launching the last step took."""
-        self.work_seconds: tuple[float, ...] = ()
 
     # -- facts ---------------------------------------------------------------------------------
+
+    @property
+    def work_seconds(self) -> tuple[float, ...]:
+        return ()
 
     def block_bytes(self, pool: PoolKey) -> int:
         return self.pools.claimed_bytes(pool)
@@ -233,13 +236,14 @@ class EagerExecutor:
 
     def _build_rows(self, plan: StepPlan, running: LaunchedStep | None) -> StepRows:
         before = StepRows() if running is None else running.rows
-        inputs = StepInputs(plan, self._attention, before.row_of, previous=before.tokens)
-        inputs.media = self.media.rows(inputs.sequences)
-        if (attending := inputs.attending()) is not None:
-            states = self.media.cross_states(inputs.sequences, self.pools.block_size)
-            everyone = None if attending.all() else mx.array(attending[:, None])
-            inputs.cross = CrossRows(everyone, states)
-        inputs.adapted = self.adapters.rows(inputs.sequences, inputs.wanted_rows)
+        inputs = StepInputs(
+            plan,
+            self._attention,
+            before.row_of,
+            previous=before.tokens,
+            encoded=self.media,
+            adapters=self.adapters,
+        )
         computed = self._run(inputs)
         if running is None and not self._holds_back():
             self._begin(computed)

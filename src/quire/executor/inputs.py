@@ -7,14 +7,14 @@ from itertools import accumulate
 
 import mlx.core as mx
 import numpy as np
-import numpy.typing as npt
 
 from quire.attention.backend import Scoring
 from quire.attention.step import Attention, preferred_order
 from quire.core.kv_format import KVFormat
 from quire.device.dtypes import int32
 from quire.device.recurrence import DeltaGates
-from quire.executor.adapters import AdaptedRows
+from quire.executor.adapters import AdaptedRows, Adapters
+from quire.executor.encoder_cache import EncoderCache
 from quire.executor.recurrent_rows import RecurrentRows, recurrent_rows, state_rows
 from quire.models.base import CrossRows, ForwardContext
 from quire.models.media_rows import MediaRows
@@ -22,22 +22,24 @@ from quire.scheduler.plan import ScheduledSequence, StepPlan
 from quire.scheduler.positions import joined_positions
 
 
-class _Rows:
-    """The rows of a step as a model sees them. Implements `models.base.ForwardContext`.
+class _Rows(ForwardContext):
+    """The rows of a step as a model sees them.
 
     Attributes:
         sequences: in the order of the rows.
         attention: the attention of the rows.
-        tokens, positions, media, cross: as in `ForwardContext`. Whoever creates the object sets the
-            first two.
     """
 
-    tokens: mx.array
-    positions: mx.array
-    media: MediaRows | None = None
-    cross: CrossRows | None = None
-
-    def __init__(self, sequences: list[ScheduledSequence], attention: Attention) -> None:
+    def __init__(
+        self,
+        sequences: list[ScheduledSequence],
+        attention: Attention,
+        tokens: mx.array,
+        positions: mx.array,
+        media: MediaRows | None = None,
+        cross: CrossRows | None = None,
+    ) -> None:
+        super().__init__(tokens, positions, media, cross)
         self.sequences = sequences
         self._attention = attention
         self.attention = attention.step(sequences)
@@ -102,17 +104,6 @@ class _Rows:
     def sampled_rows_only(self) -> tuple[ForwardContext, mx.array] | None:
         return None
 
-    def attending(self) -> npt.NDArray[np.bool_] | None:
-        """`[T]` whether each row attends to media; None if none does."""
-        if not any(each.crossed for each in self.sequences):
-            return None
-        rows = np.zeros(self._total, bool)
-        for first, each in zip(self._starts, self.sequences, strict=True):
-            for crossed in each.crossed:
-                shift = first - each.start
-                rows[crossed.rows.start + shift : crossed.rows.stop + shift] = True
-        return rows
-
 
 class StepInputs(_Rows):
     """All rows of one step.
@@ -122,12 +113,14 @@ class StepInputs(_Rows):
             the host; None for all.
         ending: sequences of these rows, in order; each has `ScheduledSequence.wanted` of them.
         narrowed: whether the model computed its last layers for these rows only.
-        adapted: the rows with their LoRA adapters; None if no row has one. The executor sets it.
+        adapted: the rows with their LoRA adapters; None if no row has one.
 
     Args:
         sampled: maps a sequence's number to the row of `previous` with its last token, which the
             host has not read.
         previous: `[R]` tokens sampled by the previous step.
+        encoded: rows of the sequences' media; None if they have none.
+        adapters: the adapters that sequences name; None if they name none.
     """
 
     def __init__(
@@ -136,21 +129,32 @@ class StepInputs(_Rows):
         attention: Attention,
         sampled: Mapping[int, int],
         previous: mx.array | None,
+        encoded: EncoderCache | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
-        super().__init__(_in_row_order(plan.sequences, attention.pools.block_size), attention)
+        size = attention.pools.block_size
+        sequences = _in_row_order(plan.sequences, size)
+        super().__init__(
+            sequences,
+            attention,
+            tokens=_gather_tokens(sequences, sampled, previous),
+            positions=mx.array(joined_positions([each.positions for each in sequences])),
+            media=None if encoded is None else encoded.rows(sequences),
+            cross=None if encoded is None else _cross_rows(sequences, encoded, size),
+        )
         wanted = [each.wanted for each in self.sequences]
         self.ending = [each for each, rows in zip(self.sequences, wanted, strict=True) if rows]
         self.wanted: mx.array | None = None
         self.wanted_rows: list[int] | None = None
         self.narrowed = False
-        self.adapted: AdaptedRows | None = None
         if sum(wanted) < self._total:
             firsts = [*self._starts[1:], self._total]
             ends = zip(firsts, wanted, strict=True)
             self.wanted_rows = [row for end, rows in ends for row in range(end - rows, end)]
             self.wanted = int32(self.wanted_rows)
-        self.positions = mx.array(joined_positions([each.positions for each in self.sequences]))
-        self.tokens = self._gather_tokens(sampled, previous)
+        self.adapted: AdaptedRows | None = None
+        if adapters is not None:
+            self.adapted = adapters.rows(sequences, self.wanted_rows)
 
     def sampled_rows_only(self) -> tuple[ForwardContext, mx.array] | None:
         if self.wanted is None or any(each.pooled > 1 for each in self.ending):
@@ -178,9 +182,7 @@ class StepInputs(_Rows):
         return first, self._of_rows(self.sequences[cut:], slice(row, self._total))
 
     def _of_rows(self, sequences: list[ScheduledSequence], rows: slice) -> _Rows:
-        part = _Rows(sequences, self._attention)
-        part.tokens, part.positions = self.tokens[rows], self.positions[..., rows]
-        return part
+        return _Rows(sequences, self._attention, self.tokens[rows], self.positions[..., rows])
 
     def _one_by_one(self, sequences: list[ScheduledSequence], index: mx.array) -> _Rows:
         """Return a step of the wanted rows of some sequences, each as if it were alone."""
@@ -189,10 +191,8 @@ class StepInputs(_Rows):
             for each in sequences
             for row in range(each.end - each.wanted, each.end)
         ]
-        rows = _Rows(ends, self._attention)
-        rows.tokens = self.tokens[index]
-        rows.positions = mx.take(self.positions, index, axis=-1)
-        return rows
+        positions = mx.take(self.positions, index, axis=-1)
+        return _Rows(ends, self._attention, self.tokens[index], positions)
 
     def known_next(self) -> dict[int, int]:
         """Return the token after each chunk that samples nothing, by the chunk's last row."""
@@ -200,26 +200,46 @@ class StepInputs(_Rows):
         pairs = zip(ends, self.sequences, strict=True)
         return {end - 1: each.next_token for end, each in pairs if each.next_token is not None}
 
-    def _gather_tokens(self, sampled: Mapping[int, int], previous: mx.array | None) -> mx.array:
-        """Return the rows' tokens: from the host, or on the device from the previous step."""
-        host: list[int] = []
-        rows: list[int] = []
-        sources: list[int] = []
-        for each in self.sequences:
-            host += each.tokens
-            if len(each.tokens) < each.count:
-                rows.append(len(host))
-                sources.append(sampled[each.number])
-                host.append(0)
-        if not rows:
-            return int32(host)
-        assert previous is not None, "a token is said to be on the device, but no step samples it"
-        if len(rows) == self._total:
-            same = sources == list(range(previous.shape[0]))
-            return previous if same else previous[int32(sources)]
-        mixed = int32(host)
-        mixed[int32(rows)] = previous[int32(sources)]
-        return mixed
+
+def _gather_tokens(
+    sequences: Sequence[ScheduledSequence], sampled: Mapping[int, int], previous: mx.array | None
+) -> mx.array:
+    """Return the rows' tokens: from the host, or on the device from the previous step."""
+    host: list[int] = []
+    rows: list[int] = []
+    sources: list[int] = []
+    for each in sequences:
+        host += each.tokens
+        if len(each.tokens) < each.count:
+            rows.append(len(host))
+            sources.append(sampled[each.number])
+            host.append(0)
+    if not rows:
+        return int32(host)
+    assert previous is not None, "a token is said to be on the device, but no step samples it"
+    if len(rows) == len(host):
+        same = sources == list(range(previous.shape[0]))
+        return previous if same else previous[int32(sources)]
+    mixed = int32(host)
+    mixed[int32(rows)] = previous[int32(sources)]
+    return mixed
+
+
+def _cross_rows(
+    sequences: Sequence[ScheduledSequence], encoded: EncoderCache, block_size: int
+) -> CrossRows | None:
+    """Return the media that rows attend to in cross-attention layers; None if none does."""
+    if not any(each.crossed for each in sequences):
+        return None
+    attending = np.zeros(sum(each.count for each in sequences), bool)
+    first = 0
+    for each in sequences:
+        for crossed in each.crossed:
+            shift = first - each.start
+            attending[crossed.rows.start + shift : crossed.rows.stop + shift] = True
+        first += each.count
+    states = encoded.cross_states(sequences, block_size)
+    return CrossRows(None if attending.all() else mx.array(attending[:, None]), states)
 
 
 def _in_row_order(sequences: Iterable[ScheduledSequence], size: int) -> list[ScheduledSequence]:

@@ -7,10 +7,10 @@ position, and `ForwardContext.attend` lets each row see exactly its visible keys
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -39,10 +39,10 @@ class CrossRows:
     states: mx.array | None
 
 
-class ForwardContext(Protocol):
+class ForwardContext(ABC):
     """A model's view of one step: T rows, one per token, of any number of sequences.
 
-    Attributes:
+    Args:
         tokens: int32 `[T]`; rows of media have the id of their placeholder.
         positions: int32 `[T]`, or float32 `[axes, T]` for multimodal RoPE.
         media: rows of media; None if there are none.
@@ -50,11 +50,17 @@ class ForwardContext(Protocol):
             nothing.
     """
 
-    tokens: mx.array
-    positions: mx.array
-    media: MediaRows | None
-    cross: CrossRows | None
+    def __init__(
+        self,
+        tokens: mx.array,
+        positions: mx.array,
+        media: MediaRows | None = None,
+        cross: CrossRows | None = None,
+    ) -> None:
+        self.tokens, self.positions = tokens, positions
+        self.media, self.cross = media, cross
 
+    @abstractmethod
     def attend(
         self,
         layer: int,
@@ -85,6 +91,7 @@ class ForwardContext(Protocol):
         """
         ...
 
+    @abstractmethod
     def choose(self, layer: int, q: mx.array, k: mx.array, weights: mx.array, limit: int) -> None:
         """Write an indexer's keys, then select keys for each row, for `attend`.
 
@@ -100,6 +107,7 @@ class ForwardContext(Protocol):
         """
         ...
 
+    @abstractmethod
     def convolve(
         self, layer: int, x: mx.array, taps: mx.array, bias: mx.array | None, *, silu: bool
     ) -> mx.array:
@@ -117,6 +125,7 @@ class ForwardContext(Protocol):
         """
         ...
 
+    @abstractmethod
     def delta_rule(
         self, layer: int, mixed: mx.array, gates: DeltaGates, key_heads: int
     ) -> mx.array:
@@ -131,6 +140,7 @@ class ForwardContext(Protocol):
         """
         ...
 
+    @abstractmethod
     def state_space(
         self,
         layer: int,
@@ -154,6 +164,7 @@ class ForwardContext(Protocol):
         """
         ...
 
+    @abstractmethod
     def sampled_rows_only(self) -> tuple[ForwardContext, mx.array] | None:
         """Return a narrowed context for layers after which nothing is stored any more.
 

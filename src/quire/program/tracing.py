@@ -253,8 +253,8 @@ class Variant:
         return made
 
 
-class TracedStep:
-    """The step that a model sees while it is traced: a `models.base.ForwardContext`.
+class TracedStep(ForwardContext):
+    """The step that a model sees while it is traced.
 
     Args:
         part: 1 for the step that `sampled_rows_only` returns.
@@ -271,15 +271,15 @@ class TracedStep:
         self._operations, self._model, self._variant = operations, model, variant
         self._given, self._part = given, part
         self._owner = KVLayout.of(model.layout).owner
-        self.tokens, positions = given[f"tokens.{part}"], given[f"positions.{part}"]
-        self.positions = positions.T if variant.axes else positions
-        self.media: MediaRows | None = None
-        self.cross: CrossRows | None = None
+        positions = given[f"positions.{part}"]
+        media, cross = None, None
         if variant.media and not part:
             levels = tuple(given[f"media.{level}"] for level in range(variant.levels))
-            self.media = MediaRows(given["media.placed"], levels)
+            media = MediaRows(given["media.placed"], levels)
         if variant.crossed and not part:
-            self.cross = CrossRows(given["attending"], given["states"])
+            cross = CrossRows(given["attending"], given["states"])
+        turned = positions.T if variant.axes else positions
+        super().__init__(given[f"tokens.{part}"], turned, media, cross)
 
     def attend(
         self,

@@ -19,7 +19,7 @@ from quire.scheduler.encodings import Encodings
 from quire.scheduler.plan import CrossKeys, EncoderWork, StepPlan
 from quire.scheduler.prefill_budget import PrefillBudget
 from quire.scheduler.prefill_split import PrefillSplit, whole_shares
-from quire.scheduler.prefix_sharing import PrefixSharing
+from quire.scheduler.prefix_sharing import PrefixSharing, ReadAhead
 from quire.scheduler.rows import PlannedRows, block_copies
 from quire.scheduler.sequence import Sequence, Status
 
@@ -38,6 +38,7 @@ class Planner:
             its sequences and whether it reads media. In formats with tails the rows of a sequence
             must lie in one block.
         drafting: drafts tokens for sequences that have drafters.
+        read_ahead: see `PrefixSharing`.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Planner:
         clock: Callable[[], float],
         max_graph_rows: Callable[[KVFormat, bool], int],
         drafting: Drafting,
+        read_ahead: ReadAhead | None = None,
     ) -> None:
         self.counters = Counters()
         self.sharing = PrefixSharing(
@@ -58,6 +60,7 @@ class Planner:
             block_size=config.block_size,
             snapshot_every=config.snapshot_every,
             enabled=config.prefix_cache,
+            read_ahead=read_ahead,
         )
         self.tables = BlockTables(groups, manager, config.block_size)
         self.encodings = Encodings(prefill_budget.room(0), self.tables.cross.written)

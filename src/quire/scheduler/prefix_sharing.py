@@ -5,7 +5,7 @@ The scheduler calls it before it admits a sequence, and reports after each plan 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import takewhile
 
 from quire.cache.block_manager import BlockManager
@@ -20,6 +20,10 @@ from quire.scheduler.sequence import PrefixCursor, Sequence
 _NOT_FOUND = (MissKind.NEW, MissKind.DIFFERENCE, MissKind.END)
 
 
+ReadAhead = Callable[[PrefixIndex], DiskPrefetch]
+"""Returns what reads blocks of an index back from the disk tier."""
+
+
 class PrefixSharing:
     """Prefix reuse among sequences. Owns the prefix index and each sequence's cursor.
 
@@ -27,6 +31,8 @@ class PrefixSharing:
         block_size: tokens per block.
         snapshot_every: tokens between two recurrent snapshots of a prompt.
         enabled: whether prefixes are shared at all.
+        read_ahead: returns what reads blocks of the index back from the disk tier; None without
+            one.
     """
 
     def __init__(
@@ -36,10 +42,10 @@ class PrefixSharing:
         block_size: int,
         snapshot_every: int,
         enabled: bool,
+        read_ahead: ReadAhead | None = None,
     ) -> None:
         self.index = PrefixIndex(groups, manager, block_size)
-        self.prefetch: DiskPrefetch | None = None
-        """Reads blocks back from the disk tier; None without one."""
+        self._prefetch = None if read_ahead is None else read_ahead(self.index)
         self._attention = tuple(attention_groups(groups))
         self._recurrent = tuple(recurrent_groups(groups))
         self._manager = manager
@@ -89,11 +95,11 @@ class PrefixSharing:
             return None
         if self._recurrent and self._state_is_coming(sequence, match, keys[:following]):
             return None
-        if self.prefetch is not None:
+        if self._prefetch is not None:
             prompt = WantedPrefix(
                 cursor.identity, sequence.format, tokens=progress.content, keys=keys
             )
-            reading = self.prefetch.start(prompt, match.length, cursor.reading)
+            reading = self._prefetch.start(prompt, match.length, cursor.reading)
             cursor.reading = reading or cursor.reading
             end = cursor.reading.end * size if cursor.reading else -1
             if match.miss is not None and match.length == end:
@@ -122,9 +128,9 @@ class PrefixSharing:
         """Return whether a part of the prompt is still being read from disk. Index finished
         parts.
         """
-        if self.prefetch is None or sequence.prefix.reading is None:
+        if self._prefetch is None or sequence.prefix.reading is None:
             return False
-        return not self.prefetch.settle(sequence.prefix.reading)
+        return not self._prefetch.settle(sequence.prefix.reading)
 
     def ignore(self, sequence: Sequence, kind: MissKind) -> None:
         """Exclude a sequence from reuse, for a reason that its output names."""
@@ -249,7 +255,7 @@ class PrefixSharing:
         length = sequence.progress.prompt_length
         ends = {length - 1, sequence.prefix.parting}
         wanted = {*sequence.request.snapshots, *range(every, length, every), *ends}
-        if self.prefetch is not None:  # the disk holds states at block ends only
+        if self._prefetch is not None:  # the disk holds states at block ends only
             wanted.update(end // size * size for end in ends)
         if sequence.format.has_tail:
             wanted = {position // size * size for position in wanted}

@@ -28,6 +28,7 @@ from quire.scheduler.limits import Limits, largest_item
 from quire.scheduler.plan import SampledTokens, StepPlan, StepResult
 from quire.scheduler.planner import Planner
 from quire.scheduler.prefill_budget import PrefillBudget
+from quire.scheduler.prefix_sharing import ReadAhead
 from quire.scheduler.sequence import Sequence, SequenceParts, Status
 
 
@@ -39,6 +40,7 @@ class Scheduler:
         clock: returns seconds, for deadlines and waiting times.
         max_graph_rows: see `Planner`.
         drafting: see `Planner`; None turns drafting off.
+        read_ahead: see `PrefixSharing`.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         max_graph_rows: Callable[[KVFormat, bool], int] = lambda format, media: 0,
         drafting: Drafting | None = None,
+        read_ahead: ReadAhead | None = None,
     ) -> None:
         self.config = config
         self.groups = groups
@@ -69,6 +72,7 @@ class Scheduler:
             clock=clock,
             max_graph_rows=max_graph_rows,
             drafting=self.drafting,
+            read_ahead=read_ahead,
         )
         self._admission = self._planner.admission
         self.sharing = self._planner.sharing
