@@ -44,6 +44,7 @@ from quire.scheduler.limits import Limits
 from quire.scheduler.plan import StepPlan, StepResult
 from quire.scheduler.positions import TokenPositions
 from quire.scheduler.prefill_budget import MeasuredSteps, PrefillBudget
+from quire.scheduler.prefix_sharing import ReadAhead
 from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.sequence import SequenceParts
 from quire.speculation.drafters import allowed
@@ -115,16 +116,7 @@ class Engine:
             identity=self._names.root,
             max_graph_rows=executor.max_graph_rows,
             drafting=Drafting(drafters, draft_lengths or self._worthwhile, vocabulary),
-            read_ahead=None
-            if disk is None
-            else partial(
-                DiskPrefetch,
-                manager=manager,
-                tier=disk,
-                matches_pool=executor.fits,
-                hold_block=executor.contents.hold_block,
-                compute_seconds=prefill_budget.prompt_seconds,
-            ),
+            read_ahead=_reading_ahead(disk, manager, executor, budget=prefill_budget),
         )
         self.prepare, self.users_of = executor.prepare, self._scheduler.users_of
         self._disk = disk
@@ -435,3 +427,19 @@ def _known_seconds(scheduler: Scheduler, plan: StepPlan, *, graphed: bool = Fals
 def _block_names(loaded: LoadedModel, config: EngineConfig) -> BlockNames:
     skipped = skipped_layers(loaded.model.own_layout, config.kv_skip_layers)
     return BlockNames(loaded.fingerprint, config.block_size, config.kv_format, skipped=skipped)
+
+
+def _reading_ahead(
+    disk: DiskTier | None, manager: BlockManager, executor: Executor, budget: PrefillBudget
+) -> ReadAhead | None:
+    """Return how blocks come back from the disk tier, if there is one."""
+    if disk is None:
+        return None
+    return partial(
+        DiskPrefetch,
+        manager=manager,
+        tier=disk,
+        matches_pool=executor.fits,
+        hold_block=executor.contents.hold_block,
+        compute_seconds=budget.prompt_seconds,
+    )

@@ -97,12 +97,9 @@ class EagerExecutor:
         """Whether the layers of the step that is being built were launched."""
         self._launch_s = 0.0
         """Seconds that launching the last step took."""
+        self.work_seconds: tuple[float, ...] = ()
 
     # -- facts ---------------------------------------------------------------------------------
-
-    @property
-    def work_seconds(self) -> tuple[float, ...]:
-        return ()
 
     def block_bytes(self, pool: PoolKey) -> int:
         return self.pools.claimed_bytes(pool)
