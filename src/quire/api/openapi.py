@@ -145,7 +145,10 @@ def _describe(operation: Operation) -> dict[str, Any]:
 
 
 def _content(media: str, value: str) -> dict[str, Any]:
-    """Return an answer's schema: of JSON, a `value`. OpenAPI 3.1 cannot describe a stream's events."""
+    """Return an answer's schema: of JSON, a `value`.
+
+    OpenAPI 3.1 cannot describe the events of a stream.
+    """
     if media in (EVENTS, LINES):
         return {}
     return {"schema": {"type": value if media == JSON else "string"}}
