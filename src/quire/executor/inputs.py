@@ -39,7 +39,7 @@ class _Rows(ForwardContext):
         media: MediaRows | None = None,
         cross: CrossRows | None = None,
     ) -> None:
-        super().__init__(tokens, positions, media, cross)
+        super().__init__(tokens, positions, media=media, cross=cross)
         self.sequences = sequences
         self._attention = attention
         self.attention = attention.step(sequences)
@@ -182,7 +182,8 @@ class StepInputs(_Rows):
         return first, self._of_rows(self.sequences[cut:], slice(row, self._total))
 
     def _of_rows(self, sequences: list[ScheduledSequence], rows: slice) -> _Rows:
-        return _Rows(sequences, self._attention, self.tokens[rows], self.positions[..., rows])
+        tokens, positions = self.tokens[rows], self.positions[..., rows]
+        return _Rows(sequences, self._attention, tokens=tokens, positions=positions)
 
     def _one_by_one(self, sequences: list[ScheduledSequence], index: mx.array) -> _Rows:
         """Return a step of the wanted rows of some sequences, each as if it were alone."""
@@ -192,7 +193,7 @@ class StepInputs(_Rows):
             for row in range(each.end - each.wanted, each.end)
         ]
         positions = mx.take(self.positions, index, axis=-1)
-        return _Rows(ends, self._attention, self.tokens[index], positions)
+        return _Rows(ends, self._attention, tokens=self.tokens[index], positions=positions)
 
     def known_next(self) -> dict[int, int]:
         """Return the token after each chunk that samples nothing, by the chunk's last row."""

@@ -279,7 +279,7 @@ class TracedStep(ForwardContext):
         if variant.crossed and not part:
             cross = CrossRows(given["attending"], given["states"])
         turned = positions.T if variant.axes else positions
-        super().__init__(given[f"tokens.{part}"], turned, media, cross)
+        super().__init__(given[f"tokens.{part}"], turned, media=media, cross=cross)
 
     def attend(
         self,
