@@ -50,7 +50,7 @@ class Product:
     threads: int
     shared: int
     sums: int
-    stored: int
+    flags: int
     chosen: bool
 
 
@@ -88,7 +88,7 @@ def measured(product: Product) -> dict[str, Any]:
     count = mx.array(np.array([product.rows] * 4, np.int32))
     together: list[mx.array] = []
     if product.sums:
-        together = [mx.zeros((product.sums // 4,)), mx.zeros((product.stored,), mx.uint32)]
+        together = [mx.zeros((product.sums // 4,)), mx.zeros((product.flags,), mx.uint32)]
     mx.eval(x, y, count, weights, together)
     (function,) = compiler().functions([product.source])
     launches = []
@@ -150,7 +150,7 @@ def _cut(
             gemm.threads,
             gemm.shared,
             gemm.sums(grid[0]) if isinstance(gemm, WarpgroupGemm) else 0,
-            gemm.stored(grid[0]) if isinstance(gemm, WarpgroupGemm) else 0,
+            gemm.flags(grid[0]) if isinstance(gemm, WarpgroupGemm) else 0,
             cut == cuts[0],
         )
     module.chosen = choose

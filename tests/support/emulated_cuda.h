@@ -305,11 +305,11 @@ template <int N>
 static inline void wgmma_shared_turned(float (&c)[N], Tile w, Tile x, int slice, int add = 1) {
   of_shared(c, w, slice, add, [&](const uint* a) { wgmma_turned(c, a[0], a[1], a[2], a[3], x, slice); });
 }
-static inline void say(uint* word) { *word = 1; }
-static inline void await_said(const uint* word) {
-  if (!*word) emulated::fail("awaits a thread block that has not run", 0, 0);
+static inline void set_flag(uint* flag) { *flag = 1; }
+static inline void await_flag(const uint* flag) {
+  if (!*flag) emulated::fail("awaits a thread block that has not run", 0, 0);
 }
-static inline float4 of_others(const float4* at) { return *at; }
+static inline float4 stored_by_another(const float4* at) { return *at; }
 template <int COUNT>
 static inline void keep_registers() {}
 template <int COUNT>

@@ -153,18 +153,18 @@ def test_warpgroups_multiply_by_codes_and_numbers(
     assert gemm.stages < inputs // 64
     grid = gemm.grid(sum(product_kernels.parts(gemm, outputs)))
     sums = mx.zeros((gemm.sums(grid[0]) // 4,))
-    stored = mx.zeros((gemm.stored(grid[0]),), mx.uint32)
-    for _ in range(1 + sharing):  # a launch leaves the words as they were
+    flags = mx.zeros((gemm.flags(grid[0]),), mx.uint32)
+    for _ in range(1 + sharing):  # a launch leaves the flags as they were
         found = [mx.zeros((rows, each), mx.bfloat16) for each in outputs]
         given = [number(rows), x]
         for (*weight, _), y, offset in zip(matrices, found, offsets, strict=True):
             given += [*weight, y, offset]
-        given += [sums, stored] * sharing
+        given += [sums, flags] * sharing
         run(product_kernels.linear(gemm, outputs, offsets=True), gemm, given, grid)
         for (*_, numbers), y, offset in zip(matrices, found, offsets, strict=True):
             expected = x.astype(mx.float32) @ numbers.T + offset.astype(mx.float32)
             assert error(y, expected) < 4e-3
-    assert not stored.any().item()
+    assert not flags.any().item()
 
 
 @pytest.mark.parametrize("rows", everyday([1, 3, 20], (3,).__contains__))

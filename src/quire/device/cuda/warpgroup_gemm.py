@@ -58,7 +58,7 @@ class WarpgroupGemm:
         mode: of codes, in MLX's terms; other than affine ones are floats.
         tile: pairs of row and expert in a tile of experts, one of `EXPERT_TILES`.
         sharing: whether thread blocks have equal shares of all tiles' columns, and add up what they
-            have of one tile. They need memory for that: see `sums` and `stored`.
+            have of one tile. They need memory for that: see `sums` and `flags`.
     """
 
     inputs: int
@@ -104,8 +104,8 @@ class WarpgroupGemm:
         """Bytes of the sums that so many thread blocks may leave to others."""
         return blocks * self.cut.rows * 64 * self.cut.warpgroups * 4
 
-    def stored(self, blocks: int) -> int:
-        """Number of words, 0 at first, by which so many thread blocks tell of such sums."""
+    def flags(self, blocks: int) -> int:
+        """Number of flags, 0 at first, by which so many thread blocks announce such sums."""
         return blocks * 4 * self.cut.warpgroups
 
     @property

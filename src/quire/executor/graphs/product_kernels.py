@@ -24,7 +24,7 @@ def linear(gemm: Gemm, outputs: tuple[int, ...], *, offsets: bool) -> str:
     """Return the source of a product.
 
     Parameters: rows, x, then weight, y and, with `offsets`, a bias (or 0) for each matrix; of
-    `WarpgroupGemm` with `sharing`, sums and the words that tell of them.
+    `WarpgroupGemm` with `sharing`, sums and flags.
     """
     parameters = ["const int* rows", "const T* x"]
     for n in range(len(outputs)):
@@ -84,8 +84,8 @@ def parts(gemm: Gemm, outputs: tuple[int, ...]) -> list[int]:
 def gated(gemm: Gemm, activation: str) -> str:
     """Return the source of a gated product.
 
-    Parameters: rows, x, weights of gate and up, y; of `WarpgroupGemm` with `sharing`, sums and the
-    words that tell of them.
+    Parameters: rows, x, weights of gate and up, y; of `WarpgroupGemm` with `sharing`, sums and
+    flags.
     """
     parameters = ["const int* rows", "const T* x", *_gate_and_up(gemm), "T* y"]
     lines = [
@@ -178,7 +178,7 @@ def _product(
     head, body = product_functions(), kernel_text(_PRODUCTS, gemm.source)
     if isinstance(gemm, WarpgroupGemm):
         head += gemm.functions
-        parameters = [*parameters, *["float* sums", "unsigned* stored"] * gemm.sharing]
+        parameters = [*parameters, *["float* sums", "unsigned* flags"] * gemm.sharing]
     head += functions
     defines = {**gemm.defines, **more, "READY": "wait_for_others()"}
     before = "\n".join(lines)

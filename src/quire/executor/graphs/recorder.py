@@ -290,8 +290,8 @@ class Recorder:
         if not isinstance(gemm, WarpgroupGemm) or not gemm.sharing:
             return [], []
         sums = self.buffer(gemm.sums(blocks), reads)
-        stored = self.constant(mx.zeros((gemm.stored(blocks),), mx.uint32))
-        return [sums.address, stored], [sums]
+        flags = self.constant(mx.zeros((gemm.flags(blocks),), mx.uint32))
+        return [sums.address, flags], [sums]
 
     def matrix(self, matrix: ProductMatrix) -> tuple[int, ...]:
         """Return the addresses of a matrix's arrays."""

@@ -47,18 +47,18 @@ __device__ __forceinline__ void await_barrier(unsigned long long* barrier, int o
       : "=r"(ended) : "r"((unsigned)__cvta_generic_to_shared(barrier)), "r"(odd) : "memory");
   } while (!ended);
 }
-// Tells a later thread block that what this warp stored is in memory, in a word that was 0.
-__device__ __forceinline__ void say(unsigned* word) {
-  asm volatile("st.release.gpu.global.u32 [%0], 1;" :: "l"(word) : "memory");
+// Sets a flag, which was 0, when what this warp has stored is visible to other thread blocks.
+__device__ __forceinline__ void set_flag(unsigned* flag) {
+  asm volatile("st.release.gpu.global.u32 [%0], 1;" :: "l"(flag) : "memory");
 }
-__device__ __forceinline__ void await_said(const unsigned* word) {
-  unsigned said;
+__device__ __forceinline__ void await_flag(const unsigned* flag) {
+  unsigned set;
   do {
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(said) : "l"(word) : "memory");
-  } while (!said);
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(set) : "l"(flag) : "memory");
+  } while (!set);
 }
-// What another thread block stored, and said so.
-__device__ __forceinline__ float4 of_others(const float4* at) {
+// Loads what another thread block stored before it set its flag.
+__device__ __forceinline__ float4 stored_by_another(const float4* at) {
   float4 found;
   asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];"
     : "=f"(found.x), "=f"(found.y), "=f"(found.z), "=f"(found.w) : "l"(at) : "memory");

@@ -4,7 +4,7 @@
   // coded. x is the right operand, in shared memory. With GATED, 8 rows of one matrix and 8 of the other alternate.
   // One more group copies steps of 64 columns of W and x to STAGES stages in shared memory.
   // With SHARING, thread blocks have equal shares of all tiles' steps (Stream-K, Osama et al. 2023). Who has the last
-  // steps of a tile adds what the blocks before stored in `sums`, and said so in `stored`: for each warp, 0 or 1.
+  // steps of a tile adds what the blocks before stored in `sums`, once their `flags` are set: one for each warp.
   // Otherwise a thread block makes a tile: (blockIdx.x, blockIdx.y) of W and of x.
   // With EXPERTS, W is a matrix an expert, and a tile is pairs of row and expert: expert, first
   // place, count.
@@ -336,7 +336,7 @@
       for (int j = 0; j < ROWS / 8; j++)
         sums_of(blockIdx.x)[j * 32 * WARPS] = make_float4(acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]);
       __syncwarp();
-      if (lane == 0) say(stored + blockIdx.x * WARPS + warp);
+      if (lane == 0) set_flag(flags + blockIdx.x * WARPS + warp);
       continue;
     }
     // The last blocks before this one have the tile's steps up to `done.begin`.
@@ -346,19 +346,20 @@
       do others++;
       while (first_step_of(blockIdx.x - others) > tile_begin);
     for (int other = 1 + lane; other <= others; other += 32)
-      await_said(stored + (blockIdx.x - other) * WARPS + warp);
+      await_flag(flags + (blockIdx.x - other) * WARPS + warp);
     __syncwarp();
-    #pragma unroll (ROWS * WARPGROUPS <= 192 ? 2 : 1)  // more do not fit into registers
+    constexpr int AT_ONCE = ROWS * WARPGROUPS <= 192 ? 2 : 1;  // more do not fit into registers
+    #pragma unroll AT_ONCE
     for (int other = 1; other <= others; other++) {
       const float4* const from = sums_of(blockIdx.x - other);
       #pragma unroll
       for (int j = 0; j < ROWS / 8; j++) {
-        const float4 more = of_others(from + j * 32 * WARPS);
+        const float4 more = stored_by_another(from + j * 32 * WARPS);
         acc[4 * j] += more.x, acc[4 * j + 1] += more.y, acc[4 * j + 2] += more.z, acc[4 * j + 3] += more.w;
       }
     }
     __syncwarp();
-    for (int other = 1 + lane; other <= others; other += 32) stored[(blockIdx.x - other) * WARPS + warp] = 0;
+    for (int other = 1 + lane; other <= others; other += 32) flags[(blockIdx.x - other) * WARPS + warp] = 0;
 #endif
     int first;
     const int there = rows_of(done, first);
