@@ -146,7 +146,7 @@ def test_warpgroups_multiply_by_codes_and_numbers(
     packing: Packing, cut: Cut, sharing: bool
 ) -> None:
     """More steps than stages, two matrices, rows of W that are no multiple of a tile, biases."""
-    rows, inputs, outputs = 70, 704, (144, 48)
+    rows, inputs, outputs = 70, 768, (144, 48)
     matrices = [matrix(each, inputs, packing, seed) for seed, each in enumerate(outputs)]
     x, offsets = random(rows, inputs, seed=1), [mx.arange(n).astype(mx.bfloat16) for n in outputs]
     gemm = warpgroups(inputs, sum(outputs), packing, 128, SHARING, sharing=sharing)

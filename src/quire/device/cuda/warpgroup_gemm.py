@@ -98,7 +98,8 @@ class WarpgroupGemm:
     def _together(self, tiles: int) -> int:
         """Return how many thread blocks share so many tiles."""
         steps = tiles * (self.inputs // 64)
-        return max(1, min(self.card.multiprocessors, steps // _LEAST_STEPS))
+        # The kernel multiplies steps by thread blocks in 32 bits.
+        return max(1, min(self.card.multiprocessors, steps // _LEAST_STEPS, (2**32 - 1) // steps))
 
     def sums(self, blocks: int) -> int:
         """Bytes of the sums that so many thread blocks may leave to others."""

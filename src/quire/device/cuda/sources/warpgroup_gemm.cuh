@@ -39,7 +39,7 @@
 #if EXPERTS
   READY;
   const int* const pairs = tiles + blockIdx.y * 3;
-  const int count = pairs[2], all_rows = 0, row_tiles = gridDim.y;
+  const int count = pairs[2], row_tiles = gridDim.y;
   if (count == 0) return;
   const size_t expert = pairs[0];
   const int N = w_shape[1], words = w_shape[2];
@@ -55,7 +55,7 @@
   const int K = words * 32 / BITS, all_steps = K / 64;
   // The steps of this thread block among those of all tiles, which lie W tile by W tile.
   const auto first_step_of = [&](int block) {
-    return (int)((long long)W_TILES * row_tiles * all_steps * block / gridDim.x);
+    return (int)((unsigned)W_TILES * row_tiles * all_steps * block / gridDim.x);
   };
   const int tile_here = blockIdx.x * row_tiles + blockIdx.y;
   const int low = SHARING ? first_step_of(blockIdx.x) : tile_here * all_steps;
@@ -117,7 +117,7 @@
       x_at += (size_t)(first + min(x_row, there - 1)) * (X_ROW / 8);
 #endif
       // Of whole tiles all addresses are one and a constant. Beyond an edge, its row is copied again.
-      const bool whole_w = (part + 1) * WIDTH <= N, whole_x = there == ROWS;
+      const bool whole_w = (part + 1) * WIDTH <= N;
       const auto copy_w = [&](int to) {
         if (whole_w) {
           #pragma unroll
@@ -133,13 +133,13 @@
       };
       const auto copy_x = [&](int to) {
 #if EXPERTS && FIRST
-        #pragma unroll 4
+        #pragma unroll 2
         for (int i = 0; i < X_STEP / COPYING; i++) {
           const int place = first + min(x_row + i * X_PASS, there - 1);
           copy_of_line(x_to + to * STAGE + i * COPYING, x_at + (size_t)(order[place] / TOP) * (X_ROW / 8));
         }
 #else
-        if (whole_x) {
+        if (there == ROWS) {
           #pragma unroll
           for (int i = 0; i < X_STEP / COPYING; i++)
             copy_of_line(x_to + to * STAGE + i * COPYING, x_at + i * X_PASS * (X_ROW / 8));
