@@ -333,7 +333,8 @@ def test_products_of_floats_compile(packing: Packing, tmp_path: Path) -> None:
             text = product_kernels.experts_down(gemm, 32, offsets=True)
         else:
             text = product_kernels.linear(gemm, (4096, 1024, 1024), offsets=True)
-        assert_compiles(text, folder)
+        shares = isinstance(gemm, WarpgroupGemm) and gemm.sharing  # three matrices: a few addresses
+        assert_compiles(text, folder, spilled=16 if shares else 0)
 
 
 @pytest.mark.parametrize("card", CARDS, ids=str)
