@@ -1,4 +1,4 @@
-"""What a model answers under a KV format: greedy answers, and the share of right ones."""
+"""Measures greedy answers of a model under a KV format, and the share of right ones."""
 
 from __future__ import annotations
 

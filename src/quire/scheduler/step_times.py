@@ -30,7 +30,7 @@ class StepTimes:
         self._own: dict[int, tuple[float, float]] = {}
         """Rows and seconds of each range's point, by its upper end."""
         self._points: list[tuple[float, float]] = []
-        """The same points, both numbers ascending."""
+        """The points of `_own` as a curve: rows and seconds both ascend."""
         self._arrays: tuple[Floats, Floats] | None = None
         """The points' rows and seconds, once asked for."""
 

@@ -29,15 +29,7 @@ class HeadRecording(ValueRecording):
         arguments = [recorder.inputs.rows, x.address, *recorder.matrix(weight), y.address]
         grid = -(-outputs // gemm.width), gemm.blocks, heads
         source = product_kernels.by_head(gemm, heads, x.row, x_head=x.head)
-        recorder.add(
-            source,
-            grid,
-            gemm.threads,
-            arguments=arguments,
-            reads=[x.buffer],
-            writes=[y],
-            shared=gemm.shared,
-        )
+        recorder.add_product(gemm, source, grid, arguments=arguments, reads=[x.buffer], writes=[y])
 
     def _rotate(self, node: Node) -> None:
         """Record the rotation of heads by position (RoPE)."""

@@ -121,15 +121,7 @@ class MixtureRecording(ValueRecording):
         arguments += [order.address, tiles.address, y.address]
         grid = -(-down.outputs // gemm.width), routed.max_tiles, 1
         source = product_kernels.experts_down(gemm, down.experts, offsets=bool(offsets))
-        recorder.add(
-            source,
-            grid,
-            gemm.threads,
-            arguments=arguments,
-            reads=reads,
-            writes=[y],
-            shared=gemm.shared,
-        )
+        recorder.add_product(gemm, source, grid, arguments=arguments, reads=reads, writes=[y])
         for each in reads:
             recorder.release(each)
 
@@ -165,15 +157,7 @@ class MixtureRecording(ValueRecording):
             offsets=bool(offsets),
         )
         grid = -(-width // gemm.width), routed.max_tiles, 1
-        recorder.add(
-            source,
-            grid,
-            gemm.threads,
-            arguments=arguments,
-            reads=reads,
-            writes=[inner],
-            shared=gemm.shared,
-        )
+        recorder.add_product(gemm, source, grid, arguments=arguments, reads=reads, writes=[inner])
         return inner
 
 

@@ -246,7 +246,7 @@ class Recorder:
             outputs: of all matrices of the launch.
             tiles: of experts' matrices, their number.
             tile: pairs of row and expert in one of them, from `expert_tile`.
-            sharing: whether thread blocks may share tiles, in memory from `shared_sums`.
+            sharing: whether thread blocks may share tiles, see `add_product`.
         """
         inputs, packing = matrix.inputs, matrix.packing
         group_size, bits, mode = packing.group_size, packing.bits, packing.mode
@@ -277,21 +277,32 @@ class Recorder:
             mode=mode,
         )
 
-    def shared_sums(
-        self, gemm: Gemm, blocks: int, reads: Iterable[Buffer]
-    ) -> tuple[list[int], list[Buffer]]:
-        """Return the last arguments of a product whose thread blocks share tiles, and the buffers
-        that it writes by them; none if they do not. The buffers are to be released.
-
-        Args:
-            blocks: number of its thread blocks.
-            reads: the buffers that it reads.
-        """
-        if not isinstance(gemm, WarpgroupGemm) or not gemm.sharing:
-            return [], []
-        sums = self.buffer(gemm.sums(blocks), reads)
-        flags = self.constant(mx.zeros((gemm.flags(blocks),), mx.uint32))
-        return [sums.address, flags], [sums]
+    def add_product(
+        self,
+        gemm: Gemm,
+        source: str,
+        grid: tuple[int, int, int],
+        arguments: Sequence[int],
+        reads: Sequence[Buffer],
+        writes: Sequence[Buffer],
+    ) -> None:
+        """Add the kernel of a product, with memory for sums if its thread blocks share tiles."""
+        sums: list[Buffer] = []
+        if isinstance(gemm, WarpgroupGemm) and gemm.sharing:
+            sums = [self.buffer(gemm.sums(grid[0]), reads)]
+            flags = self.constant(mx.zeros((gemm.flags(grid[0]),), mx.uint32))
+            arguments = [*arguments, sums[0].address, flags]
+        self.add(
+            source,
+            grid,
+            gemm.threads,
+            arguments=arguments,
+            reads=reads,
+            writes=[*writes, *sums],
+            shared=gemm.shared,
+        )
+        for each in sums:
+            self.release(each)
 
     def matrix(self, matrix: ProductMatrix) -> tuple[int, ...]:
         """Return the addresses of a matrix's arrays."""

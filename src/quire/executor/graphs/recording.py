@@ -211,19 +211,8 @@ class Recording(
             arguments += [*recorder.matrix(weight), writes[-1].address]
             arguments += [recorder.optional(bias)] * offsets
         grid = gemm.grid(sum(product_kernels.parts(gemm, outputs)))
-        shared, sums = recorder.shared_sums(gemm, grid[0], reads)
         source = product_kernels.linear(gemm, outputs, offsets=offsets)
-        recorder.add(
-            source,
-            grid,
-            gemm.threads,
-            arguments=[*arguments, *shared],
-            reads=reads,
-            writes=[*writes, *sums],
-            shared=gemm.shared,
-        )
-        for left in sums:
-            recorder.release(left)
+        recorder.add_product(gemm, source, grid, arguments=arguments, reads=reads, writes=writes)
 
     def _gated(self, node: Node) -> None:
         gate, up, join = _ordered(node, "gated")
@@ -242,19 +231,8 @@ class Recording(
         arguments = [recorder.inputs.rows, self._place(gate.inputs[0]).address]
         arguments += [*recorder.matrix(weights[0]), *recorder.matrix(weights[1]), y.address]
         grid = gemm.grid(-(-outputs // gemm.width))
-        shared, sums = recorder.shared_sums(gemm, grid[0], reads)
         source = product_kernels.gated(gemm, activation)
-        recorder.add(
-            source,
-            grid,
-            gemm.threads,
-            arguments=[*arguments, *shared],
-            reads=reads,
-            writes=[y, *sums],
-            shared=gemm.shared,
-        )
-        for left in sums:
-            recorder.release(left)
+        recorder.add_product(gemm, source, grid, arguments=arguments, reads=reads, writes=[y])
 
     def _plain_product(self, node: Node) -> None:
         """Record a product with a matrix that tensor core kernels do not take."""

@@ -243,9 +243,9 @@ class SelfAttention(Module):
         if kind.own_gate is not None:
             self.g_proj = kind.own_gate.module(hidden_size, kind.heads, value_dim)
         self._parts: tuple[HeadPart, ...] = ()
-        """Queries, keys and values, where nothing else is done to them; once asked for."""
+        """The queries, keys and values of plain heads. Filled in at the first step."""
         self._matrices: tuple[Matrix, ...] = ()
-        """Of queries, keys and values, where more is done to these; once asked for."""
+        """The projection matrices of queries, keys and values. Filled in at the first step."""
 
     def __call__(self, x: mx.array, step: ForwardContext, rotate: Rotate | None) -> mx.array:
         """`[T, hidden]` -> `[T, hidden]`."""

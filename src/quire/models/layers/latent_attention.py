@@ -168,7 +168,9 @@ class LatentSelfAttention(Module):
             self.g_proj = nn.Linear(hidden_size, kind.heads, bias=False)
         self.o_proj = nn.Linear(kind.heads * kind.value_dim, hidden_size, bias=kind.bias)
         self._matrices: tuple[Matrix, ...] = ()
-        """Of queries or their latents, and of what is written; once asked for."""
+        """The projection matrices of queries, or of their latents, and of key latents. Filled in at
+        the first step.
+        """
 
     def __call__(self, x: mx.array, step: ForwardContext, rotate: Rotate | None) -> mx.array:
         """`[T, hidden]` -> `[T, hidden]`."""
