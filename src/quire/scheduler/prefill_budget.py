@@ -2,8 +2,9 @@
 
 The rule. Every step that generates grants prompts an allowance: `stall_factor - 1` times what the
 step takes without them, once for each prompt that waits beyond the first. A step reads as many
-tokens as fit into the allowance and into `step_s`. If launching such a step has a fixed cost, it
-reads so many that they are worth it. Where nobody generates, a step reads what fits into `step_s`.
+tokens as fit into the allowance and into `step_s`. If a few tokens take nearly as long as many,
+because launching such a step or reading all experts has a fixed cost, it reads so many that they
+are worth it. Where nobody generates, a step reads what fits into `step_s`.
 
 An account holds the allowances to what steps really took. While it is overdrawn, steps only
 generate until their allowances have paid for it; a few allowances may be saved.
@@ -44,6 +45,8 @@ _LEAST_GRAPHED = 8
 """Fewest rows that a CUDA graph must have left for prompts."""
 _MANY_ROWS = 1024
 """Fewest rows of a graphed step that fill a graph, unless no more prompt tokens wait."""
+_WORTH_RATE = 0.5
+"""A graphed step beside streams reads prompts at least at this fraction of the highest rate."""
 _GRAPHED_STEPS = 4
 """Assumed ratio of the times of the largest eager step and of a graphed one, before both are
 measured: 35 to 45 ms and 8 ms with 64 rows (Gemma 4 26B-A4B in 4 bits on an H200).
@@ -189,14 +192,34 @@ class PrefillBudget:
         return rows if fits else tokens
 
     def _graph_rows(self, decode_rows: int, prompts: int) -> int:
-        """Return how many prompt rows a graphed step reads in the time for prompts."""
+        """Return how many prompt rows a graphed step reads: those that fit into the time for
+        prompts, or so many that they are worth the step's fixed cost.
+        """
         generating = self.times.generating
         if not generating.largest:
             return self._max_rows
+        alone_s = self._generating_s(decode_rows) if decode_rows else 0.0
         seconds = self.seconds(decode_rows, prompts)
-        if decode_rows:
-            seconds += self._generating_s(decode_rows)
-        return max(_FIRST_TOKENS, generating.rows_within(seconds) - decode_rows)
+        rows = max(_FIRST_TOKENS, generating.rows_within(alone_s + seconds) - decode_rows)
+        return self._worthwhile_rows(rows, decode_rows) if decode_rows else rows
+
+    def _worthwhile_rows(self, least: int, decode_rows: int) -> int:
+        """Return `least` prompt rows, or as many as fill a larger graph if fewer are read at less
+        than `_WORTH_RATE` of the highest rate.
+        """
+        times = self.times.generating
+        most = min(times.largest, times.rows_within(self._generating_s(decode_rows) + self._step_s))
+        graph = 1 << (decode_rows + least).bit_length()
+        rates = {least: self._rate(decode_rows, least)}
+        while graph <= most:
+            rates[graph - decode_rows] = self._rate(decode_rows, graph - decode_rows)
+            graph *= 2
+        worth = _WORTH_RATE * max(rates.values())
+        return next(rows for rows, rate in rates.items() if rate >= worth)
+
+    def _rate(self, decode_rows: int, rows: int) -> float:
+        """Return how many prompt tokens a graphed step reads in a second that they add to it."""
+        return rows / max(_LEAST_S, self._added_s(decode_rows, rows, graphed=True))
 
     def beside_encoders(self, tokens: int, spent_s: float) -> int:
         """Return how many of a step's prompt tokens fit beside encoder work; at least half.
