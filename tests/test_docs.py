@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsBas
 from openai.types.completion_create_params import CompletionCreateParamsBase as TextParams
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
 
+import quire
 from quire.api.chat.endpoint import ChatRequest
 from quire.api.completions.endpoint import CompletionRequest
 from quire.api.messages.schema import MessagesRequest
@@ -103,3 +105,17 @@ def test_fields_of_sampling_are_documented_for_every_protocol(
 def test_other_names_of_fields_are_documented() -> None:
     others = {other for each in ALIASES.values() for other in each}
     assert others - set(CODE.findall(API)) == set()
+
+
+def test_the_changelog_has_the_version_of_the_package() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    newest, last, *_ = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert newest == "Unreleased"
+    version, _, date = last.partition(" - ")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", date)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert version == project["version"] == quire.__version__
+    formula = (ROOT / "contrib" / "homebrew" / "quire-serve.rb").read_text()
+    assert f"quire_serve-{version}.tar.gz" in formula
+    kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    assert set(re.findall(r"^### (.+)$", text, re.MULTILINE)) <= kinds

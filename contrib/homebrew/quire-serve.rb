@@ -6,7 +6,7 @@ class QuireServe < Formula
 
   desc "Inference server for language and vision-language models on MLX"
   homepage "https://pypi.org/project/quire-serve/"
-  url "https://files.pythonhosted.org/packages/source/q/quire-serve/quire_serve-0.1.0.tar.gz"
+  url "https://files.pythonhosted.org/packages/source/q/quire-serve/quire_serve-0.2.0.tar.gz"
   sha256 "0000000000000000000000000000000000000000000000000000000000000000"
   license "Apache-2.0"
 

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from quire.llm import LLM as LLM
     from quire.llm import AsyncLLM as AsyncLLM
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["LLM", "AsyncLLM", "__version__"]
 
 
