@@ -100,7 +100,7 @@ def test_little_room_makes_it_draft_for_some_only(opened: Open) -> None:
     company, drafter = drafted(loaded, config, loaded, wanted, budget=6 * block)
     assert_same(company.answers, plain, [each.id for each in wanted])
     assert dict(company.engine.stats().drafts)["draft"] > 0
-    assert drafter.kv_bytes <= 6 * block
+    assert drafter._manager.capacity.claimed <= 6 * block
     assert not drafter._followed
 
 

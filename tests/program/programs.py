@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ import numpy as np
 from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.device.device import current_device
+from quire.device.operations import Operations
 from quire.models.base import ForwardContext, LanguageModel
 from quire.models.weights.loader import LoadedModel, open_model
-from quire.program.replay import replay
+from quire.program.replay import run_node
 from quire.program.trace import StepPrograms, trace
 from quire.program.tracing import Variant
 from quire.program.values import Program
@@ -36,6 +37,28 @@ def opened(name: str, folder: Path, dtype: str = "float32") -> LoadedModel:
     if name == "glm4":
         with_published_names(path / "model.safetensors")
     return open_model(str(path), dtype=dtype)
+
+
+def replay(
+    program: Program,
+    operations: Operations,
+    given: Mapping[str, mx.array],
+    sizes: Mapping[str, int],
+    steps: Sequence[ForwardContext] = (),
+) -> list[mx.array]:
+    """Return the outputs of a program, computed node by node.
+
+    Args:
+        given: the program's fields, by name.
+        sizes: values of the symbols.
+        steps: forward contexts whose pools the program uses; the second is the one of
+            `sampled_rows_only`.
+    """
+    known = {id: each.array for id, each in program.constants.items()}
+    known |= {id: given[name] for name, id in program.fields.items()}
+    for node in program.nodes:
+        run_node(program, node, known=known, operations=operations, sizes=sizes, steps=steps)
+    return [known[id] for id in program.outputs]
 
 
 class ProgramModel:

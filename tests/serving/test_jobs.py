@@ -165,7 +165,7 @@ async def test_a_key_that_fills_all_places_delays_another_by_little(tmp_path: Pa
     await asyncio.to_thread(wait_until, lambda: all(each.exists() for each in started))
     assert (await jobs.run(functions.join, key="a"))[1] == "opened changed"
     assert not any(task.done() for task in spinning)
-    assert jobs.places.running + jobs.places.paused <= 3
+    assert jobs.places.running + jobs.places._paused <= 3
     await jobs.close()
     for outcome in await asyncio.gather(*spinning, return_exceptions=True):
         assert isinstance(outcome, EngineFailure)  # and no refusal of the request

@@ -18,7 +18,7 @@ from quire.text.events import (
     ToolCallEnded,
     ToolCallStarted,
 )
-from quire.text.output import fold
+from tests.support.folding import fold
 
 pieces = st.text(max_size=3)
 logprobs = st.lists(st.builds(TokenLogprobs, st.integers(0, 9), st.just(-1.0)), max_size=2)

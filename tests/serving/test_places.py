@@ -53,7 +53,7 @@ def test_so_many_run_at_once_in_the_order_in_which_they_came() -> None:
         await asyncio.gather(*(work.run("", 1, str(number)) for number in range(6)))
         assert work.ended == list("012345")
         assert (work.most, work.paused) == (2, 0)
-        assert work.places.running == work.places.paused == 0
+        assert work.places.running == work.places._paused == 0
 
     virtual_time.run(check())
 
@@ -70,7 +70,7 @@ def test_long_jobs_of_one_key_delay_another_by_a_slice() -> None:
         assert work.paused > 0
         await asyncio.gather(*long)
         assert work.waited["b3"] <= 60 + 3 * 0.8 + 3 * SLICE_S  # nothing was lost
-        assert work.places.paused == 0
+        assert work.places._paused == 0
 
     virtual_time.run(check())
 
@@ -94,11 +94,11 @@ def test_paused_jobs_are_bounded_and_a_paused_one_may_leave() -> None:
             tasks.append(asyncio.create_task(work.run(f"k{number}", 100)))
             await asyncio.sleep(1)
         await asyncio.sleep(10)
-        assert work.places.paused == _PAUSED
+        assert work.places._paused == _PAUSED
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-        assert work.places.running == work.places.paused == 0
+        assert work.places.running == work.places._paused == 0
         await work.run("z", 1)
 
     virtual_time.run(check())

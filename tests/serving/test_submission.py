@@ -14,8 +14,9 @@ from quire.serving.generation import Generation
 from quire.serving.service import Service
 from quire.serving.streams import GenerationStream, Unobserved
 from quire.text.events import Event, Failed, Finished
-from quire.text.output import OutputStream, fold
+from quire.text.output import OutputStream
 from tests.serving.conftest import CONTEXT
+from tests.support.folding import fold
 from tests.support.scripted_engine import Script, ScriptedEngine
 
 ASK: Any = {"role": "user", "content": "Hi."}

@@ -22,8 +22,9 @@ from quire.text.events import (
     ToolCallStarted,
     Usage,
 )
-from quire.text.output import OutputStream, fold
+from quire.text.output import OutputStream
 from quire.text.stops import StopMatcher, StopStrings
+from tests.support.folding import fold
 from tests.support.work import counted
 from tests.text.dialects.scripts import STOP_TOKEN, TOOLS, answer, encode, tokenizer, vocabulary
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import errno
 import gc
-import logging
 import secrets
 import socket
 import sys
@@ -28,8 +27,6 @@ from quire.serving.engine_client import WORKER, MakeRoom, ProcessEngine
 from quire.serving.model import Loaded
 from quire.serving.models import Models, OnProgress, Opener
 from quire.serving.tasks import cancel_and_wait
-
-log = logging.getLogger("quire.server")
 
 _LAST_WORD_S = 2.0  # for /health to say that the engine is gone
 

@@ -10,7 +10,6 @@ from typing import Any
 WATCH_HEADER = "x-quire-watch"
 """Request header of clients that poll a model; the access log skips their requests."""
 
-FORMATS = ("text", "json")
 _TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
@@ -61,7 +60,7 @@ def printable(text: str) -> str:
 
 
 def write_logs(level: str, form: str) -> None:
-    """Send this process's log from a level on to standard error, in one of `FORMATS`."""
+    """Send this process's log from a level on to standard error, as "text" or "json" lines."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
     logging.basicConfig(level=level.upper(), handlers=[handler])

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import mlx.core as mx
 
-from quire.device import mixture
 from quire.device.cache_operations import CacheOperations
+from quire.device.mixture import ElementwiseOperations, mixed, outputs, product
 from quire.device.weights import ExpertMatrices, GatedExperts, PlainExperts
-
-if TYPE_CHECKING:
-    from quire.device.operations import Operations
 
 
 class ExpertOperations(CacheOperations):
@@ -36,16 +33,16 @@ class ExpertOperations(CacheOperations):
         self, x: mx.array, chosen: mx.array, experts: GatedExperts | PlainExperts
     ) -> mx.array:
         """Return what each row's chosen experts make of it: `[T, k, hidden]`."""
-        return mixture.outputs(cast("Operations", self), x, chosen, experts=experts)
+        return outputs(cast("ElementwiseOperations", self), x, chosen, experts=experts)
 
     def weighted_sum(self, x: mx.array, weights: mx.array) -> mx.array:
         """Return the weighted sum `[T, hidden]` of experts' outputs `[T, k, hidden]`."""
-        return mixture.mixed(x, weights, x.dtype)
+        return mixed(x, weights, x.dtype)
 
     def expert_product(self, x: mx.array, chosen: mx.array, matrices: ExpertMatrices) -> mx.array:
         """Multiply rows `[T, in]` or `[T, k, in]` by their experts `[T, k]`: `[T, k, out]`."""
         rows = x[:, None, None] if x.ndim == 2 else x[:, :, None]
-        found = mixture.product(
-            cast("Operations", self), rows, chosen, matrices=matrices, ordered=False
+        found = product(
+            cast("ElementwiseOperations", self), rows, chosen, matrices=matrices, ordered=False
         )
         return found.squeeze(-2)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import mlx.core as mx
 
+from quire.device.activations import Gating
 from quire.device.weights import ExpertMatrices, GatedExperts, PackedWeight, PlainExperts
-
-if TYPE_CHECKING:
-    from quire.device.operations import Operations
 
 # From this many (row, expert) pairs on, sorting them by expert pays: rows of one expert are
 # multiplied together instead of one at a time.
@@ -65,8 +64,24 @@ class Router(Protocol):
         ...
 
 
+class ElementwiseOperations(Protocol):
+    """The part of a device's operations that is applied between the products of experts."""
+
+    @property
+    def gather_mm_dtypes(self) -> Sequence[mx.Dtype]:
+        """Matrix types for which `mx.gather_mm` gives correct results."""
+        ...
+
+    def activate(self, name: str, x: mx.array) -> mx.array: ...
+
+    def gated(self, gating: Gating, x: mx.array, y: mx.array) -> mx.array: ...
+
+
 def outputs(
-    operations: Operations, x: mx.array, chosen: mx.array, experts: GatedExperts | PlainExperts
+    operations: ElementwiseOperations,
+    x: mx.array,
+    chosen: mx.array,
+    experts: GatedExperts | PlainExperts,
 ) -> mx.array:
     """Compute `Operations.expert_outputs` in MLX's operations."""
     rows, k = chosen.shape
@@ -86,7 +101,7 @@ def mixed(y: mx.array, weights: mx.array, dtype: mx.Dtype) -> mx.array:
 
 
 def _outputs(
-    operations: Operations,
+    operations: ElementwiseOperations,
     x: mx.array,
     chosen: mx.array,
     experts: GatedExperts | PlainExperts,
@@ -104,7 +119,7 @@ def _outputs(
 
 
 def product(
-    operations: Operations,
+    operations: ElementwiseOperations,
     x: mx.array,
     chosen: mx.array,
     matrices: ExpertMatrices,

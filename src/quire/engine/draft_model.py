@@ -124,11 +124,6 @@ class ModelDrafter:
         self._read_s = read_s
         self._clock = clock
 
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes that its KV pools hold."""
-        return self._manager.capacity.claimed
-
     def token_s(self, sequences: int) -> float:
         return self._guess_times.seconds(max(1, sequences)) or 0.0
 

@@ -7,7 +7,6 @@ samples the same tokens from the same logits, so no token is sent. If a process 
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import time
@@ -43,8 +42,6 @@ from quire.executor.step import Computed
 from quire.models.stages import LayeredModel
 from quire.models.weights.loader import LoadedModel
 from quire.scheduler.plan import StepPlan
-
-log = logging.getLogger("quire.ranks")
 
 _FIRST_PORT = 32_323
 """Ports of ranks on several machines count up from it, as `mlx.launch` has them."""

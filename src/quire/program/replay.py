@@ -1,7 +1,8 @@
-"""Computes a program node by node. It defines what nodes mean, and is the reference for executors.
+"""Computes single nodes of a program with MLX. It defines what nodes mean, and is the reference for
+executors.
 
-It takes one to eight times as long to build a step as the model's own code. So it serves no whole
-steps, only nodes that MLX computes between two CUDA graphs.
+Building a whole step this way takes one to eight times as long as by the model's own code. So it
+serves only nodes between two CUDA graphs or segments that kernels do not compute.
 """
 
 from __future__ import annotations
@@ -17,28 +18,6 @@ from quire.program.primitives import compute
 from quire.program.values import FUSED, Node, Program, Weight, bound
 
 _OF_STEP = frozenset({"attend", "choose", "convolve", "delta_rule", "state_space"})
-
-
-def replay(
-    program: Program,
-    operations: Operations,
-    given: Mapping[str, mx.array],
-    sizes: Mapping[str, int],
-    steps: Sequence[ForwardContext] = (),
-) -> list[mx.array]:
-    """Return the outputs of a program.
-
-    Args:
-        given: the program's fields, by name.
-        sizes: values of the symbols.
-        steps: forward contexts whose pools the program uses; the second is the one of
-            `sampled_rows_only`.
-    """
-    known = {id: each.array for id, each in program.constants.items()}
-    known |= {id: given[name] for name, id in program.fields.items()}
-    for node in program.nodes:
-        run_node(program, node, known=known, operations=operations, sizes=sizes, steps=steps)
-    return [known[id] for id in program.outputs]
 
 
 def run_node(

@@ -20,8 +20,6 @@ from quire.serving.engine_client import MakeRoom
 from quire.serving.model import Loaded
 from quire.serving.models import OnProgress, Opener
 
-log = logging.getLogger("quire.scale")
-
 _APPLICATION = "quire"
 
 

@@ -52,6 +52,7 @@ class Places:
         self._turns: Turns[str, Place] = Turns()
         self._running: list[Place] = []
         self._paused = 0
+        """Number of started jobs that wait for their next turn."""
         self._timer: asyncio.TimerHandle | None = None
         self._closed: str | None = None
 
@@ -59,11 +60,6 @@ class Places:
     def running(self) -> int:
         """Number of running jobs."""
         return len(self._running)
-
-    @property
-    def paused(self) -> int:
-        """Number of started jobs that wait for their next turn."""
-        return self._paused
 
     async def acquire(self, key: str) -> Place:
         """Wait for a place. The caller releases it.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from quire.core.request import Failure, FinishReason, Output, TokenLogprobs
@@ -350,11 +350,3 @@ class Fold:
         for call, arguments in self._open.values():
             self._answer.unfinished = ToolCall(call.id, call.name, "".join(arguments))
         return self._answer
-
-
-def fold(events: Iterable[Event]) -> Answer:
-    """Fold all events of an answer."""
-    folding = Fold()
-    for event in events:
-        folding.add(event)
-    return folding.answer()

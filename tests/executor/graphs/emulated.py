@@ -10,7 +10,7 @@ import numpy as np
 from quire.device.operations import Operations
 from quire.executor.graphs.recorder import Kernel
 from quire.executor.graphs.rows import Argument, RowKernel
-from quire.program.replay import replay
+from quire.program.replay import run_node
 from quire.program.values import Node, Program, bound
 from tests.support.emulated_metal import guarded
 from tests.support.emulated_steps import launch
@@ -77,13 +77,9 @@ def expected_of(
     program: Program, node: Node, given: Arrays, sizes: Mapping[str, int]
 ) -> dict[int, mx.array]:
     """What MLX's operations compute of a node."""
-    fields = {f"in{id}": id for id in given}
-    alone = Program(
-        program.symbols, fields, program.constants, program.values, (node,), node.outputs
-    )
-    named = {name: given[id] for name, id in fields.items()}
-    made = replay(alone, Operations(), named, sizes)
-    return dict(zip(node.outputs, made, strict=True))
+    known = {id: each.array for id, each in program.constants.items()} | dict(given)
+    run_node(program, node, known=known, operations=Operations(), sizes=sizes)
+    return {id: known[id] for id in node.outputs}
 
 
 def difference(program: Program, node: Node, kernel: RowKernel, rows: int) -> float:

@@ -12,11 +12,17 @@ from quire.attention.metadata import AttentionMetadata
 from quire.cache.formats.base import LayerStore
 from quire.executor.graphs.graph_cache import MAX_ROWS
 from quire.executor.graphs.layer_attention import HeadRows, LayerAttention
-from quire.executor.graphs.layout import InputLayout, group_of, step_record, write_group
+from quire.executor.graphs.layout import InputLayout, group_of, step_type, write_group
 from quire.executor.graphs.pools import kind_of
 from quire.executor.graphs.recorder import Buffer, Kernel, Recorder
+from quire.executor.graphs.records import StepRecord
 from tests.device.cuda.cards import H200
 from tests.support.emulated_steps import EmulatedRunner, memory_of
+
+
+def empty_step() -> StepRecord:
+    """Return the inputs of a step with one KV group, all 0."""
+    return np.zeros(1, step_type(MAX_ROWS, 1))
 
 
 def attended(
@@ -36,7 +42,7 @@ def attended(
     """
     runner, count = EmulatedRunner(), metadata.rows
     inputs = InputLayout(1, MAX_ROWS, 100, runner.address)
-    step = step_record(MAX_ROWS, 1)
+    step = empty_step()
     step["rows"][0, 0] = count
     write_group(group_of(step, 0), metadata, 0)
     whole = np.concatenate([step.view(np.int32), metadata.block_table])

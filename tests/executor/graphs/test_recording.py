@@ -28,7 +28,6 @@ from quire.executor.graphs.head import Head, record_head, served_head
 from quire.executor.graphs.layout import (
     InputLayout,
     group_of,
-    step_record,
     write_group,
     write_positions,
 )
@@ -48,6 +47,7 @@ from quire.program.trace import trace
 from tests.attention.rows import HandRows
 from tests.device.cuda.cards import CARDS, H200, RTX_4090
 from tests.engine.rows import scheduled
+from tests.executor.graphs.layers import empty_step
 from tests.support.nvcc import assert_compiles
 from tests.support.packings import MXFP4
 from tests.support.tiny_models import (
@@ -316,7 +316,7 @@ def test_each_row_of_a_sequence_finds_its_keys() -> None:
         for (start, count), table in zip(spans, tables, strict=True)
     ]
     metadata = build_metadata(0, spec, rows, block)
-    group = group_of(step_record(MAX_ROWS, 1), 0)
+    group = group_of(empty_step(), 0)
     write_group(group, metadata, 7)
     tiles = group["tiles"][0, :9]
     entries = [0] * 7 + metadata.block_table.tolist()
@@ -342,7 +342,7 @@ def test_each_row_finds_codes_before_its_block_and_its_block_as_written(
         for number, ((start, count), table) in enumerate(zip(spans, tables, strict=True))
     ]
     metadata = build_metadata(0, spec, rows, block)
-    group = group_of(step_record(MAX_ROWS, 1), 0)
+    group = group_of(empty_step(), 0)
     write_group(group, metadata, 7)
     entries = [0] * 7 + metadata.block_table.tolist()
     owners = np.repeat(np.arange(4), [count for _, count in spans]).tolist()
@@ -378,7 +378,7 @@ def test_inputs_hold_positions_not_keys() -> None:
         scheduled("b", 30, 1, [[5]], KVFormat(), positions=range(12, 13)),
         scheduled("c", 40, 1, [[6]], KVFormat(), positions=behind),
     ]
-    step = step_record(MAX_ROWS, 1)
+    step = empty_step()
     assert not write_positions(step, rows)  # half a position
     rows[-1] = scheduled("c", 40, 1, [[6]], KVFormat(), positions=behind + 0.5)
     assert write_positions(step, rows)

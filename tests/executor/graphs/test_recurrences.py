@@ -15,7 +15,7 @@ import pytest
 from quire.cache.specs import KVLayout, RecurrentState
 from quire.core.kv_format import KVFormat
 from quire.device.recurrence import DeltaGates
-from quire.executor.graphs.layout import InputLayout, states_of, step_record
+from quire.executor.graphs.layout import InputLayout, states_of
 from quire.executor.graphs.places import Place
 from quire.executor.graphs.recorder import Buffer, Recorder
 from quire.executor.graphs.recording import Recording
@@ -25,6 +25,7 @@ from quire.executor.recurrent_rows import RecurrentRows
 from quire.program.values import Form, Node, Program, Value, Weight
 from tests.device.cuda.cards import H200
 from tests.engine.rows import scheduled
+from tests.executor.graphs.layers import empty_step
 from tests.support.emulated_metal import why_not
 from tests.support.emulated_steps import EmulatedRunner, memory_of
 from tests.support.nvcc import assert_compiles
@@ -166,7 +167,7 @@ def recorded(
     runner, spec = EmulatedRunner(), RecurrentState((case.state,))
     layout = KVLayout.of((spec,))
     inputs = InputLayout(1, MAX_ROWS, 1, runner.address)
-    step = step_record(MAX_ROWS, 1)
+    step = empty_step()
     step["rows"][0, 0] = ROWS
     assert write_states(states_of(step, 0), 0, STEP)
     ctypes.memmove(inputs.numbers, step.ctypes.data, step.nbytes)

@@ -22,10 +22,10 @@ from quire.cache.specs import AttentionSpec, FullKV, WindowKV
 from quire.core.kv_format import KVFormat
 from quire.executor.graphs import token_kernels
 from quire.executor.graphs.graph_cache import MAX_ROWS
-from quire.executor.graphs.layout import InputLayout, group_of, step_record, write_group
+from quire.executor.graphs.layout import InputLayout, group_of, write_group
 from quire.executor.graphs.recorder import Kernel
 from tests.attention.rows import HandRows
-from tests.executor.graphs.layers import attended
+from tests.executor.graphs.layers import attended, empty_step
 from tests.support.emulated_metal import why_not
 from tests.support.emulated_steps import EmulatedRunner
 
@@ -58,7 +58,7 @@ class _Prepared(PreparedAttention):
 
         memory = InputLayout(1, MAX_ROWS, len(metadata.block_table), runner.address)
         inputs, tiles, table = memory.rows, memory.group(0).tiles, memory.table
-        step = step_record(MAX_ROWS, 1)
+        step = empty_step()
         step["rows"][0, 0] = count
         write_group(group_of(step, 0), metadata, 0)
         whole = np.concatenate([step.view(np.int32), metadata.block_table])

@@ -17,9 +17,10 @@ from quire.text.detokenizer import Detokenizer
 from quire.text.dialects import DIALECTS, Tool, Vocabulary
 from quire.text.dialects.deepseek import ALL_BEGIN, ALL_END, BEGIN, END, SEPARATOR
 from quire.text.events import Event
-from quire.text.output import Answer, OutputStream, fold
+from quire.text.output import Answer, OutputStream
 from quire.text.stops import StopMatcher, StopStrings
 from quire.text.tokenizer import Tokenizer
+from tests.support.folding import fold
 from tests.text.made import CORPUS
 
 _HERMES = ["<think>", "</think>", "<tool_call>", "</tool_call>"]

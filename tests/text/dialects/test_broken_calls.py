@@ -16,7 +16,7 @@ from quire.text.events import (
     ToolCallEnded,
     ToolCallStarted,
 )
-from quire.text.output import fold
+from tests.support.folding import fold
 from tests.text.dialects.scripts import answer, encode, events
 
 LONG = "a value that is long enough to be sent before it ends"

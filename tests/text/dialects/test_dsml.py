@@ -10,7 +10,7 @@ import pytest
 from quire.core.request import FinishReason
 from quire.text.dialects import DIALECTS
 from quire.text.dialects.dsml import MARK
-from quire.text.output import fold
+from tests.support.folding import fold
 from tests.text.dialects.scripts import answer, encode, events, spelled, vocabulary
 
 Calls = list[tuple[str, Any]]

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from quire.core.request import FinishReason
-from quire.text.output import Answer, fold
+from quire.text.output import Answer
+from tests.support.folding import fold
 from tests.text.dialects.scripts import answer, events, spelled
 
 Calls = list[tuple[str, Any]]

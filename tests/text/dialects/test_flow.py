@@ -8,7 +8,7 @@ import pytest
 
 from quire.core.request import FinishReason
 from quire.text.events import ToolCallArguments, ToolCallEnded, ToolCallStarted
-from quire.text.output import fold
+from tests.support.folding import fold
 from tests.text.dialects.scripts import encode, events
 
 Q = '<|"|>'

@@ -12,8 +12,8 @@ from llguidance import LLMatcher, LLTokenizer
 from quire.core.errors import RequestError
 from quire.core.request import FinishReason
 from quire.text.dialects import DIALECTS, Tool
-from quire.text.output import fold
 from tests.support.backend import backend_of
+from tests.support.folding import fold
 from tests.text.dialects.scripts import STOP_TOKEN, TOOLS, encode, events, tokenizer, vocabulary
 
 FORCING = [name for name, dialect in DIALECTS.items() if dialect.forced is not None]

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from quire.core.request import FinishReason
-from quire.text.output import fold
+from tests.support.folding import fold
 from tests.text.dialects.scripts import answer, encode, events, spelled
 
 Q = '<|"|>'

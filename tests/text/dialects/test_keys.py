@@ -13,7 +13,7 @@ import pytest
 from quire.core.request import FinishReason
 from quire.text.dialects import DIALECTS, Tool
 from quire.text.dialects.strings import anchored_pattern
-from quire.text.output import fold
+from tests.support.folding import fold
 from tests.text.dialects.scripts import answer, encode, events, vocabulary
 from tests.text.dialects.test_forced import accepted, matcher, sample, source_of
 

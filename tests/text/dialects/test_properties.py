@@ -16,7 +16,8 @@ from quire.text.dialects import DIALECTS, Tool
 from quire.text.dialects.deepseek import END
 from quire.text.dialects.marker_parser import MarkerParser
 from quire.text.events import Event, Reasoning, Text
-from quire.text.output import Answer, fold
+from quire.text.output import Answer
+from tests.support.folding import fold
 from tests.text.dialects.scripts import MARKERS, TOOLS, cut, encode, events, vocabulary
 
 TOOL = Tool(

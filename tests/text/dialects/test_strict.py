@@ -11,8 +11,8 @@ import pytest
 from quire.constraints.grammar import GrammarCompiler, GrammarState
 from quire.core.request import FinishReason, GrammarSpec
 from quire.text.dialects import DIALECTS, Tool
-from quire.text.output import fold
 from tests.support.backend import backend_of
+from tests.support.folding import fold
 from tests.text.dialects.scripts import STOP_TOKEN, TOOLS, encode, events, tokenizer, vocabulary
 from tests.text.dialects.test_forced import CHECKED, FORCING, GOOD, check
 

@@ -68,11 +68,6 @@ def step_type(max_rows: int, groups: int, axes: int = 0) -> np.dtype[np.void]:
     )
 
 
-def step_record(max_rows: int, groups: int, axes: int = 0) -> StepRecord:
-    """Return the inputs of a step, all 0."""
-    return np.zeros(1, step_type(max_rows, groups, axes))
-
-
 def group_of(step: StepRecord, number: int) -> StepRecord:
     """Return the inputs of a KV group, by the fields of `GroupInputs`. A view."""
     return step["groups"][0, number : number + 1]
