@@ -82,9 +82,10 @@ OTHER_WEIGHTS = """
 ## Other weights
 
 Nodes with kernels, as above, by how all matrices are stored, or those of experts alone. Affine
-groups of 128 columns are read like those of 64. Matrices in codes of 2, 3, 5 or 6 bits, or in
-affine groups of 32, have kernels only where they have at most 512 outputs; as experts none. MLX
-computes the others.
+groups of 128 columns are read like those of 64. Affine codes of 2 and 3 bits are stored in 4 bits
+when a model is loaded, those of 5 and 6 in 8, if all weights then take at most three quarters of
+the memory. Where they do not fit, and in affine groups of 32, matrices have kernels only where they
+have at most 512 outputs; as experts none. MLX computes the others.
 
 """
 FAMILIES = ("llama", "gemma4_text", "gpt_oss", "qwen3_5_moe_text", "deepseek_v3")

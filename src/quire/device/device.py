@@ -6,9 +6,10 @@ import ctypes
 import logging
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, wraps
+from types import MappingProxyType
 from typing import ParamSpec, TypeVar
 
 import mlx.core as mx
@@ -58,6 +59,8 @@ class Device(ABC):
             Then its first layer is launched alone, and the rest once what waits has gone out.
         code_rows: rows up to which multiplying by codes beats decoding them first.
         slow_code_bits: codes of these sizes are read so slowly that writing them as bytes pays.
+        weight_code_bits: bits in which the affine codes of weights are stored, by those that the
+            checkpoint has; others stay as they are.
         dequantizes_fast: whether `mx.dequantize` is faster than shifts and masks of whole words.
         kernel_language: language of kernels that `mx.fast` compiles: "cuda", "metal" or none.
         gathered_bytes: bytes of keys and values that one operation may gather where no kernel reads
@@ -75,6 +78,7 @@ class Device(ABC):
     starts_with_first_layer: bool
     code_rows: int
     slow_code_bits: frozenset[int]
+    weight_code_bits: Mapping[int, int] = MappingProxyType({})
     dequantizes_fast: bool
     kernel_language: str
     gathered_bytes: int
@@ -255,6 +259,7 @@ class CUDA(GPU):
 
     joins_products = False  # graphs join them by themselves
     code_rows = 0  # MLX 0.32.4 has kernels for some shapes of codes only, and fails for the others
+    weight_code_bits = MappingProxyType({2: 4, 3: 4, 5: 8, 6: 8})  # tensor core kernels read these
     kernel_language = "cuda"
     keeps_compiled = True
 

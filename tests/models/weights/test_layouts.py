@@ -7,11 +7,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from quire.device.device import current_device
 from quire.device.weights import PackedWeight, joined_by
 from quire.models.base import Module, named_parameters
 from quire.models.layers.linear import matrix_of, use_device_products
 from quire.models.registry import build
-from quire.models.weights.layouts import store_for_device
+from quire.models.weights.layouts import store_for_device, widen_codes, widened
 from quire.models.weights.quantization import pack_like
 from tests.support.grown import grown
 from tests.support.launches import as_metal
@@ -78,3 +79,32 @@ def test_layers_that_differ_are_not_joined() -> None:
     first, second = (layer.self_attn for layer in model.model.layers[:2])
     assert matrix_of(first.q_proj).joined is None
     assert matrix_of(second.q_proj).joined is not None
+
+
+@pytest.mark.parametrize(("bits", "to"), [(2, 4), (3, 4), (5, 8), (6, 8)])
+def test_wider_codes_stand_for_the_same_numbers(bits: int, to: int) -> None:
+    mx.random.seed(bits)
+    codes, scales, biases = mx.quantize(mx.random.normal((3, 16, 192)), 64, bits)
+    wide = widened(codes, bits, to)
+    assert wide.shape == (3, 16, 192 * to // 32)
+    numbers = mx.dequantize(wide, scales, biases, 64, to)
+    assert mx.array_equal(numbers, mx.dequantize(codes, scales, biases, 64, bits)).item()
+
+
+@pytest.mark.parametrize("room", [1.0, 0.0])
+def test_codes_are_widened_where_kernels_read_no_others_and_they_fit(
+    monkeypatch: pytest.MonkeyPatch, room: float
+) -> None:
+    device = current_device()
+    monkeypatch.setattr(device, "weight_code_bits", {3: 4})
+    monkeypatch.setattr(device, "weight_memory", lambda: room * (1 << 40))
+    model = build(grown("llama"))
+    weights = dict(named_parameters(model))
+    for name, bits in (("q_proj", 3), ("k_proj", 5)):
+        path = f"model.layers.0.self_attn.{name}"
+        names = [f"{path}.{part}" for part in ("weight", "scales", "biases")]
+        weights.update(zip(names, mx.quantize(weights[names[0]], 64, bits), strict=True))
+    widen_codes(model, weights)
+    pack_like(model, weights)
+    attention = model.model.layers[0].self_attn
+    assert (attention.q_proj.bits, attention.k_proj.bits) == (4 if room else 3, 5)

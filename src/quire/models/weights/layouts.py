@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
@@ -20,6 +21,56 @@ from quire.models.layers.linear import (
     packing_of,
 )
 from quire.models.layers.moe import ExpertLinear, PackedExpertLinear
+
+log = logging.getLogger("quire.models")
+
+_MOST_MEMORY = 0.75
+"""Largest fraction of the memory for weights that they may take with wider codes."""
+
+
+def widen_codes(model: nn.Module, weights: dict[str, mx.array]) -> None:
+    """Replace affine codes of sizes that the device's kernels do not read by wider ones of the same
+    numbers, if all weights have room then. The arrays stay lazy.
+
+    Args:
+        weights: tensors with their places in `model`, whose modules are not quantised yet.
+    """
+    wider: dict[str, mx.array] = {}
+    for path, module in named_layers(model).items():
+        codes = weights.get(f"{path}.weight")
+        if codes is None or codes.dtype != mx.uint32 or f"{path}.biases" not in weights:
+            continue
+        bits = codes.shape[-1] * 32 // module["weight"].shape[-1]
+        to = current_device().weight_code_bits.get(bits)
+        if to is not None and module["weight"].shape[-1] % 32 == 0:
+            wider[f"{path}.weight"] = widened(codes, bits, to)
+    after = sum(each.nbytes for each in {**weights, **wider}.values())
+    if not wider or after > _MOST_MEMORY * current_device().weight_memory():
+        if wider:
+            log.info("codes stay as they are: as kernels read them they take %.1f GB", after / 1e9)
+        return
+    weights.update(wider)
+
+
+def widened(codes: mx.array, bits: int, to: int) -> mx.array:
+    """Return codes `[..., n * bits / 32]` in `to` bits each, `[..., n * to / 32]`.
+
+    Args:
+        codes: uint32, n a multiple of 32.
+    """
+    words = codes.reshape(*codes.shape[:-1], -1, bits)  # of 32 codes
+    wide: list[mx.array] = []
+    for n in range(32):
+        word, shift = divmod(n * bits, 32)
+        code = words[..., word] >> shift
+        if shift + bits > 32:
+            code = code | words[..., word + 1] << (32 - shift)
+        code = (code & (1 << bits) - 1) << n * to % 32
+        if n * to % 32:
+            wide[-1] = wide[-1] | code
+        else:
+            wide.append(code)
+    return mx.stack(wide, axis=-1).reshape(*codes.shape[:-1], -1)
 
 
 def store_for_device(model: nn.Module, weights: dict[str, mx.array]) -> None:

@@ -36,7 +36,7 @@ from quire.models.weights.files import WeightFiles, find_weights
 from quire.models.weights.foreign_packing import unsupported_method
 from quire.models.weights.hub import find_folder
 from quire.models.weights.identity import WeightIdentity
-from quire.models.weights.layouts import store_for_device
+from quire.models.weights.layouts import store_for_device, widen_codes
 from quire.models.weights.low_rank import LowRank
 from quire.models.weights.projections import open_projections, weight_files
 
@@ -199,6 +199,7 @@ def load_drafter(
         ModelError: the files do not fit the module.
     """
     weights = named(_cast(find_weights(folder).read(config, dtype), dtype))
+    widen_codes(module, weights)
     _attach(module, weights, folder)
     module.eval()
     _evaluate(module, lambda done, total: None)
@@ -249,6 +250,7 @@ def _load_weights(
             model, weights, layers = split_by_layers(model, weights, stage)
         elif part.size > 1:
             model, weights = split_model(model, weights, part)
+        widen_codes(model, weights)
         dtype = weights[model.typed_by].dtype if model.typed_by in weights else mx.float32
         check_room(model, dtype, _bytes(weights.values(), narrow=narrow))
         _attach(model, weights, folder)
