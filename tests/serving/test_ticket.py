@@ -71,27 +71,3 @@ async def test_the_end_ends_the_iteration_and_the_aborts() -> None:
     assert [output async for output in made] == []
     made.abort()
     assert aborted == [("a", FinishReason.STOP)]
-
-
-async def test_a_patient_reader_is_woken_after_many_tokens_and_at_the_end() -> None:
-    made, seen = ticket(), list[tuple[int, ...]]()
-    made.hold(4)
-
-    async def read() -> None:
-        async for output in made:
-            seen.append(output.token_ids)
-
-    reading = asyncio.create_task(read())
-    await asyncio.sleep(0)
-    made.put(Output("a", read=0))
-    made.put(Output("a", (1,)))
-    made.put_tokens(NextTokens("a", (2, 3)))
-    await asyncio.sleep(0)
-    assert seen == []
-    made.put_tokens(NextTokens("a", (4,)))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert seen == [(), (1, 2, 3, 4)]
-    made.put(Output("a", (5,), finish=FinishReason.LENGTH))
-    await reading
-    assert seen[-1] == (5,)

@@ -203,3 +203,16 @@ def test_plain_tokens_that_come_together_are_read_as_one() -> None:
     assert len(found) == 1
     assert together < apart / 8
     assert feed.usage.completion_tokens == 66
+
+
+def test_plain_tokens_of_a_whole_answer_are_read_as_one_between_others() -> None:
+    """Its start, and characters of several tokens, are read token by token."""
+    ids = encode("qwen3", ["word, " * 32, "🙂", "word, " * 32])
+    feed = stream()
+    _, apart = counted(lambda: [feed.feed(Output("r", (token,))) for token in ids])
+    feed = stream()
+    found, together = counted(lambda: feed.feed(Output("r", tuple(ids))))
+    assert together < apart / 4
+    assert len(found) < len(ids) / 4
+    assert fold(found).text == ("word, " * 32 + "🙂" + "word, " * 32).rstrip()
+    assert feed.usage.completion_tokens == len(ids)

@@ -294,6 +294,8 @@ class Request:
         task: the kind of result: tokens, or a vector.
         speculation: which drafters may draft its tokens; None means the server's default.
         prediction: tokens that the client expects as the answer; they are drafted.
+        hold: number of tokens that wait for each other, unless the answer ends; the progress of
+            reading is then not reported. 0 sends tokens as they come.
     """
 
     id: str
@@ -320,6 +322,7 @@ class Request:
     speculation: Speculation | None = None
     prediction: tuple[int, ...] = ()
     token_types: tuple[int, ...] = ()
+    hold: int = 0
 
 
 class FinishReason(StrEnum):

@@ -9,7 +9,6 @@ import os
 import select
 import socket
 import sys
-import time
 from typing import TYPE_CHECKING
 
 from quire.core.config import EngineConfig
@@ -26,38 +25,24 @@ from quire.core.messages import (
     ChangeAdapter,
     FromEngine,
     NeedsRoom,
-    NextTokens,
     Open,
     Ready,
     Refused,
     Room,
     Stats,
-    StepOutputs,
     Submit,
     ToEngine,
 )
-from quire.core.request import Output
 from quire.core.stop_signals import leave_stopping_to_the_parent
 from quire.device.cards import see_one_card
 from quire.device.loading import load_mlx
 from quire.device.private import use_private_cache
+from quire.engine.outbox import FRAME_S, Outbox
 
 if TYPE_CHECKING:
     from quire.engine.engine import Engine
 
 log = logging.getLogger("quire.worker")
-
-_GATHER_S = 0.030
-"""Most seconds that a token is held back for the next ones of its stream, if few stream."""
-_MESSAGES = 5000
-"""Most messages to streams per second, for which the server needs about a fifth of a processor: if
-many stream, tokens are held back so much longer."""
-_MANY = 4000
-"""Tokens per second from which tokens are held back: a message costs about 50 us per stream."""
-_FRAME_S = 0.008
-"""Most seconds that a token is held back where steps compute on the server's cores. Sending and
-rendering a message costs a tenth of a small model's step; no screen shows more than 120 a second.
-"""
 
 
 def main() -> int:
@@ -97,8 +82,8 @@ def main() -> int:
     _tell(pipe, Ready(engine.info))
     from quire.device.device import current_device
 
-    frame_s = _FRAME_S if current_device().shares_cores else 0.0
-    return _Worker(pipe, frames, engine, frame_s=frame_s).run()
+    outbox = Outbox(FRAME_S if current_device().shares_cores else 0.0)
+    return _Worker(pipe, frames, engine, outbox=outbox).run()
 
 
 def _ask_for_room(pipe: socket.socket, frames: Frames, lacking: NoRoom) -> EngineConfig:
@@ -118,27 +103,15 @@ def _tell(pipe: socket.socket, message: FromEngine) -> None:
 
 
 class _Worker:
-    """Takes requests from the pipe and sends outputs of steps to it.
+    """Takes requests from the pipe and sends outputs of steps to it."""
 
-    Args:
-        frame_s: most seconds that a token is held back while few tokens come.
-    """
-
-    def __init__(
-        self, pipe: socket.socket, frames: Frames, engine: Engine, frame_s: float = 0.0
-    ) -> None:
-        self._frame_s = frame_s
+    def __init__(self, pipe: socket.socket, frames: Frames, engine: Engine, outbox: Outbox) -> None:
         self._pipe = pipe
         self._frames = frames
         self._engine = engine
         self._poll = select.poll()
         self._poll.register(pipe, select.POLLIN)
-        self._started: set[str] = set()
-        """Requests whose first output was sent."""
-        self._held: dict[str, NextTokens] = {}
-        """Tokens held back for the next message, by request."""
-        self._sent_at = 0.0
-        """Time of the last message that sent held tokens."""
+        self._outbox = outbox
 
     def run(self) -> int:
         """Run steps while there is work, sleep while there is none; return the exit status."""
@@ -149,7 +122,8 @@ class _Worker:
             if not self._engine.has_work:
                 continue
             try:
-                message = self._pack(self._engine.step())
+                outputs = self._engine.step()
+                message = self._outbox.pack(outputs, self._engine.expected_step_s)
                 if message.outputs or message.tokens:
                     self._send(message)
                 self._engine.flush()
@@ -167,6 +141,7 @@ class _Worker:
             for message in messages:
                 match message:
                     case Submit(requests):
+                        self._outbox.expect(requests)
                         for request in requests:
                             self._engine.add(request)
                     case Abort(request_id, reason):
@@ -180,45 +155,6 @@ class _Worker:
                         problem = self._engine.adapters.change(name, place, users)
                         self._send(AdapterChanged(number, problem))
         return True
-
-    def _pack(self, outputs: list[Output]) -> StepOutputs:
-        """Pack a step's outputs. Most outputs are packed as tokens only.
-
-        First tokens and ends are sent at once. If many tokens come in little time, or steps are
-        short and compute on the server's cores, other tokens wait for the next ones of their
-        stream.
-        """
-        full: list[Output] = []
-        tokens: list[NextTokens] = []
-        for output in outputs:
-            name = output.request_id
-            if output.read is not None:
-                full.append(output)
-                continue
-            if output.finish is None and not output.logprobs and name in self._started:
-                held = self._held.get(name)
-                self._held[name] = NextTokens(
-                    name,
-                    output.token_ids if held is None else held.token_ids + output.token_ids,
-                    output.accepted_drafts,
-                    rejected_drafts=output.rejected_drafts,
-                )
-                continue
-            if name in self._held:
-                tokens.append(self._held.pop(name))
-            full.append(output)
-            if output.finish is None:
-                self._started.add(name)
-            else:
-                self._started.discard(name)
-        now, step_s = time.perf_counter(), self._engine.expected_step_s
-        many = len(outputs) > _MANY * step_s
-        gather_s = max(_GATHER_S, len(self._held) / _MESSAGES) if many else self._frame_s
-        if now + step_s - self._sent_at >= gather_s:
-            tokens += self._held.values()
-            self._held.clear()
-            self._sent_at = now
-        return StepOutputs(tuple(full), tuple(tokens))
 
     def _send(self, message: FromEngine) -> None:
         try:

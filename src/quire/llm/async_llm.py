@@ -82,11 +82,6 @@ class AsyncStream:
                     yield event
         self._ended = True
 
-    def hold(self) -> None:
-        """Let tokens wait for each other, because only the whole answer is wanted."""
-        for choice in self._run.choices:
-            choice.hold(_HELD)
-
     async def aclose(self) -> None:
         """End the answer if it has not ended."""
         await self._batches.aclose()
@@ -201,7 +196,7 @@ class AsyncLLM:
         asked: Sequence[Prompt] = [prompts] if isinstance(prompts, str) else prompts
         if not asked:
             return []
-        first = completion(context, asked[0], options)
+        first = whole(completion(context, asked[0], options))
 
         def spec(prompt: Prompt) -> Generation:
             ready = prompt if isinstance(prompt, str) else tuple(int(each) for each in prompt)
@@ -239,7 +234,7 @@ class AsyncLLM:
         context = self._opened
         return await self._answers(
             conversations,
-            lambda each: chat(context, each, options),
+            lambda each: whole(chat(context, each, options)),
             options=options,
             on_error=on_error,
         )
@@ -329,10 +324,7 @@ class AsyncLLM:
     ) -> list[Answer]:
         async def answer(item: Item) -> Answer:
             try:
-                asked = spec(item)
-                async with await self._stream(asked, options) as stream:
-                    if not asked.stops and not asked.tools:  # which may end an answer early
-                        stream.hold()
+                async with await self._stream(spec(item), options) as stream:
                     async for _ in stream.events():
                         pass
                     return stream.answer
@@ -361,6 +353,14 @@ class AsyncLLM:
             )
             for each in await service.vectors.compute(prepared, task)
         ]
+
+
+def whole(spec: Generation) -> Generation:
+    """Return a generation whose tokens may wait for each other, as nothing is streamed.
+
+    Stop strings and tools may end an answer early, so their tokens are read as they come.
+    """
+    return spec if spec.stops or spec.tools else replace(spec, hold=_HELD)
 
 
 def parsed(schema: type[BaseModel] | None, text: str, end: object) -> Any:

@@ -123,6 +123,7 @@ class Generation:
         priority: see `core.request.Request`; None means 0.
         speculation: which drafters may draft tokens; None means the server's default.
         prediction: the text that the client expects as the answer.
+        hold: number of tokens that may wait for each other; see `core.request.Request`.
         names: the protocol's field names, for errors.
     """
 
@@ -150,6 +151,7 @@ class Generation:
     token_ids: bool = False
     speculation: Speculation | None = None
     prediction: str = ""
+    hold: int = 0
     format: AnswerFormat | None = None
     kv_format: KVFormat | None = None
     thinking: Thinking = field(default_factory=Thinking)

@@ -150,10 +150,6 @@ class ChoiceStream:
         """Wait until it is known how much of the prompt was in the prefix cache."""
         await self._placed.wait()
 
-    def hold(self, tokens: int) -> None:
-        """Yield a batch only after so many tokens, or at the end."""
-        self._ticket.hold(tokens)
-
     def take_ids(self) -> list[int]:
         """Return the token ids since the last call, if the request asks for them."""
         return self._output.take_ids()

@@ -183,6 +183,7 @@ class Submission:
             deadline_s=self._deadline_s,
             speculation=spec.speculation,
             prediction=self._predicted(spec.prediction[:_MOST_PREDICTED], max_tokens),
+            hold=spec.hold,
         )
 
     def _predicted(self, text: str, max_tokens: int) -> tuple[int, ...]:

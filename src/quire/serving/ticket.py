@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
+from typing import Self
 
 from quire.core.messages import NextTokens
 from quire.core.request import Failure, FinishReason, Output
@@ -27,15 +28,13 @@ class Ticket:
         self._wake: asyncio.Future[None] | None = None
         self._last: Output | None = None
         self._ended = False
-        self._patience = self._held = 0
-        """Tokens that may wait before the reader is woken, and those that do."""
 
     def put(self, output: Output) -> None:
         """Add an output of the engine."""
         self._last = output
         self._ready.append(output)
         self._ended = output.finish is not None
-        self._notify(len(output.token_ids))
+        self._notify()
 
     def put_tokens(self, further: NextTokens) -> None:
         """Add an output that consists of more tokens only."""
@@ -53,7 +52,7 @@ class Ticket:
             )
         else:
             self._ready.append(self._further(further.token_ids))
-        self._notify(len(further.token_ids))
+        self._notify()
 
     def fail(self, failure: Failure) -> None:
         """End the request with an error, because the engine will send nothing more."""
@@ -80,12 +79,6 @@ class Ticket:
             rejected_drafts=last.rejected_drafts,
         )
 
-    def hold(self, tokens: int) -> None:
-        """Wake the reader only after so many tokens, or at the end. For readers that stream
-        nothing.
-        """
-        self._patience = tokens
-
     def take(self, room: int) -> list[Output]:
         """Return the outputs that have arrived and were not read yet, without waiting.
 
@@ -110,16 +103,15 @@ class Ticket:
         """Whether the engine has ended the request. Outputs may still wait to be read."""
         return self._ended
 
-    async def __aiter__(self) -> AsyncIterator[Output]:
-        while True:
-            while not self._ready:
-                if self._ended:
-                    return
-                await self._woken()
-            output = self._ready.popleft()
-            yield output
-            if output.finish is not None:
-                return
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Output:
+        while not self._ready:
+            if self._ended:
+                raise StopAsyncIteration
+            await self._woken()
+        return self._ready.popleft()
 
     def abort(self, reason: FinishReason = FinishReason.ABORT) -> None:
         """End the request by the next step. No effect after the end; only the first call counts.
@@ -134,10 +126,6 @@ class Ticket:
         self._wake = asyncio.get_running_loop().create_future()
         await self._wake
 
-    def _notify(self, tokens: int) -> None:
-        self._held += tokens
-        if self._held < self._patience and not self._ended:
-            return
-        self._held = 0
+    def _notify(self) -> None:
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import uuid
 from collections.abc import Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from quire.core.request import (
@@ -143,12 +142,11 @@ def embed_task(pooling: Pooling, kind: PoolingKind | None, *, normalized: bool |
 
 
 async def _result(ticket: Ticket) -> Vector:
-    async with aclosing(aiter(ticket)) as outputs:  # type: ignore[type-var]
-        async for output in outputs:
-            if output.finish is None:
-                continue
-            if output.finish is FinishReason.ERROR or output.vector is None:
-                ended = Failure(f"The engine ended the request: {output.finish.value}.")
-                raise RunFailed(output.error or ended)
-            return Vector(output.vector, output.prompt_tokens, output.cached_tokens)
+    async for output in ticket:
+        if output.finish is None:
+            continue
+        if output.finish is FinishReason.ERROR or output.vector is None:
+            ended = Failure(f"The engine ended the request: {output.finish.value}.")
+            raise RunFailed(output.error or ended)
+        return Vector(output.vector, output.prompt_tokens, output.cached_tokens)
     raise RunFailed(Failure("The engine ended the request without a reason."))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
-from typing import cast
 
 from quire.text.pieces import PieceTable
 from quire.text.tokenizer import Tokenizer
@@ -52,12 +51,19 @@ class Detokenizer:
         self._settled = self._decoder.settled
         return text
 
-    def pieces_of(self, token_ids: Sequence[int]) -> list[str] | None:
-        """Return what `add` would return for each token, and would not remember; else None."""
+    def pieces_of(self, token_ids: Sequence[int]) -> list[str]:
+        """Return what `add` would return for each of the first tokens and would not remember, up to
+        the first token that it would remember.
+        """
         if not self._settled:
-            return None
-        pieces = [self._pieces[token_id] for token_id in token_ids]
-        return cast("list[str]", pieces) if set(map(type, pieces)) == {str} else None
+            return []
+        pieces: list[str] = []
+        for token_id in token_ids:
+            piece = self._pieces[token_id]
+            if type(piece) is not str:
+                break
+            pieces.append(piece)
+        return pieces
 
     def flush(self) -> str:
         """Return the text that is still held, as no token follows."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from quire.core.request import Failure, FinishReason, Output, TokenLogprobs
 from quire.text.detokenizer import Detokenizer
@@ -127,15 +128,23 @@ class OutputStream:
         events: list[Event] = []
         tokens = () if self._silent else output.token_ids
         last = len(tokens) - 1
-        plain = 0
-        if last > 0 and not output.logprobs:
-            plain = self._take_plain(tokens if output.finish is None else tokens[:-1], events)
-        for index, token_id in enumerate(tokens[plain:], plain):
+        end = 0 if output.logprobs else last + (output.finish is None)
+        index = again = 0
+        pause = 1
+        while index <= last:
+            if index >= again and end - index > 1:
+                taken = self._take_plain(tokens[index:end], events)
+                # Looking ahead in vain takes time: the next pause is twice as long.
+                pause = 1 if taken else 2 * pause
+                index += taken
+                again = index + pause
+                continue
             logprobs = output.logprobs[index] if output.logprobs else None
             stop_token = index == last and output.finish is FinishReason.STOP
-            self._token(token_id, logprobs, events, stop_token=stop_token)
+            self._token(tokens[index], logprobs, events, stop_token=stop_token)
             if self._ended:
                 return events
+            index += 1
         if output.error is not None or output.finish is FinishReason.ERROR:
             events.append(self._fail(output.error))
         elif output.finish is not None:
@@ -144,14 +153,16 @@ class OutputStream:
         return events
 
     def _take_plain(self, tokens: Sequence[int], events: list[Event]) -> int:
-        """Take tokens from the first on as one piece of text, if nothing depends on their borders.
+        """Take the first tokens as one piece of text, if nothing depends on their borders.
 
         Returns:
             The number of tokens taken.
         """
-        if self._logprobs or self._reasoned or not self._owned.isdisjoint(tokens):
+        if self._logprobs or self._reasoned:
             return 0
-        pieces = self._detokenizer.pieces_of(tokens) or []
+        if not self._owned.isdisjoint(tokens):
+            tokens = [*takewhile(lambda token: token not in self._owned, tokens)]
+        pieces = self._detokenizer.pieces_of(tokens)
         while pieces and (not pieces[-1] or pieces[-1][-1].isspace()):
             pieces.pop()
         text, count = "".join(pieces), len(pieces)

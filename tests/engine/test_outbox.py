@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 import socket
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
 
 from quire.core.frames import Frames
 from quire.core.messages import StepOutputs
-from quire.core.request import FinishReason, Output, TokenLogprobs
-from quire.engine import worker
+from quire.core.request import FinishReason, Output, Request, TokenLogprobs
+from quire.engine import outbox, worker
 from quire.engine.engine import Engine
+from quire.engine.outbox import FRAME_S, Outbox
 
 
 class Clock:
-    """An engine whose steps take as long as a test says, and the time that goes by."""
+    """Stands for the clock; steps take as long as a test says."""
 
     expected_step_s = 0.001
     now = 100.0
@@ -28,22 +30,24 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(worker, "time", clock)
+    monkeypatch.setattr(outbox, "time", clock)
     return clock
 
 
 @pytest.fixture
 def pack(clock: Clock) -> Any:
-    ours, _ = socket.socketpair()
-    return worker._Worker(ours, Frames(ours), cast(Engine, clock))._pack
+    """Pack outputs for a server whose cores the engine does not use."""
+    return packing(Outbox(), clock)
 
 
 @pytest.fixture
 def pack_on_cpu(clock: Clock) -> Any:
-    """Of an engine that computes on the server's cores."""
-    ours, _ = socket.socketpair()
-    engine = cast(Engine, clock)
-    return worker._Worker(ours, Frames(ours), engine, worker._FRAME_S)._pack
+    """Pack outputs of an engine that computes on the server's cores."""
+    return packing(Outbox(FRAME_S), clock)
+
+
+def packing(box: Outbox, clock: Clock) -> Callable[[list[Output]], StepOutputs]:
+    return lambda outputs: box.pack(outputs, clock.expected_step_s)
 
 
 NAMES = [f"r{number}" for number in range(32)]
@@ -100,7 +104,7 @@ def test_short_steps_of_a_stream_share_messages_on_the_servers_cores(
         sent.append(read(pack_on_cpu(step(number, name))).get("r0", []))
         waited += [clock.now - at[token] for token in sent[-1]]
     assert len([each for each in sent if each]) <= 150
-    assert max(waited) < worker._FRAME_S
+    assert max(waited) < FRAME_S
     got = [token for each in sent for token in each]
     assert got == list(range(1, len(got) + 1))
     assert len(got) > 990  # the last ones wait for the next
@@ -158,9 +162,38 @@ def test_more_streams_get_their_tokens_in_larger_pieces(pack: Any, clock: Clock)
         own = read(pack(step(number, names)))
         messages += len(own)
         got += own.get("s7", [])
-    assert messages <= worker._MESSAGES + len(names)
+    assert messages <= outbox._MESSAGES + len(names)
     assert got == list(range(1, len(got) + 1))
     assert len(got) > 76
+
+
+def test_an_answer_that_nobody_streams_is_one_output(clock: Clock) -> None:
+    box = Outbox()
+    box.expect([Request("whole", (1, 2), hold=4), Request("streamed", (1, 2))])
+    pack, names = packing(box, clock), ["whole", "streamed"]
+    clock.expected_step_s = 1.0  # so that nothing else lets tokens wait
+    sent = [pack([Output(name, read=0) for name in names])]
+    sent += [pack(step(number, names)) for number in range(6)]
+    sent.append(pack([*step(6, names, finish=FinishReason.STOP, prompt_tokens=2)]))
+    assert [read(each).get("streamed") for each in sent] == [[], *([n] for n in range(7))]
+    whole = [each for message in sent for each in message.outputs if each.request_id == "whole"]
+    assert whole == [
+        Output("whole", (0, 1, 2, 3)),
+        Output("whole", (4, 5, 6), finish=FinishReason.STOP, prompt_tokens=2),
+    ]
+    assert not any(tokens[0] == "whole" for message in sent for tokens in message.tokens)
+    assert read(pack(step(7, ["whole"]))) == {"whole": [7]}, "its name is forgotten"
+
+
+def test_log_probabilities_wait_with_their_tokens(clock: Clock) -> None:
+    box = Outbox()
+    box.expect([Request("whole", (1, 2), hold=256)])
+    entries = [TokenLogprobs(number, -0.5) for number in range(3)]
+    for entry in entries[:2]:
+        assert not box.pack([Output("whole", (entry.token_id,), (entry,))], 1.0).outputs
+    end = Output("whole", (2,), (entries[2],), finish=FinishReason.LENGTH)
+    (output,) = box.pack([end], 1.0).outputs
+    assert (output.token_ids, output.logprobs) == ((0, 1, 2), tuple(entries))
 
 
 class FewSteps(Clock):
@@ -191,7 +224,7 @@ class FewSteps(Clock):
 def test_a_step_is_one_frame_whatever_its_streams() -> None:
     ours, theirs = socket.socketpair()
     engine = FewSteps(5, theirs)
-    assert worker._Worker(ours, Frames(ours), cast(Engine, engine)).run() == 0
+    assert worker._Worker(ours, Frames(ours), cast(Engine, engine), Outbox()).run() == 0
     frames = Frames(theirs).read()
     assert frames is not None
     assert [len(read(frame)) for frame in frames] == [len(NAMES)] * 5
