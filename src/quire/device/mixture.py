@@ -131,7 +131,7 @@ def product(
     """
     weight = matrices.weight
     if isinstance(weight, PackedWeight):
-        packing = weight.packing
+        weight, packing = weight.by_rows(), weight.packing
         y = mx.gather_qmm(
             x,
             weight.codes,

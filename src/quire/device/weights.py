@@ -28,15 +28,14 @@ TILE = 16
 
 
 def in_tiles(matrix: mx.array) -> mx.array:
-    """Return `[out, n]` stored in the memory order of `[out / TILE, n, TILE]`."""
-    rows, width = matrix.shape
-    return mx.contiguous(matrix.reshape(-1, TILE, width).swapaxes(1, 2)).reshape(rows, width)
+    """Return `[..., out, n]` stored in the memory order of `[..., out / TILE, n, TILE]`."""
+    tiles = matrix.reshape(-1, TILE, matrix.shape[-1]).swapaxes(1, 2)
+    return mx.contiguous(tiles).reshape(matrix.shape)
 
 
 def untiled(matrix: mx.array) -> mx.array:
     """Undo `in_tiles`."""
-    rows, width = matrix.shape
-    return matrix.reshape(-1, width, TILE).swapaxes(1, 2).reshape(rows, width)
+    return matrix.reshape(-1, matrix.shape[-1], TILE).swapaxes(1, 2).reshape(matrix.shape)
 
 
 def _rows(matrix: mx.array, numbers: mx.array, tiled: bool) -> mx.array:
@@ -52,8 +51,8 @@ class PackedWeight:
     affine.
 
     Attributes:
-        tiled: each array's memory is in the order of `[out / TILE, -, TILE]`: the data of `TILE`
-            neighbouring outputs are contiguous, as some kernels need.
+        tiled: each array's memory is in the order of `[..., out / TILE, -, TILE]`: the data of
+            `TILE` neighbouring outputs are contiguous, as some kernels need.
     """
 
     codes: mx.array

@@ -183,6 +183,19 @@ def test_experts_multiply_their_rows(ops: Any, shared: bool, packed: bool) -> No
     assert mx.array_equal(few, y[:2])
 
 
+@pytest.mark.parametrize("rows", [1, 40])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_experts_in_tiles_have_the_same_bits(ops: Any, bits: int, rows: int) -> None:
+    if not ops.reads_tiles(bits, "affine"):
+        pytest.skip("these kernels read codes by rows")
+    experts, k = 5, 3
+    chosen = mx.array(np.random.default_rng(3).integers(0, experts, (rows, k)).astype(np.int32))
+    tensors = mx.quantize(drawn(experts, 48, 128), group_size=64, bits=bits)
+    x, tiles = drawn(rows, 128, seed=1), [in_tiles(each) for each in tensors]
+    y = ops.expert_product(x, chosen, *tiles, group_size=64, bits=bits, tiled=True)
+    assert mx.array_equal(y, ops.expert_product(x, chosen, *tensors, group_size=64, bits=bits))
+
+
 @pytest.mark.parametrize("rows", [1, 33])
 @pytest.mark.parametrize("packing", [None, mx.bfloat16, (4, 64), (8, 32), (6, 64)])
 def test_threads_change_no_bit(compiled: Any, packing: Any, rows: int) -> None:

@@ -14,6 +14,7 @@ from quire.core.errors import ModelError
 from quire.device.device import current_device
 from quire.device.weights import TILE, Packing
 from quire.models.layers.linear import PackedLinear
+from quire.models.layers.moe import PackedExpertLinear
 from quire.models.weights.loader import open_model
 from tests.models.solo import solo_logits
 from tests.support.tiny_models import CONFIGS, random_weights
@@ -76,6 +77,8 @@ def test_packed_weights_compute_what_they_stand_for(
     tiled = current_device().operations.reads_tiles(Packing(group, bits, mode))
     assert layers
     assert all(layer.tiled == (tiled and len(layer.weight) % TILE == 0) for layer in layers)
+    experts = [module for module in model.modules() if isinstance(module, PackedExpertLinear)]
+    assert {each.tiled for each in experts} == {tiled}
     for blas in ("mlx", "openblas", "auto"):
         current_device().choose_products(blas)
         assert mx.max(mx.abs(solo_logits(model, PROMPT) - theirs)).item() < 1e-4

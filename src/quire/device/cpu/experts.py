@@ -69,5 +69,6 @@ class KernelExperts(UnfusedOperations):
             group_size=packing.group_size,
             bits=packing.bits,
             mode=packing.mode,
+            tiled=weight.tiled,
         )
         return packed

@@ -42,9 +42,9 @@ array product(const array& x, const array& weight, const std::optional<array>& s
 // Products with experts: row i of x with the matrix `experts[i]` of a stack `[experts, columns, ...]`.
 array expert_product(const array& x, const array& experts, const array& weight,
                      const std::optional<array>& scales, const std::optional<array>& biases,
-                     const std::optional<array>& offsets, int group, int bits, const std::string& mode) {
+                     const std::optional<array>& offsets, int group, int bits, const std::string& mode, bool tiled) {
     using namespace mlx::core;
-    const Matrix stacked(weight, scales, biases, offsets, group, bits, mode, false);
+    const Matrix stacked(weight, scales, biases, offsets, group, bits, mode, tiled);
     check_rows(x, stacked);
     require(weight.ndim() == 3, "the weights must be a stack of matrices");
     require(experts.ndim() == 2, "experts must be [rows, k]");
@@ -217,7 +217,7 @@ NB_MODULE(_cpu, m) {
     m.def("expert_product", &expert_product, nb::arg("x"), nb::arg("experts"), nb::arg("weight"),
           nb::arg("scales").none() = nb::none(), nb::arg("biases").none() = nb::none(),
           nb::arg("offsets").none() = nb::none(), nb::arg("group_size") = 0, nb::arg("bits") = 0,
-          nb::arg("mode") = "affine");
+          nb::arg("mode") = "affine", nb::arg("tiled") = false);
     m.def("mix", &mix, nb::arg("y"), nb::arg("weights"));
     m.def("rms_norm", &rms_norm, nb::arg("x"), nb::arg("weight").none(), nb::arg("eps"),
           nb::arg("residual").none() = nb::none(), nb::arg("factor").none() = nb::none());

@@ -55,7 +55,10 @@ class PackedExpertLinear(Module):
 
     Attributes:
         bits: bits of a code.
+        tiled: see `PackedWeight`.
     """
+
+    tiled = False
 
     def __init__(
         self, experts: int, inputs: int, outputs: int, group_size: int, bits: int, mode: str
@@ -71,10 +74,16 @@ class PackedExpertLinear(Module):
             self.biases = mx.zeros(groups)
 
     @property
+    def packing(self) -> Packing:
+        """How the codes are packed."""
+        return Packing(**self._packing)
+
+    @property
     def matrices(self) -> ExpertMatrices:
         """The weights in the form that the device's operations take."""
-        packing = Packing(**self._packing)
-        weight = PackedWeight(self.weight, self.scales, self.get("biases"), packing=packing)
+        weight = PackedWeight(
+            self.weight, self.scales, self.get("biases"), packing=self.packing, tiled=self.tiled
+        )
         return ExpertMatrices(weight, self.get("bias"))
 
 

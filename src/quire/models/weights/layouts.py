@@ -191,11 +191,14 @@ def _store_in_tiles(model: nn.Module, weights: dict[str, mx.array]) -> None:
     tied = not any(name.startswith("lm_head.") for name in weights)
     for path, module in named_layers(model).items():
         head = tied and path == "model.embed_tokens" and isinstance(module, PackedEmbedding)
-        if not (isinstance(module, PackedLinear) or head):
+        experts = (
+            type(module) is PackedExpertLinear
+        )  # heads' matrices are not multiplied by kernels
+        if not (isinstance(module, PackedLinear) or head or experts):
             continue
         codes = weights[f"{path}.weight"]
-        packing = packing_of(module)
-        if codes.shape[0] % TILE == 0 and operations.reads_tiles(packing):
+        packing = module.packing if experts else packing_of(module)
+        if codes.shape[-2] % TILE == 0 and operations.reads_tiles(packing):
             module.tiled = True
             names = [f"{path}.{name}" for name in ("weight", "scales", "biases")]
             weights.update({name: in_tiles(weights[name]) for name in names if name in weights})
