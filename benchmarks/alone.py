@@ -17,11 +17,13 @@ class Work:
 
     Attributes:
         model: a folder.
+        warm_up: prompts before the first level, all at once; no level has any of them.
         levels: (streams at once, token ids of each prompt).
         stop_ids: tokens that end an answer.
     """
 
     model: str
+    warm_up: tuple[tuple[int, ...], ...]
     levels: tuple[tuple[int, tuple[tuple[int, ...], ...]], ...]
     max_tokens: int
     stop_ids: tuple[int, ...]
@@ -34,7 +36,8 @@ class Work:
             (streams, tuple(tuple(prompt) for prompt in prompts))
             for streams, prompts in raw["levels"]
         )
-        return cls(raw["model"], levels, raw["max_tokens"], tuple(raw["stop_ids"]))
+        warm_up = tuple(tuple(prompt) for prompt in raw["warm_up"])
+        return cls(raw["model"], warm_up, levels, raw["max_tokens"], tuple(raw["stop_ids"]))
 
 
 def main(measure: Callable[[Work], dict[int, float]]) -> None:

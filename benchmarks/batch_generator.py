@@ -13,7 +13,7 @@ def measure(work: Work) -> dict[int, float]:
     """Tokens per second at each number of streams, each stream taking the next prompt when free."""
     model, _ = load(work.model)
     rates: dict[int, float] = {}
-    for streams, prompts in (work.levels[0], *work.levels):  # the first is run twice, to warm up
+    for streams, prompts in ((len(work.warm_up), work.warm_up), *work.levels):
         generator = BatchGenerator(
             model, max_tokens=work.max_tokens, stop_tokens=[[token] for token in work.stop_ids]
         )
@@ -32,7 +32,7 @@ def measure(work: Work) -> dict[int, float]:
                         generator.insert([list(following)])
         rates[streams] = tokens / (time.perf_counter() - started)
         generator.close()
-    return rates
+    return {streams: rates[streams] for streams, _ in work.levels}
 
 
 if __name__ == "__main__":

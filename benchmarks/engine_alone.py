@@ -1,12 +1,14 @@
 """Quire's engine alone, without HTTP and without a second process. Run by `peers.py`.
 
-As the server sets it up, or with `no-prefix-cache`, since mlx-lm's BatchGenerator keeps nothing.
+It is set up as the server sets it up and reads the prompts that the server reads, as token ids.
+With the argument `bare` it keeps no prefixes and drafts nothing, like mlx-lm's BatchGenerator.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 
 from alone import Work, main
 
@@ -17,9 +19,9 @@ from quire.engine.factory import open_engine
 
 
 def run_level(
-    engine: Engine, work: Work, streams: int, prompts: tuple[tuple[int, ...], ...]
+    engine: Engine, work: Work, name: str, streams: int, prompts: tuple[tuple[int, ...], ...]
 ) -> int:
-    """Tokens that the engine generated, each stream taking the next prompt when free."""
+    """Return how many tokens the engine generated; a free stream takes the next prompt."""
     waiting = iter(enumerate(prompts))
 
     def add_next() -> None:
@@ -28,7 +30,7 @@ def run_level(
             number, prompt = following
             engine.add(
                 Request(
-                    id=f"{streams}-{number}",
+                    id=f"{name}-{number}",
                     prompt=prompt,
                     sampling=SamplingParams(temperature=0.0),
                     max_tokens=work.max_tokens,
@@ -51,13 +53,15 @@ def run_level(
 
 def measure(work: Work) -> dict[int, float]:
     """Tokens per second at each number of streams."""
-    keeps = "no-prefix-cache" not in sys.argv[1:]
-    engine = open_engine(EngineConfig(work.model, prefix_cache=keeps))
-    run_level(engine, work, *work.levels[0])
+    config = EngineConfig(work.model)
+    if "bare" in sys.argv[1:]:
+        config = replace(config, prefix_cache=False, speculate="off")
+    engine = open_engine(config)
+    run_level(engine, work, "warm", len(work.warm_up), work.warm_up)
     rates: dict[int, float] = {}
     for streams, prompts in work.levels:
         started = time.perf_counter()
-        tokens = run_level(engine, work, streams, prompts)
+        tokens = run_level(engine, work, str(streams), streams, prompts)
         rates[streams] = tokens / (time.perf_counter() - started)
     return rates
 

@@ -29,19 +29,22 @@ from alone import Work
 from named_models import model_folder
 from report import update_readme
 from servers import SERVERS, Server, StartError, child_environment, running, version
-from tokenizers import Tokenizer
 
-from quire.cli.bench import Load, calibrate, run_async, run_level
+from quire.cli.bench import PROBES, Load, calibrate, run_async, run_level, words_of
 from quire.cli.bench_levels import Level
 from quire.cli.load import LoadError, Target
+from quire.text.template import ChatTemplate
+from quire.text.tokenizer import Tokenizer
 
 HERE = Path(__file__).parent
 ALONE = {
     "quire engine alone": ("engine_alone.py", False),
-    "the same, no prefix cache": ("engine_alone.py no-prefix-cache", False),
+    "the same, without prefix cache and drafts": ("engine_alone.py bare", False),
     "mlx-lm BatchGenerator alone": ("batch_generator.py", True),
 }
 TIMEOUT_S = 300.0
+WARM_UP = 10**6
+"""Number of the first warm-up request; no level has it."""
 PROBE_S = 40.0  # some servers are healthy without a model, and then never answer
 
 Round = dict[str, Any]
@@ -56,7 +59,7 @@ async def load_server(target: Target, load: Load, args: argparse.Namespace) -> l
     """
     words = await calibrate(target, load, args.prompt_tokens, PROBE_S)
     load = replace(load, prompt_words=words)
-    warm = await run_level(target, load, max(args.streams), max(args.streams), first=10**6,
+    warm = await run_level(target, load, max(args.streams), max(args.streams), first=WARM_UP,
                            timeout_s=TIMEOUT_S)  # fmt: skip
     if warm.failed:
         raise LoadError(warm.errors[0][0])
@@ -109,20 +112,28 @@ def measure_alone(command: str, peer: bool, work: Work, args: argparse.Namespace
 
 
 def make_work(model: Path, args: argparse.Namespace) -> Work:
-    """Return the prompts that servers get, as ids, cut to one length."""
-    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    """Return the prompts that servers get, as the ids that Quire's server makes of them."""
+    tokenizer = Tokenizer.open(model)
+    template = ChatTemplate.open(model, tokenizer.special_tokens)
     eos = json.loads((model / "generation_config.json").read_text())["eos_token_id"]
-    text = Load(model="", prompt_words=args.prompt_tokens)
 
-    def prompt(number: int) -> tuple[int, ...]:
-        content = json.loads(text.body(number))["messages"][0]["content"]
-        return tuple(tokenizer.encode(content).ids[: args.prompt_tokens])
+    def ids(load: Load, number: int) -> tuple[int, ...]:
+        text = template.render(json.loads(load.body(number))["messages"])
+        return tuple(tokenizer.encode(text, add_special_tokens=False))
+
+    few, many = (len(ids(Load("", prompt_words=words), -words)) for words in PROBES)
+    load = Load("", prompt_words=words_of(args.prompt_tokens, few, many))
+
+    def prompts(first: int, count: int) -> tuple[tuple[int, ...], ...]:
+        return tuple(ids(load, first + number) for number in range(count))
 
     levels = tuple(
-        (streams, tuple(prompt(10_000 * at + n) for n in range(requests_of(streams, args))))
+        (streams, prompts(10_000 * at, requests_of(streams, args)))
         for at, streams in enumerate(args.streams)
     )
-    return Work(str(model), levels, args.max_tokens, tuple(eos if isinstance(eos, list) else [eos]))
+    warm_up = prompts(WARM_UP, max(args.streams))
+    stops = tuple(eos if isinstance(eos, list) else [eos])
+    return Work(str(model), warm_up, levels, args.max_tokens, stops)
 
 
 def summarise(rounds: list[Round]) -> dict[str, Any]:

@@ -11,13 +11,13 @@ from typing import Any
 
 BEGIN = "<!-- tables: written by report.py -->"
 END = "<!-- end of tables -->"
-_ENGINE, _KEEPS_NOTHING = "quire engine alone", "the same, no prefix cache"
+_ENGINE, _BARE = "quire engine alone", "the same, without prefix cache and drafts"
 _BATCH_GENERATOR = "mlx-lm BatchGenerator alone"
 
 
 def _alone(name: str) -> bool:
     """Whether a contender runs without HTTP."""
-    return name in (_ENGINE, _KEEPS_NOTHING, _BATCH_GENERATOR)
+    return name in (_ENGINE, _BARE, _BATCH_GENERATOR)
 
 
 def _row(cells: list[str]) -> str:
@@ -50,7 +50,7 @@ def _ratios(contenders: dict[str, Any], streams: list[str]) -> list[str]:
     for label, ours, theirs in (
         ("quire / its engine alone", "quire", [_ENGINE]),
         ("quire / best peer over HTTP", "quire", peers),
-        ("engine alone, no prefix cache / BatchGenerator", _KEEPS_NOTHING, [_BATCH_GENERATOR]),
+        ("bare engine alone / BatchGenerator", _BARE, [_BATCH_GENERATOR]),
     ):
         cells = []
         for count in streams:

@@ -33,6 +33,9 @@ T = TypeVar("T")
 _INTERRUPTED = 128 + signal.SIGINT
 """The exit status of a run that Ctrl-C ended."""
 
+PROBES = (16, 80)
+"""Words of the two prompts by which a server's tokens are counted."""
+
 ROUTES = {"chat": "/chat/completions", "completions": "/completions"}
 
 # Short common words: about one token each in most vocabularies. `calibrate` measures how many.
@@ -137,7 +140,7 @@ async def calibrate(target: Target, load: Load, tokens: int, timeout_s: float) -
         LoadError: the probe failed.
     """
     counts = []
-    for words in (16, 80):
+    for words in PROBES:
         probe = Load(load.model, load.endpoint, prompt_words=words, max_tokens=1, seed=load.seed)
         answer = await send(target, load.route, probe.body(-words), timeout_s=timeout_s)
         if answer.error is not None:
@@ -145,8 +148,13 @@ async def calibrate(target: Target, load: Load, tokens: int, timeout_s: float) -
         if answer.prompt_tokens is None:
             return tokens
         counts.append(answer.prompt_tokens)
-    per_word = max((counts[1] - counts[0]) / 64, 0.1)
-    template = counts[0] - 16 * per_word
+    return words_of(tokens, *counts)
+
+
+def words_of(tokens: int, few: int, many: int) -> int:
+    """Return how many words make `tokens` tokens, if `PROBES` words make `few` and `many`."""
+    per_word = max((many - few) / (PROBES[1] - PROBES[0]), 0.1)
+    template = few - PROBES[0] * per_word
     return max(1, round((tokens - template) / per_word))
 
 
