@@ -69,6 +69,19 @@ def test_nothing_to_answer_is_an_error(
     assert "there is no prompt" in capsys.readouterr().err
 
 
+def test_a_preset_is_asked_by_its_name_and_options_stand_anywhere(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = serve("No fault.", config=ServerConfig(also_named=("reviewer",)))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("+ a line"))
+    asked = ["run", "reviewer", "--url", served.url, "Review", "--max-tokens", "9", "this"]
+    assert main(asked) == 0
+    assert capsys.readouterr().out == "No fault.\n"
+    assert "Review this\n\n+ a line" in prompt(served)
+    assert main(["run", "reviwer", "--url", served.url, "Review this"]) == 2
+    assert "it serves quire-demo" in capsys.readouterr().err
+
+
 def test_a_server_that_is_named_must_have_the_model(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

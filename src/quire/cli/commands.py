@@ -88,9 +88,14 @@ def parse(argv: Sequence[str] | None = None) -> Command:
         parser.exit(0)
     if ours and not ours[0].startswith("-") and ours[0] not in COMMANDS:
         parser.error(f"no command is called {ours[0]!r}{did_you_mean(ours[0], COMMANDS)}")
-    given, unknown = parser.parse_known_args(ours)
-    flags = vars(given)
-    name = flags.pop("command")
+    if ours and ours[0] in COMMANDS:  # options may stand between positional arguments
+        name = ours[0]
+        given, unknown = parsers[name].parse_known_intermixed_args(ours[1:])
+        flags = vars(given)
+    else:
+        given, unknown = parser.parse_known_args(ours)
+        flags = vars(given)
+        name = flags.pop("command")
     options = {option.name: option for option in COMMANDS[name].options()}
     if unknown:
         flag = next((part for part in unknown if part.startswith("-")), unknown[0])

@@ -51,10 +51,11 @@ class RunCommand(ClientOptions, Command):
         """Return 1 if an answer failed, 2 if no server could answer."""
         console = Console()
         try:
-            place = resolve(self.model)
+            running = self._running()
+            place = "" if running else resolve(self.model)
             question = self._question()
             with contextlib.ExitStack() as stack:
-                server, model = self._server(place, stack, Console(stderr=True))
+                server, model = running or _started(place, stack)
                 headers = {"Authorization": f"Bearer {server.key}"} if server.key else {}
                 client = stack.enter_context(httpx.Client(headers=headers, timeout=None))
                 names = {"temperature", "max_tokens", "reasoning_effort"}
@@ -91,34 +92,48 @@ class RunCommand(ClientOptions, Command):
             raise QuireError("there is no prompt: give one as an argument, or pipe it in")
         return None
 
-    def _server(
-        self, place: str, stack: contextlib.ExitStack, console: Console
-    ) -> tuple[Server, str]:
-        """Return a server that has the model, and the server's name for it.
-
-        The server at --url is asked first. A server started here ends with the stack.
+    def _running(self) -> tuple[Server, str] | None:
+        """Return the server at --url and its name for the model; None if it has no such model.
 
         Raises:
-            QuireError: --url was given and its server does not serve the model, the model cannot be
-                downloaded, or its server does not start.
+            QuireError: --url was given, and its server cannot be reached or has no such model.
         """
         asked = Server(self.url, self.key)
+        named = "url" in self.model_fields_set
         try:
-            listed = asked.models()
+            served = [str(each["id"]) for each in asked.models()]
         except ServerError:
-            if "url" in self.model_fields_set:
+            if named:
                 raise
-        else:
-            for name in (self.model, name_of(place)):
-                with contextlib.suppress(ServerError):
-                    return asked, str(asked.model(name)["id"])
-            if "url" in self.model_fields_set:
-                names = ", ".join(str(each["id"]) for each in listed)
-                raise QuireError(f"{asked.base} does not serve {self.model!r}; it serves {names}")
-        server = Server(
-            stack.enter_context(loading_server(_pulled(place), adapter=None, console=console))
-        )
-        return server, str(server.model()["id"])
+            return None
+        if name := self._name_at(asked):
+            return asked, name
+        if named:
+            raise QuireError(
+                f"{asked.base} does not serve {self.model!r}; it serves {', '.join(served)}"
+            )
+        return None
+
+    def _name_at(self, server: Server) -> str | None:
+        """Return a server's name for the model, which may be a preset's; None if it has none."""
+        with contextlib.suppress(ServerError):
+            return str(server.model(self.model)["id"])
+        with contextlib.suppress(ServerError, QuireError):
+            return str(server.model(name_of(resolve(self.model)))["id"])
+        return None
+
+
+def _started(place: str, stack: contextlib.ExitStack) -> tuple[Server, str]:
+    """Start a server of a model, which ends with the stack; return it and its model's name.
+
+    Raises:
+        QuireError: the model cannot be downloaded, or its server does not start.
+    """
+    shown = Console(stderr=True)
+    server = Server(
+        stack.enter_context(loading_server(_pulled(place), adapter=None, console=shown))
+    )
+    return server, str(server.model()["id"])
 
 
 def _pulled(place: str) -> str:
