@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,13 +83,23 @@ class Child:
 
 
 @contextmanager
-def running(folder: Path, module: str, *arguments: str) -> Iterator[Child]:
+def running(
+    folder: Path,
+    module: str,
+    *arguments: str,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Iterator[Child]:
     """Runs `python -m module arguments` until the block ends; its log goes to `folder`."""
     log = folder / "log"
     started = time.monotonic()
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments], stdout=out, stderr=subprocess.STDOUT
+            [sys.executable, "-m", module, *arguments],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            cwd=cwd,
+            env=env,
         )
     try:
         url = _wait_ready(process, log)

@@ -28,7 +28,7 @@ _COSTS = {
     (32, 2): (0.39, 5.4),
 }
 """Microseconds that a thread block takes for 64 columns, and for its start and what it shares, on
-an H100, by rows and warpgroups (benchmarks/gpu.md).
+an H100, by rows and warpgroups (benchmarks/results/gpu-runs.md).
 """
 
 

@@ -22,7 +22,7 @@ _COSTS = {
     (16, 8): 1.90,
 }
 """Microseconds that a thread block takes for 64 columns on an H100, by tiles of 8 rows and warps
-side by side (benchmarks/gpu.md)."""
+side by side (benchmarks/results/gpu-runs.md)."""
 
 
 @dataclass(frozen=True, slots=True)
