@@ -119,3 +119,15 @@ def test_the_changelog_has_the_version_of_the_package() -> None:
     assert f"quire_serve-{version}.tar.gz" in formula
     kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
     assert set(re.findall(r"^### (.+)$", text, re.MULTILINE)) <= kinds
+
+
+@pytest.mark.parametrize("page", ["proxy", "troubleshooting"])
+def test_the_messages_that_it_explains_are_said(page: str) -> None:
+    code = "".join(path.read_text() for path in (ROOT / "src" / "quire").rglob("*.py"))
+    said = re.sub(r'"\s+f?"', "", code)  # a text of several lines
+    rows = re.findall(r"^\| (.*?) \|", (ROOT / "docs" / f"{page}.md").read_text(), re.MULTILINE)
+    messages = [text for row in rows for text in CODE.findall(row) if " " in text]
+    assert messages
+    for message in messages:
+        for part in re.split(r"'?(?:NAME|URL|127\.0\.0\.1:8000: .*)'?", message):
+            assert part in said, message
