@@ -29,8 +29,8 @@ class Cut(NamedTuple):
 class SkinnyGemm:
     """Constants and launch of `skinny_gemm.cuh` for up to `rows` rows.
 
-    The cuts are those that were fastest on an H200 (`benchmarks/results/gpu-runs.md`). A card with less shared
-    memory takes the first narrower cut that fits.
+    The cuts are those that were fastest on an H200 (`benchmarks/results/gpu-runs.md`). A card with
+    less shared memory takes the first narrower cut that fits.
 
     Attributes:
         outputs: of all matrices together by which a launch multiplies; with `gated`, of one of two.
