@@ -18,7 +18,7 @@ from quire.device import device
 from quire.device.cuda import blocks, encoding, packed
 from quire.device.cuda.compiled import CompiledKernel
 from quire.device.verified import Check, VerifiedKernels
-from quire.executor.graphs import graph_cache
+from quire.executor.graphs import formats, graph_cache
 from quire.executor.graphs import runner as graphs
 from quire.executor.graphs.pools import LayerPool, TokenPool
 from tests.device.cuda.cards import H200
@@ -76,7 +76,7 @@ def open_blank_card(patch: pytest.MonkeyPatch, needed: Needed) -> None:
     patch.setattr(VerifiedKernels, "add", lambda self, verification: None)
     for module in (graph_cache, packed):
         patch.setattr(module, "card", lambda: H200)
-    for module in (graph_cache, graphs):
+    for module in (graph_cache, formats):
         patch.setattr(module, "compiler", lambda: _Compiler(needed))
     patch.setattr(graphs, "load_extension", _Extension)
     patch.setattr(graph_cache, "Graph", _Graph)

@@ -23,7 +23,7 @@ from quire.device.ranks import Part
 from quire.device.verified import VerifiedKernels
 from quire.device.weights import ExpertMatrices, GatedExperts, PackedWeight, PlainExperts
 from quire.engine import invariance
-from quire.executor.graphs import coding_check, graph_cache
+from quire.executor.graphs import coding_check, formats, graph_cache
 from quire.executor.graphs import runner as graphs
 from quire.executor.graphs.pools import LayerPool
 from quire.executor.graphs.recorder import Kernel
@@ -171,10 +171,11 @@ def emulate_card(monkeypatch: pytest.MonkeyPatch) -> EmulatedExtension:
     for module in (graphs, invariance):
         monkeypatch.setattr(module, "current_device", _CUDA)
     monkeypatch.setattr(graph_cache, "card", lambda: SMALL)
-    for module in (graph_cache, graphs):
+    for module in (graph_cache, formats):
         monkeypatch.setattr(module, "compiler", lambda: compiler)
     monkeypatch.setattr(graphs, "load_extension", lambda: extension)
-    monkeypatch.setattr(graphs, "verified_kernels", lambda: VerifiedKernels(None, ""))
+    for module in (graphs, formats):
+        monkeypatch.setattr(module, "verified_kernels", lambda: VerifiedKernels(None, ""))
     for module in (graph_cache, coding_check):
         monkeypatch.setattr(module, "Graph", EmulatedGraph)
     return extension

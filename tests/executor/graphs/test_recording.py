@@ -23,6 +23,7 @@ from quire.cache.specs import AttentionSpec, FullKV, KVLayout, WindowKV
 from quire.core.kv_format import KVFormat
 from quire.device.cuda.driver import Card
 from quire.device.weights import Packing
+from quire.executor.graphs.formats import in_one_block
 from quire.executor.graphs.graph_cache import MAX_ROWS
 from quire.executor.graphs.head import Head, record_head, served_head
 from quire.executor.graphs.layout import (
@@ -36,7 +37,6 @@ from quire.executor.graphs.places import Place
 from quire.executor.graphs.pools import LayerPool, PagePool, PlainPool, kind_of
 from quire.executor.graphs.recorder import Buffer, Kernel, Recorder, launches
 from quire.executor.graphs.recording import Recording
-from quire.executor.graphs.runner import in_one_block
 from quire.executor.graphs.states import unplaced_states
 from quire.models.base import LanguageModel, named_parameters
 from quire.models.layers.linear import use_device_products

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
+
+import mlx.core as mx
 
 from quire.cache.pools import Pools
 from quire.core.kv_format import KVFormat
+from quire.executor.adapters import AdaptedRows, Factors
 from quire.executor.eager import EagerExecutor
 from quire.executor.graphs.runner import CUDAGraphs
 from quire.executor.inputs import StepInputs
@@ -16,7 +20,7 @@ from quire.models.base import LanguageModel
 class GraphExecutor(EagerExecutor):
     """Runs steps as CUDA graphs. Implements `Executor`.
 
-    Steps that no graph serves, such as those with media or adapters, run eagerly.
+    Steps that no graph serves, such as those with media, run eagerly.
 
     Args:
         graphs: None if none serves the model.
@@ -32,6 +36,10 @@ class GraphExecutor(EagerExecutor):
     ) -> None:
         super().__init__(model, pools, **others)
         self._graphs = graphs
+        self._factors: Factors | None = None
+        """The adapters' factors that `_adapted` was made for."""
+        self._adapted: CUDAGraphs | None = None
+        """Graphs of steps with adapters."""
 
     def serves(self, format: KVFormat) -> bool:
         return self._graphs is not None and self._graphs.serves_format(format)
@@ -40,7 +48,26 @@ class GraphExecutor(EagerExecutor):
         return 0 if self._graphs is None else self._graphs.max_graph_rows(format, media)
 
     def _run(self, inputs: StepInputs) -> Computed:
-        computed = None
-        if self._graphs is not None and inputs.adapted is None:
-            computed = self._graphs.compute(inputs, lambda: self.model(inputs))
-        return computed or super()._run(inputs)
+        eagerly = partial(super()._run, inputs)
+
+        def run_eagerly() -> mx.array:
+            hidden = eagerly().hidden
+            assert hidden is not None, "the model computes hidden states"
+            return hidden
+
+        graphs = self._graphs_of(inputs.adapted)
+        computed = None if graphs is None else graphs.compute(inputs, run_eagerly)
+        return computed or eagerly()
+
+    def _graphs_of(self, adapted: AdaptedRows | None) -> CUDAGraphs | None:
+        """Return the graphs of a step; None if the model must compute it."""
+        if not self.adapters.names:
+            self._factors = self._adapted = None  # which hold the memory of former adapters
+        if adapted is None or self._graphs is None:
+            return self._graphs
+        if adapted.factors is not self._factors:
+            self._factors = adapted.factors
+            self._adapted = self._graphs.with_low_rank(
+                adapted.factors.by_name, before=self._adapted
+            )
+        return self._adapted

@@ -33,7 +33,8 @@ from quire.executor.graphs.pools import LayerPool, PlainPool, kind_of
 from quire.executor.graphs.recorder import Buffer, Recorder, launches
 from quire.executor.graphs.recording import Recording
 from quire.executor.graphs.states import LayerStates, layer_states, unplaced_states
-from quire.models.media_rows import MediaRows
+from quire.executor.inputs import StepInputs
+from quire.program.low_rank import NUMBERS
 from quire.program.trace import StepPrograms
 from quire.program.values import Node, bound
 
@@ -114,6 +115,7 @@ class GraphCache:
     Args:
         batch_invariant: a row's bits do not depend on the other rows.
         inboxes: see `Recorder`.
+        factors: of adapters; see `bind`.
 
     Attributes:
         heads: attention head shapes of the layers that keep keys, by layer.
@@ -132,6 +134,7 @@ class GraphCache:
         *,
         batch_invariant: bool = False,
         inboxes: Inboxes | None = None,
+        factors: Sequence[mx.array] = (),
     ) -> None:
         self._programs, self._layout, self._pools = programs, layout, pools
         self._extension, self._compiler = extension, compiler()
@@ -153,8 +156,11 @@ class GraphCache:
             for name, id in programs.body.fields.items()
             if name.removeprefix("media.").isdecimal()
         )
+        self._numbers = mx.zeros((MAX_ROWS,), mx.int32)
+        """Each row's number among the factors of adapters."""
+        self._factors = tuple(factors)
         self._logits: mx.array | None = None
-        mx.eval(self.hidden, *self.media)
+        mx.eval(self.hidden, self._numbers, *self.media)
         self._graphs: dict[KVFormat, _Graphs] = {}
         self._recorded: dict[tuple[KVFormat, int], _Recorded] = {}
         """Recorded steps by format and rows."""
@@ -166,6 +172,17 @@ class GraphCache:
         """Bind the recorded steps to other pools of the same model from now on."""
         self._pools = pools
         self._graphs.clear()
+
+    def bind(self, programs: StepPrograms, factors: Sequence[mx.array]) -> bool:
+        """Bind the recorded steps to the factors of adapters, which are part of the programs.
+
+        Returns:
+            Whether that was possible. It is not where MLX computes nodes between graphs.
+        """
+        if self._by_mlx:
+            return False
+        self._programs, self._factors = programs, tuple(factors)
+        return True
 
     def check(self) -> None:
         """Find the nodes without kernels; MLX will compute them between graphs.
@@ -211,15 +228,19 @@ class GraphCache:
             )
         return self._inputs[rows]
 
-    def media_inputs(self, media: MediaRows | None) -> dict[int, mx.array]:
-        """Return the levels of a step's media rows, by the address that graphs read them from."""
-        if media is None:
-            return {}
-        levels = list(media.levels)
-        levels += [mx.zeros_like(levels[0])] * (len(self.media) - len(levels))
+    def arrays_of(self, inputs: StepInputs) -> dict[int, mx.array]:
+        """Return the levels of a step's media rows, and the numbers of its rows' adapters, by the
+        address that graphs read them from.
+        """
+        found: list[tuple[mx.array, mx.array]] = []
+        if inputs.media is not None:
+            levels = list(inputs.media.levels)
+            levels += [mx.zeros_like(levels[0])] * (len(self.media) - len(levels))
+            found += zip(self.media, levels, strict=True)
+        if inputs.adapted is not None:
+            found.append((self._numbers, inputs.adapted.numbers))
         return {
-            self._extension.pointer(buffer): level.astype(buffer.dtype)
-            for buffer, level in zip(self.media, levels, strict=True)
+            self._extension.pointer(buffer): array.astype(buffer.dtype) for buffer, array in found
         }
 
     def output(self, max_rows: int) -> tuple[mx.array, bool]:
@@ -247,7 +268,7 @@ class GraphCache:
         states = layer_states(self._pools, self._layout, format, address=pointer)
         addresses = tuple(tuple(map(pointer, each.arrays())) for each in stores.values())
         addresses += tuple(tuple(x.address for x in each.values()) for each in states.values())
-        addresses += (tuple(indexes.values()),)
+        addresses += (tuple(indexes.values()), tuple(map(pointer, self._factors)))
         if not all(map(all, addresses)):
             return None
         known = self._graphs.get(format)
@@ -328,7 +349,9 @@ class GraphCache:
             name: Place(at, _buffer_of(at, array))
             for name, (at, array) in zip(names, known, strict=True)
         }
-        return {**found, "media.placed": Place(inputs.placed, buffer=None)}
+        numbers = Place(recorder.address(self._numbers), buffer=None)
+        placed = Place(inputs.placed, buffer=None)
+        return {**found, "media.placed": placed, NUMBERS: numbers}
 
     def _record_head(self, recorder: Recorder, recording: Recording, hidden: Buffer) -> None:
         """Record the kernels that turn hidden states into logits.

@@ -19,6 +19,7 @@ from quire.executor.graphs.head_nodes import HeadRecording
 from quire.executor.graphs.indexers import Index, IndexerRecording
 from quire.executor.graphs.joined import joined_kernel
 from quire.executor.graphs.layer_attention import HeadRows, LayerAttention, Rotation
+from quire.executor.graphs.low_rank import LowRankRecording
 from quire.executor.graphs.mixtures import MixtureRecording
 from quire.executor.graphs.operands import (
     HeadOperand,
@@ -48,7 +49,12 @@ _FEW_OUTPUTS = 512
 
 
 class Recording(
-    MixtureRecording, StateRecording, HeadRecording, ExchangeRecording, IndexerRecording
+    MixtureRecording,
+    StateRecording,
+    HeadRecording,
+    ExchangeRecording,
+    IndexerRecording,
+    LowRankRecording,
 ):
     """Records programs for one number of rows.
 
@@ -85,6 +91,7 @@ class Recording(
             "packed_linear": self._products,
             "products": self._products,
             "gated products": self._gated,
+            "add_low_rank": self._low_rank,
             "attention": self._attention,
             "choose": self._choose,
             "route": self._route,

@@ -14,20 +14,18 @@ from functools import partial
 
 import mlx.core as mx
 
-from quire.attention.backend import AttentionCase
 from quire.cache.pools import Pools
 from quire.cache.specs import KVLayout
 from quire.core.errors import EngineFailure, ModelError
 from quire.core.kv_format import KVFormat
-from quire.device.cuda.compiled import compiler
 from quire.device.cuda.driver import DriverError
 from quire.device.cuda.extension import Extension, NoExtension, load_extension
 from quire.device.cuda.inboxes import Inboxes
 from quire.device.device import current_device
 from quire.device.ranks import WHOLE, Part, agreed
 from quire.device.verified import Check, Verification, verified_kernels
-from quire.executor.graphs.coding_check import DeviceRunner
 from quire.executor.graphs.exchange_check import verified_inboxes
+from quire.executor.graphs.formats import in_one_block, serves_format
 from quire.executor.graphs.graph_cache import MAX_ROWS, WIDE_ROWS, GraphCache, StepGraphs
 from quire.executor.graphs.indexers import most_keys
 from quire.executor.graphs.layout import step_numbers
@@ -37,12 +35,15 @@ from quire.executor.graphs.states import KeptStates
 from quire.executor.inputs import StepInputs
 from quire.executor.step import Computed
 from quire.models.base import LanguageModel
+from quire.program.low_rank import with_low_rank
 from quire.program.passes import recordable
 from quire.program.trace import NotLinear, StepPrograms, steps_of, trace
 from quire.scheduler.plan import ScheduledSequence
 
 log = logging.getLogger("quire.engine")
 
+Factors = Mapping[str, tuple[mx.array, mx.array]]
+NO_FACTORS: Factors = {}
 _STANDINGS = False, None, True
 """Verification results of a graph, the worst first: it differs, is not verified, agrees."""
 
@@ -78,9 +79,8 @@ def open_cuda_graphs(
             raise UnsupportedNode("no kernel for attention in both directions")
         inboxes = None if part.size == 1 else verified_inboxes(part)
         traced = trace(model, steps_of(model))
-        programs = StepPrograms(recordable(traced.body), recordable(traced.head))
         graphs = CUDAGraphs(
-            programs,
+            traced,
             model.logits,
             layout,
             pools=pools,
@@ -110,12 +110,14 @@ class CUDAGraphs:
     Each number of rows is verified against the model once, and is not used if it differs.
 
     Args:
+        programs: as traced.
         logits: computes logits from hidden states as the model does.
         identity: identity of the weights.
         batch_invariant: every step, prompts included, runs as graphs whose rows do not depend on
             each other's bits.
         inboxes: memory by which the ranks of a split model exchange rows. All ranks run each step
             as a graph, or none does.
+        factors: of adapters, which the programs add; see `program.low_rank`.
     """
 
     def __init__(
@@ -129,7 +131,9 @@ class CUDAGraphs:
         *,
         batch_invariant: bool = False,
         inboxes: Inboxes | None = None,
+        factors: Factors = NO_FACTORS,
     ) -> None:
+        self._programs, self._adapters = programs, _shapes(factors)
         self._logits_of = logits
         self._part = WHOLE if inboxes is None else inboxes.part
         self._agreed: set[tuple[KVFormat, int]] = set()
@@ -137,12 +141,13 @@ class CUDAGraphs:
         self._layout, self._pools = layout, pools
         self._extension = extension
         self._cache = GraphCache(
-            programs,
+            _recordable(programs),
             layout,
             pools,
             extension=extension,
             batch_invariant=batch_invariant,
             inboxes=inboxes,
+            factors=_arrays(factors),
         )
         self._formats: dict[KVFormat, bool] = {}
         """Whether the kernels support a KV format, for the formats seen so far."""
@@ -157,6 +162,41 @@ class CUDAGraphs:
         """Run steps over other pools of the same model from now on."""
         self._pools = pools
         self._cache.use(pools)
+
+    def with_low_rank(self, factors: Factors, before: CUDAGraphs | None) -> CUDAGraphs | None:
+        """Return the graphs of steps with adapters; None if the model must compute these.
+
+        Args:
+            factors: see `program.low_rank`.
+            before: graphs of other factors. They are bound to these, without being recorded again,
+                if the shapes are equal.
+        """
+        body = with_low_rank(self._programs.body, factors)
+        if body is None:
+            log.info("CUDA graphs: an adapter changes experts. Steps with adapters run eagerly.")
+            return None
+        programs = StepPrograms(body, self._programs.head)
+        if (
+            before is not None
+            and before._adapters == _shapes(factors)
+            and before._cache.bind(_recordable(programs), _arrays(factors))
+        ):
+            return before
+        graphs = CUDAGraphs(
+            programs,
+            self._logits_of,
+            self._layout,
+            pools=self._pools,
+            identity=self._identity,
+            extension=self._extension,
+            factors=factors,
+        )
+        try:
+            graphs.check()
+        except UnsupportedNode as error:
+            log.info("CUDA graphs: %s. Steps with adapters run eagerly.", error)
+            return None
+        return graphs
 
     def check(self) -> None:
         """Record a step without compiling it; see `GraphCache.check`."""
@@ -270,37 +310,27 @@ class CUDAGraphs:
     def _most_rows(self, format: KVFormat) -> int:
         """Return the row count of the largest graph for a format."""
         plain = format.scheme == "plain" and not self._batch_invariant
-        return WIDE_ROWS if plain and not self._cache.indexed else MAX_ROWS
+        wide = plain and not self._cache.indexed and not self._adapters
+        return WIDE_ROWS if wide else MAX_ROWS
 
     def serves_format(self, format: KVFormat) -> bool:
         """Whether the kernels support a format. The result is cached."""
         if format not in self._formats:
-            self._formats[format] = self._tried_coding(format)
+            self._formats[format] = serves_format(
+                format,
+                self._cache.heads,
+                self._layout,
+                self._pools.block_size,
+                extension=self._extension,
+            )
         return self._formats[format]
-
-    def _tried_coding(self, format: KVFormat) -> bool:
-        cases = _attention_cases(
-            self._cache.heads, self._layout, self._pools.block_size, format=format
-        )
-        if not all(kind_of(each.format).serves(each) for each in cases):
-            return False
-        runner = DeviceRunner(compiler(), self._extension)
-        for case in dict.fromkeys(cases):
-            verification = Verification(Check.CODING_AGREES, case)
-            if verified_kernels().holds(verification):
-                continue
-            if (difference := kind_of(case.format).differs(case, runner)) is not None:
-                log.warning("CUDA graphs disabled for %s: %s", format.name, difference)
-                return False
-            verified_kernels().add(verification)
-        return True
 
     def _launched(self, inputs: StepInputs, max_rows: int) -> mx.array | None:
         graphs = self._graphs_of(max_rows, inputs.sequences[0].format)
         layout = self._cache.inputs(max_rows)
         if graphs is None:
             return None
-        given = self._cache.media_inputs(inputs.media)
+        given = self._cache.arrays_of(inputs)
         numbers = step_numbers(
             inputs.sequences,
             self._layout,
@@ -354,7 +384,8 @@ class CUDAGraphs:
                 if found is None:
                     after.restore()
                     return expected
-                difference = self._difference(found, expected, inputs, max_rows=max_rows)
+                whole = self._logits_of(expected) if self._cache.output(max_rows)[1] else expected
+                difference = _difference(found, whole, inputs)
             except (DriverError, RuntimeError) as problem:
                 difference = str(problem)
         # The graph computes the step again where rows are batch-invariant.
@@ -376,46 +407,40 @@ class CUDAGraphs:
             return str(problem)
         return None
 
-    def _difference(
-        self, found: mx.array, expected: mx.array, inputs: StepInputs, max_rows: int
-    ) -> str | None:
-        """Return how the result of a graph differs from the model's; None if close enough."""
-        logits = self._cache.output(max_rows)[1]
-        whole = self._logits_of(expected) if logits else expected
-        wide = whole.astype(mx.float32)
-        if inputs.narrowed:
-            found = found[inputs.wanted]
-        error = mx.linalg.norm(found.astype(mx.float32) - wide) / mx.linalg.norm(wide)
-        log.debug("%d rows: relative error %.2g", max_rows, float(error))
-        # Written so that a NaN is too much.
-        fine = float(error) <= kind_of(inputs.sequences[0].format).tolerance
-        return None if fine else f"relative error {float(error):.2g}"
-
     def _verification(self, format: KVFormat, max_rows: int) -> Verification:
         """Return the verification of graphs of `max_rows` rows against the model."""
         width = self._cache.hidden.shape[-1]  # more if states of layers are captured
         subject: tuple[object, ...] = self._identity, width, format, max_rows, self._batch_invariant
+        if self._adapters:
+            subject = *subject, self._adapters
         if self._part.size > 1:
             subject = *subject, self._part
         return Verification(Check.DECODE_STEPS_AGREE, subject)
 
 
-def _attention_cases(
-    heads: Mapping[int, int], layout: KVLayout, block_size: int, format: KVFormat
-) -> list[AttentionCase]:
-    """Return what kernels must serve; `heads` are query heads by layer."""
-    cases = list[AttentionCase]()
-    for layer, count in heads.items():
-        spec, own = layout.groups[layout.group[layer]].spec.attention, format.of_layer(layer)
-        assert spec is not None, "layers that attend keep keys"
-        one_row = own, spec, block_size, count, 1
-        cases.append(AttentionCase(*one_row, mx.bfloat16, softcap=False, sinks=False))
-    return cases
+def _difference(found: mx.array, expected: mx.array, inputs: StepInputs) -> str | None:
+    """Return how the result of a graph differs from the model's; None if close enough."""
+    wide = expected.astype(mx.float32)
+    if inputs.narrowed:
+        found = found[inputs.wanted]
+    error = mx.linalg.norm(found.astype(mx.float32) - wide) / mx.linalg.norm(wide)
+    log.debug("%d rows: relative error %.2g", len(wide), float(error))
+    # Written so that a NaN is too much.
+    fine = float(error) <= kind_of(inputs.sequences[0].format).tolerance
+    return None if fine else f"relative error {float(error):.2g}"
 
 
-def in_one_block(rows: ScheduledSequence, block_size: int) -> bool:
-    """Whether all rows of each sequence lie in one block."""
-    return rows.start % block_size + rows.count <= block_size
+def _recordable(programs: StepPrograms) -> StepPrograms:
+    return StepPrograms(recordable(programs.body), recordable(programs.head))
+
+
+def _shapes(factors: Factors) -> tuple[tuple[object, ...], ...]:
+    """Return what kernels know of factors: names of matrices, ranks, and numbers of columns."""
+    return tuple((name, *factors[name][0].shape[1:]) for name in sorted(factors))
+
+
+def _arrays(factors: Factors) -> list[mx.array]:
+    return [array for name in sorted(factors) for array in factors[name]]
 
 
 def _max_rows(rows: Sequence[ScheduledSequence]) -> int:
