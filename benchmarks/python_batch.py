@@ -2,9 +2,11 @@
 
     python benchmarks/python_batch.py [--prompts 1000] [--tokens 24] [--rounds 3] [--model MODEL]
 
-Both read the same token ids and generate the same number of tokens. Beside the clock, which other
-work on the machine bends, it prints processor time: of the engine alone, and of the program with
-its engine's process.
+The reference is the engine in this process, with the settings, threads and requests that `LLM`'s
+engine has, and no text: neither side encodes prompts, and only `LLM` decodes answers. Which of both
+goes first changes every round. Beside the clock, which other work on the machine bends, it prints
+processor time: of the engine alone, of the program and its engine's process, and of all else that
+ran on the machine.
 """
 
 from __future__ import annotations
@@ -41,6 +43,12 @@ def children_s() -> float:
     return total * _TICK_S
 
 
+def machine_s() -> float:
+    """Return the processor time of everything that has run on the machine."""
+    user, nice, system, _, _, *others = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    return sum(map(int, (user, nice, system, *others[:3]))) * _TICK_S
+
+
 def made(count: int, vocabulary: int, seed: int) -> Prompts:
     """Return prompts of 8 to 40 tokens."""
     rng = random.Random(seed)
@@ -67,12 +75,14 @@ def by_python(llm: LLM, prompts: Prompts, tokens: int) -> int:
     return sum(each.usage.completion_tokens for each in answers)
 
 
-def timed(run: Callable[[], int]) -> tuple[float, float, float, int]:
-    """Return seconds by the clock, of this process and of its children, and the tokens."""
-    own, others, clock = time.process_time(), children_s(), time.perf_counter()
+def timed(run: Callable[[], int]) -> tuple[float, float, float, float, int]:
+    """Return seconds by the clock, of this process, of its children and of all else, and the
+    tokens.
+    """
+    whole, own, back, clock = machine_s(), time.process_time(), children_s(), time.perf_counter()
     count = run()
-    spent = time.process_time() - own, children_s() - others
-    return time.perf_counter() - clock, *spent, count
+    seconds, own, back = time.perf_counter() - clock, time.process_time() - own, children_s() - back
+    return seconds, own, back, machine_s() - whole - own - back, count
 
 
 def main() -> None:
@@ -91,17 +101,18 @@ def main() -> None:
         by_python(llm, made(64, vocabulary, -1), given.tokens)
         for number in range(given.rounds):
             prompts = made(given.prompts, vocabulary, number)
-            spent = [
-                timed(partial(by_engine, engine, prompts, given.tokens)),
-                timed(partial(by_python, llm, prompts, given.tokens)),
-            ]
-            (wall, cpu, _, expected), (their_wall, front, back, count) = spent
+            runs = [partial(by_engine, engine), partial(by_python, llm)]
+            order = runs if number % 2 == 0 else runs[::-1]
+            spent = {run.func: timed(partial(run, prompts, given.tokens)) for run in order}
+            wall, cpu, _, beside, expected = spent[by_engine]
+            their_wall, front, back, their_beside, count = spent[by_python]
             assert count == expected, f"{count} tokens by Python, {expected} by the engine"
             ratios["wall"].append(wall / their_wall)
             ratios["processor"].append(cpu / (front + back))
             print(
-                f"{count} tokens: engine {wall:.2f} s ({cpu:.2f} s of processor), Python "
-                f"{their_wall:.2f} s ({front:.2f} s + {back:.2f} s)",
+                f"{count} tokens: engine {wall:.2f} s ({cpu:.2f} s of processor, {beside:.2f} s of "
+                f"others), Python {their_wall:.2f} s ({front:.2f} s + {back:.2f} s, "
+                f"{their_beside:.2f} s of others)",
                 flush=True,
             )
     print(json.dumps({name: round(median(each), 3) for name, each in ratios.items()}))

@@ -36,7 +36,7 @@ def recorded_kernels(
 ) -> tuple[list[Kernel], list[Launch], list[mx.array]]:
     """Return the kernels of the graph of `STREAMS` rows, their launches for the pools of now, and
     the arrays that these need."""
-    cache = executor.graphs._cache
+    cache = executor._graphs._cache
     for (stored, rows), found in cache._recorded.items():
         if rows == STREAMS and stored.name == parse_format(format).name:
             graphs, kept = found.launches(cache._graphs[stored].addresses)
@@ -101,7 +101,7 @@ def main(folder: str, out: Path, formats: list[str]) -> None:
     executor = engine._executor
     if not isinstance(executor, GraphExecutor):
         raise SystemExit("no step of this model is recorded here")
-    recorded = Recorded(executor.graphs)
+    recorded = Recorded(executor._graphs)
     found: list[dict[str, Any]] = []
     for format in formats or ["plain"]:
         for context in CONTEXTS:

@@ -16,7 +16,8 @@ from quire.engine.warm_up import measure_steps, warm_up
 from quire.models.weights.loader import LoadedModel, open_model
 from quire.scheduler.plan import StepPlan
 from quire.scheduler.scheduler import Scheduler
-from tests.support.tiny_models import tiny_model
+from tests.executor.test_adapters import adapter, checkpoint
+from tests.support.tiny_models import llama_config, tiny_model
 
 
 @pytest.fixture
@@ -83,6 +84,19 @@ def test_where_all_is_compiled_a_start_runs_first_requests_alone(
         sizes.append(max(len(plan.sequences) for plan in plans))
         check_burst(plans, 50)
     assert sizes == [2, 2, 4]
+
+
+def test_every_number_of_streams_is_run_with_an_adapter(
+    tmp_path: Path, plans: list[StepPlan]
+) -> None:
+    weights = checkpoint(tmp_path / "base", llama_config())
+    one = adapter(tmp_path / "one", weights, ["q_proj"], rank=2, seed=1)
+    config = EngineConfig("", kv_memory=64 << 20, max_sequences=4, max_step_tokens=64)
+    loaded = open_model(str(tmp_path / "base"))
+    warm_up(loaded, replace(config, adapters=(("one", one), ("two", one))))
+    adapted = [plan for plan in plans if any(each.adapter for each in plan.sequences)]
+    assert {plan.decode_rows for plan in adapted if not plan.prompt_rows} >= {1, 2, 4}
+    assert {each.adapter for plan in adapted for each in plan.sequences} == {"one"}
 
 
 def test_steps_are_measured_up_to_the_time_aimed_at(

@@ -38,6 +38,8 @@ _FIRST_PROMPT = 300
 """Number of prompt tokens: more than CUDA graphs read."""
 _BURST = 32
 """Number of prompts in the first burst."""
+_ADAPTED = 64
+"""Number of rows of the largest CUDA graph with adapters."""
 _DRAFTS, _DRAFTED_TOKENS = (1, 3, 7, 15), 24
 """Numbers of drafts in the measured steps, and tokens of the answer that they belong to."""
 _STRIDE = 7919
@@ -78,6 +80,7 @@ def warm_up(
         rounds = [_Round([each]) for each in _texts(engine, vocabulary)]
     else:
         rounds = list((_few_rounds if again else _rounds)(engine.config, vocabulary, context))
+        rounds += _adapted_rounds(engine.config, vocabulary)
     for number, each in enumerate(rounds):
         on_progress(number, len(rounds))
         _serve(engine, each)
@@ -262,6 +265,19 @@ def _burst(config: EngineConfig, vocabulary: int, context: int) -> _Round:
             for n in range(count)
         ]
     )
+
+
+def _adapted_rounds(config: EngineConfig, vocabulary: int) -> Iterator[_Round]:
+    """Return every number of streams with an adapter, up to the most that are graphed."""
+    for name, _ in config.adapters[:1]:
+        streams = 1
+        while streams <= min(config.max_sequences, _ADAPTED):
+            asked = [
+                _request(f"{number}", 4, vocabulary=vocabulary, sampling=_GREEDY)
+                for number in range(streams)
+            ]
+            yield _Round([replace(each, adapter=name) for each in asked])
+            streams *= 2
 
 
 def _first_length(config: EngineConfig, context: int) -> int:

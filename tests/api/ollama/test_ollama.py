@@ -158,6 +158,39 @@ def test_what_is_served(child: Child) -> None:
     assert (loaded["done"], loaded["done_reason"]) == (True, "load")
 
 
+def test_the_requests_of_vs_codes_provider(child: Child) -> None:
+    """It lists and inspects models by Ollama's API, and talks to them by OpenAI's."""
+    version = HTTP.get(f"{child.url}/api/version").json()["version"]
+    assert tuple(map(int, version.split("."))) >= (0, 6, 4)
+    for listed in HTTP.get(f"{child.url}/api/tags").json()["models"]:
+        shown = post(child.url, "/api/show", model=listed["model"]).json()
+        about = shown["model_info"]
+        assert about["general.basename"] == listed["name"]
+        assert about[f"{about['general.architecture']}.context_length"] == 131072
+        assert {"tools", "vision"} <= set(shown["capabilities"])
+        answer = post(
+            child.url,
+            "/v1/chat/completions",
+            model=listed["model"],
+            messages=[{"role": "system", "content": "You help."}, *HI],
+            tools=[ADD],
+            tool_choice="auto",
+            temperature=0.1,
+            top_p=1,
+            n=1,
+            max_tokens=8,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        assert answer.status_code == 200
+        assert "x-quire-ignored-fields" not in answer.headers
+        *events, usage, done = answer.text.strip().split("\n\n")
+        assert done == "data: [DONE]"
+        assert json.loads(usage.removeprefix("data: "))["usage"]["completion_tokens"] <= 8
+        deltas = [json.loads(each.removeprefix("data: "))["choices"][0]["delta"] for each in events]
+        assert "".join(each.get("content") or "" for each in deltas)
+
+
 def test_the_official_client_runs_unchanged(child: Child) -> None:
     ollama = pytest.importorskip("ollama")
     client = ollama.Client(child.url)

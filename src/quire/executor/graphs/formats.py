@@ -24,8 +24,8 @@ def serves_format(
     format: KVFormat,
     heads: Mapping[int, int],
     layout: KVLayout,
-    block_size: int,
     *,
+    block_size: int,
     extension: Extension,
 ) -> bool:
     """Return whether the kernels support a format. Codes are held against the format's own encoder,

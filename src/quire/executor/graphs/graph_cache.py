@@ -156,7 +156,7 @@ class GraphCache:
             for name, id in programs.body.fields.items()
             if name.removeprefix("media.").isdecimal()
         )
-        self._numbers = mx.zeros((MAX_ROWS,), mx.int32)
+        self._numbers = mx.zeros((WIDE_ROWS,), mx.int32)
         """Each row's number among the factors of adapters."""
         self._factors = tuple(factors)
         self._logits: mx.array | None = None

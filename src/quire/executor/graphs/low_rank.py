@@ -154,12 +154,23 @@ class LowRankRecording(ValueRecording):
         reads = self._read([x])
         low = recorder.buffer(4 * recorder.max_rows * product.rank, reads)
         arguments = [step, self._place(x).address, chosen, recorder.weight(product.inner)]
-        grid, threads = product.first_grid(recorder.max_rows), product.threads
-        recorder.add(first, grid, threads, [*arguments, low.address], reads=reads, writes=[low])
+        recorder.add(
+            first,
+            product.first_grid(recorder.max_rows),
+            product.threads,
+            arguments=[*arguments, low.address],
+            reads=reads,
+            writes=[low],
+        )
         reads = [*self._read([plain]), low]
         to = self._written(y, reads)
         arguments = [step, self._place(plain).address, low.address, chosen]
-        arguments += [recorder.weight(product.outer), to.address]
-        grid = product.second_grid(recorder.max_rows)
-        recorder.add(second, grid, threads, arguments, reads=reads, writes=[to])
+        recorder.add(
+            second,
+            product.second_grid(recorder.max_rows),
+            product.threads,
+            arguments=[*arguments, recorder.weight(product.outer), to.address],
+            reads=reads,
+            writes=[to],
+        )
         recorder.release(low)

@@ -320,7 +320,7 @@ class CUDAGraphs:
                 format,
                 self._cache.heads,
                 self._layout,
-                self._pools.block_size,
+                block_size=self._pools.block_size,
                 extension=self._extension,
             )
         return self._formats[format]
