@@ -440,6 +440,11 @@ def test_before_graphs_are_measured_four_of_them_count_as_a_step() -> None:
     assert [budget.graphed(500, 8, waiting, 64) for waiting in (256, 257)] == [56, 500]
 
 
+def test_a_prompt_is_not_read_row_by_row_in_graphs_that_are_nearly_full() -> None:
+    budget = PrefillBudget(0.06, 2.0, 2048)
+    assert [budget.graphed(500, rows, 200, 64) for rows in (63, 57, 56)] == [500, 500, 8]
+
+
 def test_a_long_prompt_is_read_by_large_steps_before_an_eager_one_is_measured() -> None:
     """Warm-up reads prompts by wide graphs alone, so that no eager step may be known."""
     budget = PrefillBudget(0.06, 2.0, 2048)

@@ -354,7 +354,7 @@ class Utilities:
             }
             for each in own
         ]
-        slots = [*busy, {"is_processing": False}]
+        slots: list[dict[str, object]] = [*busy, {"is_processing": False}]
         return JSONResponse([{"id": n, "n_ctx": context, **each} for n, each in enumerate(slots)])
 
     async def ping(self, request: Request) -> Response:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from quire.scheduler.step_times import StepTimes
 
 _LEAST_S = 1e-6
-"""Lower bound of a step's measured time, because the clock may be too coarse."""
+"""Lower bound of the seconds that rows add to a step, which a rate divides by."""
 _FIRST_TOKENS = 32
 """Prompt tokens of a step before any was measured, and the minimum without streams: so few rows
 take about as long as one, because all weights are read."""
@@ -269,7 +269,6 @@ class PrefillBudget:
         graphed: bool = False,
     ) -> None:
         """Record a step's duration in the tables, and correct the charge of its prompts."""
-        seconds = max(seconds, _LEAST_S)
         if prompt_rows == 0 or graphed:
             self.times.generating.observe(decode_rows + prompt_rows, seconds)
             return

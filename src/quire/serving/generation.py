@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 from quire.core.errors import RequestError
 from quire.core.kv_format import KVFormat
@@ -157,7 +157,7 @@ class Generation:
     thinking: Thinking = field(default_factory=Thinking)
     show_reasoning: bool = True
     show_progress: bool = False
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    template_kwargs: Mapping[str, object] = field(default_factory=dict)
     continue_final: bool = False
     or_anew: bool = False
     cache_salt: str = ""

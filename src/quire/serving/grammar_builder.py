@@ -121,7 +121,7 @@ class GrammarBuilder:
 
     def _schema(
         self, schema: Any, field: str, *, close: bool = False
-    ) -> tuple[dict[str, Any], tuple[str, ...]]:
+    ) -> tuple[dict[str, object], tuple[str, ...]]:
         def is_pattern(pattern: str) -> bool:
             text = json.dumps({"type": "string", "pattern": pattern})
             known = compiles_as_pattern(pattern)
@@ -129,7 +129,7 @@ class GrammarBuilder:
                 self._rehearse(GrammarSpec("json_schema", text), field)
             return known
 
-        def compiles(part: dict[str, Any]) -> bool:
+        def compiles(part: dict[str, object]) -> bool:
             try:
                 source = json.dumps(holdable(part, field))
                 check_grammar(GrammarSpec("json_schema", source), field)
@@ -217,7 +217,7 @@ def _read(schema: str, field: str) -> Any:
         ) from error
 
 
-def _of_object(parameters: Mapping[str, Any], field: str) -> dict[str, Any]:
+def _of_object(parameters: Mapping[str, object], field: str) -> dict[str, object]:
     """Return a tool's schema, with type object if it has none."""
     if parameters.get("type", "object") != "object":
         raise RequestError(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from quire.core.errors import NotFound, QuireError, RequestError
 from quire.core.mcp import McpServer
+from quire.serving.messages import JsonObject
 from quire.serving.tasks import cancel_and_wait, close_all
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class McpTool:
 
     name: str
     description: str
-    parameters: dict[str, Any]
+    parameters: JsonObject
     read_only: bool = False
 
 
@@ -86,7 +87,7 @@ class McpServers:
         """Return the tools of each server, or why it cannot be reached."""
         return list(await asyncio.gather(*(each.listing() for each in self._connections.values())))
 
-    async def call(self, server: str, tool: str, arguments: dict[str, Any]) -> McpResult:
+    async def call(self, server: str, tool: str, arguments: dict[str, object]) -> McpResult:
         """Call a tool.
 
         Raises:
@@ -137,7 +138,7 @@ class _Connection:
             ),
         )
 
-    async def call(self, tool: str, arguments: dict[str, Any]) -> McpResult:
+    async def call(self, tool: str, arguments: dict[str, object]) -> McpResult:
         """Call a tool; see `McpServers.call`. A call is never repeated: the tool may have acted
         before the connection was lost.
         """

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
 
 from quire.core.errors import RequestError
 from quire.media.documents import pages
@@ -166,22 +165,30 @@ def files_of(messages: Sequence[TemplateMessage]) -> list[Parts]:
     return [part["parts"] for part in _media_parts(messages) if "parts" in part]
 
 
-def as_template_reads(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a message with its texts joined to one string; with media, as a list of parts."""
+def as_template_reads(message: Mapping[str, object]) -> Mapping[str, object]:
+    """Return a message with the content that its template reads."""
     content = message.get("content")
     if not isinstance(content, list):
         return message
-    if all(part["type"] == "text" for part in content):
-        return {**message, "content": "\n".join(part["text"] for part in content)}
+    return {**message, "content": template_content(content)}
+
+
+def template_content(content: str | list[Part]) -> str | list[dict[str, str]]:
+    """Return the texts of a message, joined to one string; with media, a list of parts."""
+    if isinstance(content, str):
+        return content
+    texts = [part["text"] for part in content if "text" in part]
+    if len(texts) == len(content):
+        return "\n".join(texts)
     parts: list[dict[str, str]] = []
     for part in content:
-        if part["type"] != "text":
+        if "text" not in part:
             parts.append({"type": part["type"]})
         elif parts and parts[-1]["type"] == "text":
             parts[-1] = {"type": "text", "text": f"{parts[-1]['text']}\n{part['text']}"}
         else:
             parts.append({"type": "text", "text": part["text"]})
-    return {**message, "content": parts}
+    return parts
 
 
 def text_length(message: TemplateMessage) -> int:

@@ -6,12 +6,12 @@ arguments are an object, not JSON text.
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired, Required, TypedDict, final
+from typing import Literal, NotRequired, Required, TypedDict, final
 
 from quire.media.processors.base import Parts
 from quire.media.source import MediaSource
 
-JsonObject = dict[str, Any]
+JsonObject = dict[str, object]
 """A JSON object whose members its owner defines: a JSON schema, or the arguments of a call."""
 
 

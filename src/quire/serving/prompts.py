@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from quire.core.errors import ContextOverflow, RequestError, TextTooLong
 from quire.core.info import ModelInfo
 from quire.serving.generation import Generation, NeedsJob, Prepared, TextPair
-from quire.serving.media import MediaLoader, as_template_reads, files_of, text_length
+from quire.serving.media import (
+    MediaLoader,
+    as_template_reads,
+    files_of,
+    template_content,
+    text_length,
+)
 from quire.serving.placing import Prompt
 from quire.text.controls import Controls
 from quire.text.template import ChatTemplate, NotContinued
@@ -230,7 +235,7 @@ class Prompts:
     def render(self, spec: Generation) -> str:
         """Render the messages with the template. `Controls` covers text from clients."""
         controls = self._controls
-        messages: Sequence[Mapping[str, Any]] = spec.messages
+        messages: Sequence[Mapping[str, object]] = spec.messages
         if self._drop_volatile:
             messages = drop_from_messages(messages)
         messages = self._with_system(messages)
@@ -244,7 +249,9 @@ class Prompts:
             **controls.cover(self._variables(spec)),
         )
 
-    def _with_system(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    def _with_system(
+        self, messages: Sequence[Mapping[str, object]]
+    ) -> Sequence[Mapping[str, object]]:
         """Return the messages, with the default system message first if they have none."""
         own = any(message["role"] in ("system", "developer") for message in messages)
         if own or not self._default_system:
@@ -253,11 +260,12 @@ class Prompts:
 
     def _started(self, spec: Generation) -> str:
         """Return the text of the answer that the last message starts."""
-        content = as_template_reads(spec.messages[-1]).get("content") or ""
-        parts = [{"text": content}] if isinstance(content, str) else content
-        return self._controls.without_reasoning("".join(part.get("text", "") for part in parts))
+        content = template_content(spec.messages[-1]["content"] or "")
+        if not isinstance(content, str):
+            content = "".join(part.get("text", "") for part in content)
+        return self._controls.without_reasoning(content)
 
-    def _variables(self, spec: Generation) -> dict[str, Any]:
+    def _variables(self, spec: Generation) -> dict[str, object]:
         """Return the template's variables beside messages and tools."""
         thinking, variables = spec.thinking, dict(spec.template_kwargs)
         if thinking.enabled is not None:

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol, TypedDict
 
 from quire.core.request import Failure, FinishReason, Output
 from quire.serving.merging import merge
@@ -53,6 +53,25 @@ class Observer(Protocol):
     def gone(self) -> None:
         """Record that nobody reads the choice any more, whether it ended or not."""
         ...
+
+
+class RunSummary(TypedDict, total=False):
+    """What the log line of a finished request says of its run.
+
+    Attributes:
+        reuse: why the prefix cache held `cached_tokens` of the prompt, and not more.
+        finish: the finish reason or error of each choice, with commas between.
+        queue_ms: milliseconds until the prompt was scheduled.
+        ttft_ms: milliseconds until the first token.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int
+    reuse: str | None
+    completion_tokens: int
+    finish: str
+    queue_ms: float | None
+    ttft_ms: float | None
 
 
 class Unobserved:
@@ -318,8 +337,8 @@ class GenerationStream:
         """Whether a choice has failed."""
         return any(isinstance(choice.end, Failed) for choice in self.choices)
 
-    def summary(self) -> dict[str, Any]:
-        """Format the log line of a finished request."""
+    def summary(self) -> RunSummary:
+        """Return what the log line of a finished request says of its run."""
         usage, times = self.usage, self.times
         return {
             "prompt_tokens": usage.prompt_tokens,

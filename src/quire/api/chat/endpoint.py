@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 from starlette.requests import Request
@@ -32,6 +32,7 @@ from quire.api.shared.render import (
     ChatLogprobs,
     ChunkEnds,
     ChunkHeads,
+    Identity,
     Logprobs,
     NoLogprobs,
     TokenNames,
@@ -42,6 +43,7 @@ from quire.api.shared.render import (
     usage_body,
 )
 from quire.api.shared.schema import (
+    CacheOptions,
     GenerationFields,
     StreamUsage,
     TokenLimit,
@@ -117,7 +119,7 @@ class ChatRequest(GenerationFields, FormatFields, ThinkingFields):
         description="a text that the answer is likely to repeat; it is used as a draft",
     )
     prompt_cache_key: str | None = None
-    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_options: CacheOptions | None = None
     prompt_cache_retention: str | None = None
 
     @property
@@ -181,7 +183,7 @@ class ChatChunks:
 
     def __init__(
         self,
-        identity: Mapping[str, Any],
+        identity: Identity,
         run: GenerationStream,
         tokenizer: TokenNames,
         tools: Toolbox,
@@ -255,7 +257,7 @@ class ChatChunks:
                 return b"data: " + compact(openai_body(error)) + b"\n\n"
         return self._heads.of(index) + delta + self._ends.tail
 
-    def _with_logprobs(self, index: int, delta: bytes, logprobs: dict[str, Any]) -> bytes:
+    def _with_logprobs(self, index: int, delta: bytes, logprobs: Mapping[str, object]) -> bytes:
         """Return a chunk with the log-probabilities of the tokens that it brings."""
         middle = delta + b',"logprobs":' + compact(logprobs) + b',"finish_reason":null}'
         return self._heads.of(index) + middle + self._ends.after
@@ -289,12 +291,12 @@ class ChatChunks:
 
 def _choice(
     index: int, answer: Answer, tools: Toolbox, logprobs: Logprobs, ids: list[int] | None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return one choice of a whole answer. `ids` are its tokens, if requested."""
     assert isinstance(answer.finish, Finished)  # `collect` raises for the other terminal event
     said = [*answer.tool_calls, *filter(None, [answer.unfinished])]
     calls = [whole_call(tools, call.id, call.name, arguments=call.arguments) for call in said]
-    message: dict[str, Any] = {
+    message: dict[str, object] = {
         "role": "assistant",
         "content": answer.text or (None if calls else ""),
         "refusal": None,
@@ -349,12 +351,12 @@ async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest
 
 
 def _completion(
-    identity: Mapping[str, Any],
+    identity: Identity,
     run: GenerationStream,
-    choices: Iterable[dict[str, Any]],
+    choices: Iterable[dict[str, object]],
     *,
     token_ids: bool = False,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return a whole answer, for `pieces` to write."""
     return {
         **identity,
@@ -376,7 +378,7 @@ class Chat:
         """Answer `POST /v1/chat/completions`."""
         context, asked = await self._server.read(request, _read)
         run = await context.start(request, asked.prepared)
-        identity = {
+        identity: Identity = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "created": int(time.time()),
             "model": context.answering(asked.prepared),
@@ -413,7 +415,7 @@ class Chat:
         self,
         request: Request,
         asked: _ReadRequest,
-        identity: Mapping[str, Any],
+        identity: Identity,
         run: GenerationStream,
     ) -> Callable[[Sequence[Answer]], None] | None:
         """Return a function that stores the answers of a run; None if the request asks for none.

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.types import Send
 
 from quire.api.shared.mcp_answer import MOST_ROUNDS, Answer, Asked, MakeCall, summed
-from quire.api.shared.mcp_asked import AskedServer, MadeCall, Target, is_of_type
+from quire.api.shared.mcp_asked import AskedServer, JsonBody, MadeCall, Target, is_of_type
 from quire.api.shared.mcp_openai import TYPE, asked_servers
 from quire.api.shared.pieces import compact
 from quire.core.errors import RequestError
@@ -16,7 +16,7 @@ from quire.core.errors import RequestError
 _DONE = b"data: [DONE]\n\n"
 
 
-def asked(fields: dict[str, Any]) -> Sequence[AskedServer]:
+def asked(fields: JsonBody) -> Sequence[AskedServer]:
     """Return the MCP servers of a request.
 
     Raises:
@@ -34,13 +34,13 @@ def asked(fields: dict[str, Any]) -> Sequence[AskedServer]:
     return servers
 
 
-def shown(fields: dict[str, Any], targets: Mapping[str, Target]) -> dict[str, Any]:
+def shown(fields: JsonBody, targets: Mapping[str, Target]) -> JsonBody:
     """Return the request with functions in place of MCP servers."""
     own = [each for each in fields["tools"] if not is_of_type(each, TYPE)]
     return {**fields, "tools": [*own, *map(_function, targets.values())]}
 
 
-def _function(target: Target) -> dict[str, Any]:
+def _function(target: Target) -> JsonBody:
     tool = target.tool
     function = {
         "name": target.function,
@@ -56,20 +56,20 @@ class ChatAnswer(Answer):
     def __init__(self, asked: Asked, call: MakeCall, client: Send) -> None:
         super().__init__(asked, call, client)
         self._next = asked.shown
-        self._identity: dict[str, Any] = {}
+        self._identity: JsonBody = {}
         self._made: list[MadeCall] = []
-        self._spent: dict[str, Any] = {}
+        self._spent: JsonBody = {}
         self._start()
 
     def _start(self) -> None:
-        self._calls: list[dict[str, Any]] = []
-        self._usage: dict[str, Any] = {}
-        self._said: dict[str, Any] = {"role": "assistant", "content": ""}
+        self._calls: list[JsonBody] = []
+        self._usage: JsonBody = {}
+        self._said: JsonBody = {"role": "assistant", "content": ""}
         self._finish = ""
-        self._held: list[dict[str, Any]] = []
-        self._whole: dict[str, Any] = {}
+        self._held: list[JsonBody] = []
+        self._whole: JsonBody = {}
 
-    def request(self, number: int) -> dict[str, Any]:
+    def request(self, number: int) -> JsonBody:
         self._start()
         return self._next
 
@@ -95,7 +95,7 @@ class ChatAnswer(Answer):
         else:
             await self._chunk(data)
 
-    def _add(self, part: dict[str, Any]) -> None:
+    def _add(self, part: JsonBody) -> None:
         if part["index"] == len(self._calls):
             self._calls.append({"id": "", "type": "function", "function": {}})
         call = self._calls[part["index"]]
@@ -103,7 +103,7 @@ class ChatAnswer(Answer):
         for name, text in part.get("function", {}).items():
             call["function"][name] = call["function"].get(name, "") + text
 
-    async def whole(self, body: dict[str, Any]) -> None:
+    async def whole(self, body: JsonBody) -> None:
         choice = body["choices"][0]
         self._whole, self._usage = body, body["usage"]
         self._finish, self._said = choice["finish_reason"], choice["message"]
@@ -138,7 +138,7 @@ class ChatAnswer(Answer):
         approved = all(each is not None and each.approved for each in found)
         return self._finish == "tool_calls" and bool(found) and approved
 
-    def _messages(self, made: list[MadeCall]) -> list[dict[str, Any]]:
+    def _messages(self, made: list[MadeCall]) -> list[JsonBody]:
         """Return the messages that the next round adds to this one's."""
         said = {name: self._said[name] for name in ("role", "content") if self._said.get(name)}
         if reasoning := self._said.get("reasoning_content"):
@@ -169,5 +169,5 @@ class ChatAnswer(Answer):
             self._identity = {name: chunk.get(name) for name in ("id", "created", "model")}
         await self.write(b"data: " + compact({**chunk, **self._identity}) + b"\n\n")
 
-    def error_event(self, body: dict[str, Any]) -> bytes:
+    def error_event(self, body: JsonBody) -> bytes:
         return b"data: " + compact(body) + b"\n\n" + _DONE

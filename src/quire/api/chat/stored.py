@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 from starlette.requests import Request
@@ -97,8 +97,8 @@ def stored_messages(messages: Sequence[Message]) -> tuple[bytes, ...]:
     return tuple(compact(_listed_message(each)) for each in messages)
 
 
-def _listed_message(message: Message) -> dict[str, Any]:
-    said: dict[str, Any] = message.model_dump(by_alias=True, exclude_unset=True)
+def _listed_message(message: Message) -> dict[str, object]:
+    said: dict[str, object] = message.model_dump(by_alias=True, exclude_unset=True)
     content = said.get("content")
     parts = content if isinstance(content, list) else None
     text = None if parts is not None else content

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
@@ -145,18 +145,19 @@ def _choice(choice: ChatChoice | None) -> shared.Choice:
             return mode
 
 
-def opening_call(tools: Toolbox, call_id: str, name: str) -> dict[str, Any]:
+def opening_call(tools: Toolbox, call_id: str, name: str) -> dict[str, object]:
     """Return the first delta of a streamed call, without arguments."""
-    if tools.client_name(name).kind == "custom":
-        return {"id": call_id, "type": "custom", "custom": {"name": name, "input": ""}}
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
+    return _call(tools, call_id, name, arguments=None)
 
 
-def whole_call(tools: Toolbox, call_id: str, name: str, arguments: str) -> dict[str, Any]:
+def whole_call(tools: Toolbox, call_id: str, name: str, arguments: str) -> dict[str, object]:
     """Return a call with its arguments so far, or with the text of a custom tool."""
-    call = opening_call(tools, call_id, name)
-    if call["type"] == "custom":
-        call["custom"]["input"] = custom_input(arguments)
-    else:
-        call["function"]["arguments"] = arguments
-    return call
+    return _call(tools, call_id, name, arguments=arguments)
+
+
+def _call(tools: Toolbox, call_id: str, name: str, arguments: str | None) -> dict[str, object]:
+    if tools.client_name(name).kind == "custom":
+        text = "" if arguments is None else custom_input(arguments)
+        return {"id": call_id, "type": "custom", "custom": {"name": name, "input": text}}
+    function = {"name": name, "arguments": arguments or ""}
+    return {"id": call_id, "type": "function", "function": function}

@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 from starlette.requests import Request
@@ -152,7 +152,7 @@ class CompletionChunks:
 
     def __init__(
         self,
-        identity: Mapping[str, Any],
+        identity: Mapping[str, object],
         run: GenerationStream,
         tokenizer: TokenNames,
         *,
@@ -225,7 +225,7 @@ def _prompt_ids(run: GenerationStream) -> list[Sequence[int] | None]:
     return [prompt for prompt in run.prompts for _ in range(copies)]
 
 
-def _choice(index: int, answer: Answer, echo: str, logprobs: Logprobs) -> dict[str, Any]:
+def _choice(index: int, answer: Answer, echo: str, logprobs: Logprobs) -> dict[str, object]:
     """Return one choice of a whole answer."""
     assert isinstance(answer.finish, Finished)  # `collect` raises for the other terminal event
     return {

@@ -10,6 +10,9 @@ from quire.api.shared.pieces import Array, compact
 from quire.api.shared.render import Logprobs, TokenNames, clamp, token_text
 from quire.core.request import ScoredToken, TokenLogprobs
 
+Lists = dict[str, list[object]]
+"""OpenAI's parallel lists by name: tokens, their log-probabilities, top lists, text offsets."""
+
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
@@ -18,9 +21,9 @@ class PromptScores:
     first: int
     scores: tuple[ScoredToken, ...]
 
-    def body(self, tokenizer: TokenNames) -> list[dict[str, Any] | None]:
+    def body(self, tokenizer: TokenNames) -> list[dict[str, object] | None]:
         """Return vLLM's `prompt_logprobs`, by token id; the prompt's own token is included."""
-        listed: list[dict[str, Any] | None] = [None]
+        listed: list[dict[str, object] | None] = [None]
         for each in self.scores:
             ranked = [(token, value, rank) for rank, (token, value) in enumerate(each.top, 1)]
             listed.append(
@@ -43,14 +46,14 @@ class LogprobsWriter:
         self._tokenizer = tokenizer
         self._offset = 0
 
-    def first(self, token_id: int) -> dict[str, Any]:
+    def first(self, token_id: int) -> Lists:
         """Write a prompt's first token, which has no log-probability."""
         name = token_text(self._tokenizer, token_id)
         offset, self._offset = self._offset, self._offset + len(name)
-        unknown = {"token_logprobs": [None], "top_logprobs": [None]}
+        unknown: Lists = {"token_logprobs": [None], "top_logprobs": [None]}
         return {"tokens": [name], **unknown, "text_offset": [offset]}
 
-    def write(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
+    def write(self, entries: Sequence[TokenLogprobs]) -> Lists:
         """Return OpenAI's four parallel lists for the next tokens. Top lists include the sampled
         token.
         """
@@ -60,7 +63,7 @@ class LogprobsWriter:
             offsets.append(self._offset)
             self._offset += len(name)
         return {
-            "tokens": names,
+            "tokens": [*names],
             "token_logprobs": [clamp(entry.logprob) for entry in entries],
             "top_logprobs": [
                 {
@@ -69,7 +72,7 @@ class LogprobsWriter:
                 }
                 for entry in entries
             ],
-            "text_offset": offsets,
+            "text_offset": [*offsets],
         }
 
 
@@ -87,12 +90,12 @@ class CompletionLogprobs:
     def add(self, entries: Sequence[TokenLogprobs], *, reasoning: bool = False) -> int:
         return self._add(self._writer.write(entries)) if entries else 0
 
-    def _add(self, lists: dict[str, Any]) -> int:
+    def _add(self, lists: Lists) -> int:
         for name, items in self._written.items():
             items.append(compact(lists[name])[1:-1])
         return sum(len(items[-1]) for items in self._written.values())
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> dict[str, object]:
         return {name: Array(items) for name, items in self._written.items()}
 
 

@@ -10,7 +10,7 @@ from pydantic import Discriminator, Field, Tag, create_model
 from quire.api.shared.media_parts import Registered, fields_of, literal, media_part
 from quire.api.shared.schema import History, TextOrList, tag_by_type
 from quire.media.kinds import Option
-from quire.serving.messages import SourcePart
+from quire.serving.messages import JsonObject, SourcePart
 
 
 class CacheControl(History):
@@ -202,7 +202,7 @@ class ToolUseBlock(ContentBlock):
     type: Literal["tool_use"]
     id: str = Field(min_length=1, max_length=256)
     name: str = Field(min_length=1, max_length=256)
-    input: dict[str, Any]
+    input: JsonObject
     caller: Caller | None = None
     toolset_name: None = None
 
@@ -214,7 +214,7 @@ class McpUseBlock(ContentBlock):
     id: str = Field(min_length=1, max_length=256)
     name: str = Field(min_length=1, max_length=256)
     server_name: str
-    input: dict[str, Any]
+    input: JsonObject
 
 
 class McpResultBlock(ContentBlock):

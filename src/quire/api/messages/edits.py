@@ -40,7 +40,7 @@ class Edited(Generic[Fields]):
     """
 
     fields: Fields
-    applied: list[dict[str, Any]] = field(default_factory=list)
+    applied: list[dict[str, object]] = field(default_factory=list)
     original_tokens: int | None = None
 
 

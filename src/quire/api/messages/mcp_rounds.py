@@ -10,13 +10,12 @@ from starlette.types import Send
 from quire.api.messages.blocks import CacheControl
 from quire.api.messages.render import MessageFold
 from quire.api.shared.mcp_answer import MOST_ROUNDS, Answer, Asked, MakeCall, summed
-from quire.api.shared.mcp_asked import AskedServer, MadeCall, Target, is_of_type, parsed
+from quire.api.shared.mcp_asked import AskedServer, JsonBody, MadeCall, Target, is_of_type, parsed
 from quire.api.shared.pieces import compact
 from quire.api.shared.schema import Wire
 from quire.core.errors import NotFound
 from quire.serving.mcp import McpTool
 
-Block = dict[str, Any]
 _TOOLSET = "mcp_toolset"
 
 
@@ -60,7 +59,7 @@ class McpToolset(Wire):
         return True
 
 
-def asked(fields: dict[str, Any]) -> Sequence[AskedServer]:
+def asked(fields: JsonBody) -> Sequence[AskedServer]:
     """Return the MCP servers of a request. A toolset may name one without an entry of its own.
 
     Raises:
@@ -111,7 +110,7 @@ def _without_toolset(entry: McpServerDefinition, index: int) -> AskedServer:
     return AskedServer(entry.name, params, url=entry.url or "", allowed=allowed, names=names or ())
 
 
-def shown(fields: dict[str, Any], targets: Mapping[str, Target]) -> dict[str, Any]:
+def shown(fields: JsonBody, targets: Mapping[str, Target]) -> JsonBody:
     """Return the request with functions in place of MCP servers."""
     own = [each for each in fields.get("tools") or () if not is_of_type(each, _TOOLSET)]
     functions = [
@@ -132,18 +131,18 @@ class MessagesAnswer(Answer):
     def __init__(self, asked: Asked, call: MakeCall, client: Send) -> None:
         super().__init__(asked, call, client)
         self._next = asked.shown
-        self._content: list[Block] = []
-        self._usage: Block = {}
-        self._message: Block = {}
-        self._round: Block = {}
+        self._content: list[JsonBody] = []
+        self._usage: JsonBody = {}
+        self._message: JsonBody = {}
+        self._round: JsonBody = {}
         self._start()
 
     def _start(self) -> None:
         self._base = len(self._content)
         self._fold = MessageFold()
-        self._end: Block = {}
+        self._end: JsonBody = {}
 
-    def request(self, number: int) -> dict[str, Any]:
+    def request(self, number: int) -> JsonBody:
         self._start()
         return self._next
 
@@ -166,7 +165,7 @@ class MessagesAnswer(Answer):
         elif "index" in data:
             await self._send({**data, "index": self._base + data["index"]})
 
-    def _as_mcp(self, block: Block) -> Block:
+    def _as_mcp(self, block: JsonBody) -> JsonBody:
         """Return a block of the client's answer, in which calls of MCP tools are marked as such."""
         target = self.targets.get(block["name"]) if block["type"] == "tool_use" else None
         if target is None:
@@ -179,7 +178,7 @@ class MessagesAnswer(Answer):
             "input": block["input"],
         }
 
-    async def whole(self, body: dict[str, Any]) -> None:
+    async def whole(self, body: JsonBody) -> None:
         self._message = self._message or body
         self._round = body
 
@@ -216,7 +215,7 @@ class MessagesAnswer(Answer):
             self._next["tool_choice"] = {**kept, "type": "auto"}
         return True
 
-    async def _finish(self, reason: str, last: Block) -> None:
+    async def _finish(self, reason: str, last: JsonBody) -> None:
         """Send the end of the message."""
         if not self.streams:
             body = {**last, "id": self._message["id"], "content": self._content}
@@ -227,16 +226,16 @@ class MessagesAnswer(Answer):
         await self._send({"type": "message_stop"})
         await self.write(b"", more=False)
 
-    async def _send(self, event: Block) -> None:
+    async def _send(self, event: JsonBody) -> None:
         if self.streams:
             written = f"event: {event['type']}\ndata: ".encode() + compact(event) + b"\n\n"
             await self.write(written)
 
-    def error_event(self, body: dict[str, Any]) -> bytes:
+    def error_event(self, body: JsonBody) -> bytes:
         return b"event: error\ndata: " + compact(body) + b"\n\n"
 
 
-def _result(block: Block, made: MadeCall) -> Block:
+def _result(block: JsonBody, made: MadeCall) -> JsonBody:
     return {
         "type": "mcp_tool_result",
         "tool_use_id": block["id"],
@@ -245,7 +244,7 @@ def _result(block: Block, made: MadeCall) -> Block:
     }
 
 
-def _sent_block(block: Block, index: int) -> Iterator[Block]:
+def _sent_block(block: JsonBody, index: int) -> Iterator[JsonBody]:
     """Yield the events of a block that is sent as a whole."""
     yield {"type": "content_block_start", "index": index, "content_block": block}
     yield {"type": "content_block_stop", "index": index}

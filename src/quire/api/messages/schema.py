@@ -7,7 +7,7 @@ prompt is kept for reuse as it is.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
@@ -30,6 +30,7 @@ from quire.api.shared.schema import (
     tag_by_type,
 )
 from quire.core.sampling_params import MOST_TOKENS
+from quire.serving.messages import JsonObject
 
 
 class UserMessage(History):
@@ -117,7 +118,7 @@ class OutputFormat(Wire):
     """A schema that the answer must meet."""
 
     type: Literal["json_schema"]
-    schema_: dict[str, Any] = Field(alias="schema")
+    schema_: JsonObject = Field(alias="schema")
     name: str | None = None
 
 
@@ -232,8 +233,8 @@ class CountRequest(Wire):
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
     context_management: ContextManagement | None = None
-    mcp_servers: list[dict[str, Any]] | None = None
-    thread: dict[str, Any] | None = None
+    mcp_servers: list[dict[str, object]] | None = None
+    thread: dict[str, object] | None = None
 
     cache_control: CacheControl | None = None
     speed: Literal["standard"] | None = None
@@ -265,7 +266,7 @@ class MessagesRequest(CountRequest, DecodingFields, GuidedFields):
 
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
-    diagnostics: dict[str, Any] | None = None
+    diagnostics: dict[str, object] | None = None
 
     @property
     def session(self) -> str | None:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -231,7 +230,7 @@ class Ollama:
         """Answer `GET /api/version`: the versions of the API and of Quire."""
         return JSONResponse({"version": _SPOKEN, "quire": quire.__version__})
 
-    def _listed(self, model: Model) -> dict[str, Any]:
+    def _listed(self, model: Model) -> dict[str, object]:
         info = model.info
         return {
             "name": model.name,
@@ -242,7 +241,7 @@ class Ollama:
             "details": _details(info),
         }
 
-    def _running(self, model: Model) -> dict[str, Any]:
+    def _running(self, model: Model) -> dict[str, object]:
         left = model.expires_s
         until = datetime.now(UTC) + timedelta(days=36500 if left is None else left / 86400)
         info = model.info
@@ -253,7 +252,7 @@ class Ollama:
             "context_length": 0 if info is None else info.context_length,
         }
 
-    def _shown(self, model: Model) -> dict[str, Any]:
+    def _shown(self, model: Model) -> dict[str, object]:
         info, loaded = model.info, model.loaded
         capabilities = ["completion"] if info is None or info.generates else []
         template = ""
@@ -266,7 +265,7 @@ class Ollama:
             capabilities += ["thinking"] if service.constraints.can_think else []
             capabilities += [] if service.vectors.pooling.problem else ["embedding"]
         family = "" if info is None else info.model_type
-        about: dict[str, Any] = {"general.architecture": family, "general.basename": model.name}
+        about: dict[str, object] = {"general.architecture": family, "general.basename": model.name}
         if info is not None:
             about[f"{family}.context_length"] = info.context_length
             about[f"{family}.vocab_size"] = info.vocab_size
@@ -281,7 +280,7 @@ class Ollama:
         }
 
 
-def _details(info: ModelInfo | None) -> dict[str, Any]:
+def _details(info: ModelInfo | None) -> dict[str, object]:
     family = "" if info is None else info.model_type
     return {
         "parent_model": "",

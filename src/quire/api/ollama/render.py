@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from typing import Any
 
 from quire.api.shared.content import read_arguments
 from quire.api.shared.pieces import compact
@@ -24,7 +23,7 @@ from quire.text.events import (
 from quire.text.output import Answer
 from quire.text.tokenizer import Tokenizer
 
-Said = dict[str, Any]
+Said = dict[str, object]
 Shape = Callable[[Said], Said]
 """Puts what is said (`content`, `thinking`, `tool_calls`) where an endpoint has it."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 from starlette.types import Scope
@@ -16,6 +16,7 @@ from quire.api.shared.schema import DecodingFields, History, Strings, UnlessEmpt
 from quire.api.shared.thinking import ThinkingFields
 from quire.core.errors import RequestError
 from quire.core.sampling_params import LIMITS
+from quire.serving.messages import JsonObject
 
 _WITHOUT_EFFECT = frozenset(
     {
@@ -107,7 +108,7 @@ class CalledFunction(History):
     """A call's name and its arguments, an object."""
 
     name: str
-    arguments: dict[str, Any] | str | None = None
+    arguments: JsonObject | str | None = None
 
 
 class ToolCall(History):

@@ -89,7 +89,7 @@ async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest
     constant = constant_part(name, fields, spec.sampling, dropped=said.dropped)
     return _ReadRequest(
         await context.prepare(spec),
-        constant["id"],
+        str(constant["id"]),
         compact(constant),
         items=said.items,
         store=fields.store is not False,

@@ -18,7 +18,7 @@ from quire.api.shared.signing import Signer
 from quire.api.shared.toolbox import ClientTool
 from quire.core.request import TokenLogprobs
 
-WireEvent = dict[str, Any]
+WireEvent = dict[str, object]
 
 
 class OpenItem(Protocol):

@@ -10,14 +10,14 @@ from typing import Any
 from quire.api.responses.schema import ResponsesRequest
 from quire.api.responses.store import ResponseStore
 from quire.api.responses.stored_item import StoredItem
-from quire.api.shared.mcp_asked import Target
+from quire.api.shared.mcp_asked import JsonBody, Target
 from quire.api.shared.mcp_calls import function_name
 from quire.api.shared.schema import parse
 
 _KINDS = ("mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "mcp_call")
 
 
-def _earlier(fields: Mapping[str, Any], store: ResponseStore) -> Sequence[StoredItem] | None:
+def _earlier(fields: JsonBody, store: ResponseStore) -> Sequence[StoredItem] | None:
     """Return the stored items that a request continues; None if they are not stored."""
     previous, named = fields.get("previous_response_id"), _conversation_id(fields)
     if isinstance(previous, str):
@@ -25,14 +25,14 @@ def _earlier(fields: Mapping[str, Any], store: ResponseStore) -> Sequence[Stored
     return () if named is None else store.conversation(named)
 
 
-def _conversation_id(fields: Mapping[str, Any]) -> str | None:
+def _conversation_id(fields: JsonBody) -> str | None:
     """Return the id of the conversation that a request names, if any."""
     named = fields.get("conversation")
     found = named.get("id") if isinstance(named, Mapping) else named
     return found if isinstance(found, str) else None
 
 
-def _read(item: StoredItem) -> dict[str, Any]:
+def _read(item: StoredItem) -> JsonBody:
     """Return a stored item as a request has it."""
     return {**json.loads(item.written), "id": item.id}
 
@@ -47,7 +47,7 @@ class Approvals:
     """
 
     def __init__(
-        self, fields: Mapping[str, Any], targets: Mapping[str, Target], store: ResponseStore
+        self, fields: JsonBody, targets: Mapping[str, Target], store: ResponseStore
     ) -> None:
         said = fields.get("input")
         given = [{"role": "user", "content": said}] if isinstance(said, str) else said
@@ -62,7 +62,7 @@ class Approvals:
         mcp = [_read(each) for each in self._earlier if each.kind in _KINDS]
         self._conversation: list[Any] = [*mcp, *self.items]
 
-    def request(self) -> dict[str, Any]:
+    def request(self) -> JsonBody:
         """Return the fields by which the first round is asked. It is always stored, for the whole
         response to take its place, and joins no conversation, which it reads as input instead.
         """
@@ -71,14 +71,14 @@ class Approvals:
         items = [*map(_read, self._earlier), *self.items]
         return {"input": items, "store": True, "conversation": None}
 
-    def _of_kind(self, kind: str) -> list[dict[str, Any]]:
+    def _of_kind(self, kind: str) -> list[JsonBody]:
         return [
             each
             for each in self._conversation
             if isinstance(each, dict) and each.get("type") == kind
         ]
 
-    def listed(self) -> list[dict[str, Any]]:
+    def listed(self) -> list[JsonBody]:
         """Return an item for each server whose tools the conversation does not list yet."""
         known = {each.get("server_label") for each in self._of_kind("mcp_list_tools")}
         labels = dict.fromkeys(each.server for each in self._targets.values())
@@ -103,7 +103,7 @@ class Approvals:
             if label not in known
         ]
 
-    def approved(self) -> list[tuple[dict[str, Any], Target]]:
+    def approved(self) -> list[tuple[JsonBody, Target]]:
         """Return the calls that the request approves, none of which was made before.
 
         Raises:

@@ -36,7 +36,7 @@ class McpListItem(History):
     """The tools of an MCP server as they were listed. The request's own tools count instead."""
 
     type: Literal["mcp_list_tools"]
-    tools: list[dict[str, Any]] | None = None
+    tools: list[dict[str, object]] | None = None
     server_label: str = ""
     id: str | None = None
     error: Any = None

@@ -12,17 +12,16 @@ from quire.api.responses.mcp_approvals import Approvals
 from quire.api.responses.store import ResponseStore, Stored
 from quire.api.responses.stored_item import StoredItem
 from quire.api.shared.mcp_answer import MOST_ROUNDS, Answer, Asked, MakeCall, summed
-from quire.api.shared.mcp_asked import AskedServer, MadeCall, Target, is_of_type
+from quire.api.shared.mcp_asked import AskedServer, JsonBody, MadeCall, Target, is_of_type
 from quire.api.shared.mcp_calls import function_name
 from quire.api.shared.mcp_openai import TYPE, asked_servers
 from quire.api.shared.pieces import compact
 from quire.core.errors import RequestError
 
-Item = dict[str, Any]
 _SAID = frozenset({"message", "reasoning"})
 
 
-def asked(fields: dict[str, Any]) -> Sequence[AskedServer]:
+def asked(fields: JsonBody) -> Sequence[AskedServer]:
     """Return the MCP servers of a request.
 
     Raises:
@@ -36,7 +35,7 @@ def asked(fields: dict[str, Any]) -> Sequence[AskedServer]:
     return servers
 
 
-def shown(fields: dict[str, Any], targets: Mapping[str, Target]) -> dict[str, Any]:
+def shown(fields: JsonBody, targets: Mapping[str, Target]) -> JsonBody:
     """Return the request with functions in place of MCP servers, in `tool_choice`, too."""
     own = [each for each in fields["tools"] if not is_of_type(each, TYPE)]
     result = {**fields, "tools": [*own, *map(_function, targets.values())]}
@@ -57,7 +56,7 @@ def shown(fields: dict[str, Any], targets: Mapping[str, Target]) -> dict[str, An
     return result
 
 
-def _function(target: Target) -> Item:
+def _function(target: Target) -> JsonBody:
     tool = target.tool
     return {
         "type": "function",
@@ -68,7 +67,7 @@ def _function(target: Target) -> Item:
     }
 
 
-def _chosen(choice: Mapping[str, Any], targets: Mapping[str, Target]) -> list[Item]:
+def _chosen(choice: Mapping[str, Any], targets: Mapping[str, Target]) -> list[JsonBody]:
     """Return the functions of a choice of type `mcp`: of one tool, or of a whole server.
 
     Raises:
@@ -101,11 +100,11 @@ class ResponsesAnswer(Answer):
         self._next = {**asked.shown, **self._approvals.request()}
         self._complete = False
         self._sent = self._made = self._base = 0
-        self._output: list[Item] = []
-        self._first: Item = {}
-        self._usage: Item = {}
-        self._last: Item = {}
-        self._open: dict[int, Item] = {}  # calls of this round, by their index in it
+        self._output: list[JsonBody] = []
+        self._first: JsonBody = {}
+        self._usage: JsonBody = {}
+        self._last: JsonBody = {}
+        self._open: dict[int, JsonBody] = {}  # calls of this round, by their index in it
 
     async def open(self) -> None:
         """Make the calls that the user has approved since the last response."""
@@ -117,7 +116,7 @@ class ResponsesAnswer(Answer):
             self._opening.append(item)
         self._next["input"] = [*self._next["input"], *self._opening]
 
-    def request(self, number: int) -> dict[str, Any]:
+    def request(self, number: int) -> JsonBody:
         self._base = len(self._output) + (len(self._opening) if number == 0 else 0)
         self._open = {}
         if self._used_up(number):
@@ -149,7 +148,7 @@ class ResponsesAnswer(Answer):
             case _:
                 await self._send(data)
 
-    async def _item_event(self, data: Item, index: int) -> None:
+    async def _item_event(self, data: JsonBody, index: int) -> None:
         """Pass on an event of one item. Those of a function that is an MCP tool are renamed."""
         kind, place = data["type"], self._base + index
         if kind == "response.output_item.added" and (target := self._target(data["item"])):
@@ -167,7 +166,7 @@ class ResponsesAnswer(Answer):
             event.pop("name", None)
             await self._send(event)
 
-    async def whole(self, body: dict[str, Any]) -> None:
+    async def whole(self, body: JsonBody) -> None:
         self._first = self._first or body
         self._last = body
         await self._send_opening()
@@ -193,7 +192,7 @@ class ResponsesAnswer(Answer):
         }
         return True
 
-    async def _item(self, index: int, said: Item, *, run: bool) -> Item:
+    async def _item(self, index: int, said: JsonBody, *, run: bool) -> JsonBody:
         """Return an item of a round as the client gets it; make its call if `run`."""
         target = self._target(said)
         if target is None:
@@ -231,16 +230,16 @@ class ResponsesAnswer(Answer):
                 await self._send(event)
             self._output.append(item)
 
-    def _target(self, item: Item) -> Target | None:
+    def _target(self, item: JsonBody) -> Target | None:
         """Return the MCP tool that an item calls, if any."""
         if item["type"] != "function_call" or item.get("namespace"):
             return None
         return self.targets.get(item["name"])
 
-    def _approved(self, item: Item) -> bool:
+    def _approved(self, item: JsonBody) -> bool:
         return self.targets[function_name(item["server_label"], item["name"])].approved
 
-    def _merged(self, response: Item, **changed: Any) -> Item:
+    def _merged(self, response: JsonBody, **changed: Any) -> JsonBody:
         """Return a round's response as the client's, whose request it repeats."""
         own = [each for each in response["tools"] if each.get("name") not in self.targets]
         servers = [each for each in self.fields["tools"] if is_of_type(each, TYPE)]
@@ -270,7 +269,7 @@ class ResponsesAnswer(Answer):
         await self._send({"type": f"response.{body['status']}", "response": body})
         await self.write(b"", more=False)
 
-    def _keep(self, body: Item, kept: Stored) -> None:
+    def _keep(self, body: JsonBody, kept: Stored) -> None:
         """Store the response if the client wants it, and let it join its conversation.
 
         Args:
@@ -290,23 +289,23 @@ class ResponsesAnswer(Answer):
         if self._first and not self._complete:
             self._store.remove(self._first["id"])  # the first round, which is no whole response
 
-    async def _send(self, event: Item) -> None:
+    async def _send(self, event: JsonBody) -> None:
         if self.streams:
             await self.write(self._written(event))
 
-    def _written(self, event: Item) -> bytes:
+    def _written(self, event: JsonBody) -> bytes:
         numbered = {**event, "sequence_number": self._sent}
         self._sent += 1
         return f"event: {event['type']}\ndata: ".encode() + compact(numbered) + b"\n\n"
 
-    def error_event(self, body: dict[str, Any]) -> bytes:
+    def error_event(self, body: JsonBody) -> bytes:
         error = {name: body["error"][name] for name in ("code", "message")}
         changed = {"status": "failed", "error": error, "output": self._output}
         response = self._merged(self._first, **changed)
         return self._written({"type": "response.failed", "response": response})
 
 
-def _call_item(target: Target, approval_request_id: str | None = None) -> Item:
+def _call_item(target: Target, approval_request_id: str | None = None) -> JsonBody:
     """Return the item of a call that is still to be made."""
     return {
         "id": f"mcp_{uuid.uuid4().hex}",
@@ -321,7 +320,7 @@ def _call_item(target: Target, approval_request_id: str | None = None) -> Item:
     }
 
 
-def _approval_request(item: Item) -> Item:
+def _approval_request(item: JsonBody) -> JsonBody:
     """Return the item that asks the user whether to make a call."""
     return {
         "id": f"mcpr_{uuid.uuid4().hex}",
@@ -330,7 +329,7 @@ def _approval_request(item: Item) -> Item:
     }
 
 
-def _finish(item: Item, made: MadeCall) -> None:
+def _finish(item: JsonBody, made: MadeCall) -> None:
     """Enter a call's output, or its error."""
     item["status"] = "failed" if made.failed else "completed"
     if made.failed:
@@ -340,7 +339,7 @@ def _finish(item: Item, made: MadeCall) -> None:
         item["output"] = made.output
 
 
-def _of_call(state: str, item: Item, place: int) -> Item:
+def _of_call(state: str, item: JsonBody, place: int) -> JsonBody:
     """Return a progress event of a call or of a listing of tools."""
     kind = f"response.{item['type']}.{state}"
     return {"type": kind, "item_id": item["id"], "output_index": place}

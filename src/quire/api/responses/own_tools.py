@@ -9,15 +9,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
 from quire.api.shared.schema import History, Wire, tag_by_type
+from quire.serving.messages import JsonObject
 
-_TEXT: dict[str, Any] = {"type": "string"}
-_TEXTS: dict[str, Any] = {"type": "array", "items": _TEXT}
-_NUMBER: dict[str, Any] = {"type": "integer"}
+_TEXT: dict[str, object] = {"type": "string"}
+_TEXTS: dict[str, object] = {"type": "array", "items": _TEXT}
+_NUMBER: dict[str, object] = {"type": "integer"}
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -33,14 +34,14 @@ class OwnTool:
     """
 
     description: str
-    properties: Mapping[str, Any]
+    properties: Mapping[str, object]
     required: tuple[str, ...]
     call: str
     action: str
-    given: Mapping[str, Any]
+    given: Mapping[str, object]
 
     @property
-    def parameters(self) -> dict[str, Any]:
+    def parameters(self) -> dict[str, object]:
         """The schema of a call's arguments."""
         properties = dict(self.properties)
         return {"type": "object", "properties": properties, "required": list(self.required)}
@@ -118,9 +119,9 @@ class OwnCallItem(History):
 
     type: Literal["local_shell_call", "shell_call", "apply_patch_call"]
     call_id: str
-    action: dict[str, Any] | None = None
-    operation: dict[str, Any] | None = None
-    environment: dict[str, Any] | None = None
+    action: JsonObject | None = None
+    operation: JsonObject | None = None
+    environment: JsonObject | None = None
     id: str | None = None
     status: Status | None = None
 
@@ -129,10 +130,10 @@ class OwnCallItem(History):
         """The tool that was called."""
         return next(kind for kind, tool in OWN_TOOLS.items() if tool.call == self.type)
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, object]:
         """Return the arguments that the model wrote."""
         tool = OWN_TOOLS[self.kind]
-        said: dict[str, Any] = getattr(self, tool.action) or {}
+        said: dict[str, object] = getattr(self, tool.action) or {}
         return {
             key: value
             for key, value in said.items()
@@ -146,7 +147,7 @@ class OwnOutputItem(History):
     type: Literal["local_shell_call_output", "shell_call_output", "apply_patch_call_output"]
     call_id: str | None = None
     id: str | None = None
-    output: str | list[dict[str, Any]] | None = None
+    output: str | list[dict[str, object]] | None = None
     max_output_length: int | None = None
     status: Literal["in_progress", "completed", "incomplete", "failed"] | None = None
 

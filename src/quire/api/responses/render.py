@@ -222,7 +222,6 @@ class ResponseChunks:
 
 
 def _written(event: WireEvent) -> Iterator[bytes]:
-    kind: str = event["type"]
-    yield b"event: " + kind.encode() + b"\ndata: "
+    yield b"event: " + str(event["type"]).encode() + b"\ndata: "
     yield from pieces(event)
     yield b"\n\n"

@@ -30,6 +30,7 @@ from quire.api.shared.formats import GuidedFields
 from quire.api.shared.media_parts import URL_PARTS, ImageDetail, SoftTokens, UrlPart
 from quire.api.shared.numbers import Integer
 from quire.api.shared.schema import (
+    CacheBreakpoint,
     CacheOptions,
     DecodingFields,
     History,
@@ -42,6 +43,7 @@ from quire.api.shared.schema import (
     tag_by_type,
 )
 from quire.api.shared.thinking import Effort
+from quire.serving.messages import JsonObject
 
 
 class TextPart(History):
@@ -51,7 +53,7 @@ class TextPart(History):
     text: str
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
-    prompt_cache_breakpoint: dict[str, Any] | None = None
+    prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
 class RefusalPart(History):
@@ -69,7 +71,7 @@ class ImagePart(History):
     image_url: str = Field(min_length=1)
     detail: ImageDetail | None = None
     max_soft_tokens: SoftTokens | None = None
-    prompt_cache_breakpoint: dict[str, Any] | None = None
+    prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
 class FilePart(History):
@@ -81,7 +83,7 @@ class FilePart(History):
     file_data: str | None = None
     file_url: str | None = None
     filename: str | None = None
-    prompt_cache_breakpoint: dict[str, Any] | None = None
+    prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
 Part = Annotated[
@@ -121,7 +123,7 @@ class FunctionCallItem(History):
     type: Literal["function_call"]
     call_id: str
     name: str
-    arguments: str | dict[str, Any] | None = None
+    arguments: str | JsonObject | None = None
     id: str | None = None
     namespace: str | None = None
     caller: Caller | None = None
@@ -161,7 +163,7 @@ class SearchCallItem(History):
 
     type: Literal["tool_search_call"]
     call_id: str
-    arguments: dict[str, Any]
+    arguments: JsonObject
     execution: Literal["client"]
     id: str | None = None
     status: Status | None = None
@@ -194,11 +196,11 @@ class FunctionTool(History):
     type: Literal["function"]
     name: FunctionName
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
     strict: bool | None = None
     defer_loading: bool | None = None
     allowed_callers: list[Literal["direct"]] | None = None
-    output_schema: dict[str, Any] | None = None
+    output_schema: JsonObject | None = None
     async_: Literal[False] | None = Field(default=None, alias="async")
 
 
@@ -242,7 +244,7 @@ class SearchTool(History):
     type: Literal["tool_search"]
     execution: Literal["client"]
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
 
 
 Tool = Annotated[
@@ -319,7 +321,7 @@ class TextFormat(Wire):
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     description: str | None = None
-    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    schema_: JsonObject | None = Field(default=None, alias="schema")
     strict: bool | None = None
 
 
@@ -368,7 +370,7 @@ class PromptFields(Wire):
     reasoning_effort: Annotated[Effort | None, UnlessEmpty] = Field(
         default=None, description="the same as reasoning.effort, under the name of chat completions"
     )
-    chat_template_kwargs: dict[str, Any] | None = Field(
+    chat_template_kwargs: JsonObject | None = Field(
         default=None, description="variables of the model's chat template, as in chat completions"
     )
     truncation: Literal["auto", "disabled"] | None = None
@@ -423,13 +425,15 @@ class ResponsesRequest(PromptFields, DecodingFields, GuidedFields):
     messages: None = Field(default=None, description="send input")
     response_format: None = Field(default=None, description="use text.format")
     prompt: None = Field(default=None, description="use instructions and input")
-    context_management: list[dict[str, Any]] | None = Field(default=None, description="no effect")
+    context_management: list[dict[str, object]] | None = Field(
+        default=None, description="no effect"
+    )
     moderation: None = None
     image: None = None
 
     max_tool_calls: Integer | None = Field(default=None, ge=0, lt=2**31)
-    access_programs: dict[str, Any] | None = None
-    client_metadata: dict[str, Any] | None = None
+    access_programs: dict[str, object] | None = None
+    client_metadata: JsonObject | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None

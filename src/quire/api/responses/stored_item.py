@@ -6,7 +6,6 @@ import json
 import uuid
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -71,10 +70,10 @@ class StoredItem:
         return cls(item.id or _new_id(kind), kind, written.encode())
 
     @classmethod
-    def of_answer(cls, body: dict[str, Any]) -> StoredItem:
+    def of_answer(cls, body: dict[str, object]) -> StoredItem:
         """Return a stored item for an answer's item."""
         written = compact({name: value for name, value in body.items() if name != "id"})
-        return cls(body["id"], body["type"], written)
+        return cls(str(body["id"]), str(body["type"]), written)
 
     def beside(self, taken: Collection[str]) -> StoredItem:
         """Return this item, with a new id if another item has the same."""
@@ -93,9 +92,9 @@ def _new_id(kind: str) -> str:
     return f"{_PREFIXES.get(kind, 'item')}_{uuid.uuid4().hex}"
 
 
-def _filled(item: Item) -> dict[str, Any]:
+def _filled(item: Item) -> dict[str, object]:
     """Return the fields that clients may omit or shorten but item lists must contain."""
-    filled: dict[str, Any] = {"type": item.type}
+    filled: dict[str, object] = {"type": item.type}
     if "status" in type(item).model_fields:
         filled["status"] = getattr(item, "status", None) or "completed"
     match item:

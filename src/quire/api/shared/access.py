@@ -8,14 +8,13 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.api.shared.auth import caller_of
 from quire.api.shared.foreign import shown
-from quire.api.shared.notes import note, notes
+from quire.api.shared.notes import LogLine, note, notes
 from quire.api.shared.refusals import Refusal
 from quire.core.figures import duration
 from quire.core.logs import WATCH_HEADER
@@ -24,7 +23,6 @@ from quire.serving.streams import GenerationStream, Times
 log = logging.getLogger("quire.access")
 
 _TIMES = "quire.times"
-_IGNORED = "ignored_fields"
 _CLIENT_LEFT = 499
 OTHER = "other"
 _LONGEST_PATH = 80
@@ -47,7 +45,7 @@ def note_ignored(scope: Scope, fields: Iterable[str]) -> None:
     Args:
         fields: paths of the fields; clients may have invented them.
     """
-    named: list[str] = notes(scope).setdefault(_IGNORED, [])
+    named: list[str] = notes(scope).setdefault("ignored_fields", [])
     for path in fields:
         name = shown(path)
         if name not in named and len(named) < _MOST_IGNORED:
@@ -56,7 +54,7 @@ def note_ignored(scope: Scope, fields: Iterable[str]) -> None:
 
 def ignored_fields(scope: Scope) -> list[str]:
     """Return the fields of a request that `note_ignored` named so far."""
-    named: list[str] = notes(scope).get(_IGNORED, [])
+    named: list[str] = notes(scope).get("ignored_fields", [])
     return named
 
 
@@ -86,7 +84,7 @@ class Access:
     started: float
     ended: float
     headers: Sequence[tuple[bytes, bytes]]
-    line: Mapping[str, Any]
+    line: LogLine
     times: Times | None
 
     @property
@@ -143,7 +141,7 @@ class AccessLog:
                     (b"x-request-id", request_id.encode()),
                     (b"request-id", request_id.encode()),
                 ]
-                if ignored := details.get(_IGNORED):
+                if ignored := details.get("ignored_fields"):
                     message["headers"].append((IGNORED_HEADER, ", ".join(ignored).encode()))
             await send(message)
 
@@ -158,7 +156,7 @@ class AccessLog:
     def _report(self, scope: Scope, request_id: str, status: int, started: float) -> None:
         """Log a finished request, and pass it to the observers."""
         ended, route = time.perf_counter(), self._label(scope["path"])
-        line = {
+        line: LogLine = {
             "id": request_id,
             "method": scope["method"],
             "path": scope["path"],
@@ -193,7 +191,7 @@ def _is_polled(route: str, scope: Scope) -> bool:
     return route in _POLLED or (watched and route in _WATCHED)
 
 
-def readable(line: Mapping[str, Any]) -> str:
+def readable(line: LogLine) -> str:
     """Return a request's line for people: `GET /v1/models 200 1 ms`, then the rest as `name=value`.
 
     Unknown and empty values are left out. The formatter for machines takes the fields themselves.
@@ -204,7 +202,7 @@ def readable(line: Mapping[str, Any]) -> str:
     return " ".join([head, *words, f"id={line['id']}"])
 
 
-def _flat(line: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+def _flat(line: Mapping[str, object], before: str = "") -> Iterator[tuple[str, str]]:
     for name, value in line.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{before}{name}.")

@@ -6,7 +6,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 SECONDS = 120
 
@@ -37,7 +36,7 @@ class Activity:
         self._seconds[-1].read += read
         self._seconds[-1].written += written
 
-    def view(self) -> dict[str, Any]:
+    def view(self) -> dict[str, object]:
         """Return the last `SECONDS` whole seconds for JSON, oldest first."""
         first = int(self._clock()) - SECONDS
         read, written = [0] * SECONDS, [0] * SECONDS

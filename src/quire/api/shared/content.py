@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import from_json
 
 from quire.api.shared.media_parts import URL_PARTS, UrlPart, media_part
-from quire.api.shared.schema import History, TextOrList, tag_by_role, tag_by_type
+from quire.api.shared.schema import CacheBreakpoint, History, TextOrList, tag_by_role, tag_by_type
 from quire.media.source import DOCUMENT
 from quire.serving import messages
 from quire.serving.messages import JsonObject, SourcePart, text_part
@@ -31,7 +31,7 @@ class TextPart(History):
 
     type: Literal["text"]
     text: str
-    prompt_cache_breakpoint: dict[str, Any] | None = None
+    prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
 class RefusalPart(History):
@@ -130,7 +130,7 @@ class CalledFunction(History):
     """
 
     name: str
-    arguments: str | dict[str, Any] | None = None
+    arguments: str | JsonObject | None = None
 
 
 class FunctionCall(History):
@@ -233,7 +233,7 @@ class Function(History):
 
     name: FunctionName
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
     strict: bool | None = None
 
 

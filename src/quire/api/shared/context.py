@@ -19,7 +19,7 @@ from quire.api.shared.limits import Slots, check_count, check_headers, read_body
 from quire.api.shared.members import members
 from quire.api.shared.metrics import CallerMetrics
 from quire.api.shared.model_use import use_of
-from quire.api.shared.notes import note, notes
+from quire.api.shared.notes import Notes, note, notes
 from quire.api.shared.priority import priority_of
 from quire.api.shared.quotas import Quotas
 from quire.api.shared.sampling_fields import sampling_of
@@ -238,7 +238,7 @@ class Context:
             key=caller_of(request.scope),
             answers=known,
         )
-        read: tuple[Result, dict[str, Any]] = await until_gone(request.receive, work)
+        read: tuple[Result, Notes] = await until_gone(request.receive, work)
         note(request.scope, read[1])
         return read[0]
 
@@ -307,7 +307,7 @@ class Context:
 
 async def _read_in_job(
     context: Context, reader: Reader[Result], scope: Scope, body: bytes
-) -> tuple[Result, dict[str, Any]]:
+) -> tuple[Result, Notes]:
     """Run the reader in a job. Return its result and the notes for the access log."""
     context = replace(context, config=replace(context.config, adapters=scope[_ADAPTERS]))
     return await reader(context, Request(scope), body), notes(scope)

@@ -10,7 +10,6 @@ import logging
 import math
 import re
 from dataclasses import replace
-from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -76,7 +75,7 @@ def failure_of(error: Exception) -> Failure:
             return Failure("The server met an unexpected error.", 500, code="internal_error")
 
 
-def openai_body(failure: Failure) -> dict[str, Any]:
+def openai_body(failure: Failure) -> dict[str, object]:
     """Return `{"error": {message, type, param, code}}`."""
     return {
         "error": {
@@ -88,7 +87,7 @@ def openai_body(failure: Failure) -> dict[str, Any]:
     }
 
 
-def anthropic_body(failure: Failure) -> dict[str, Any]:
+def anthropic_body(failure: Failure) -> dict[str, object]:
     """Return `{"type": "error", "error": {type, message, details}}`. SDKs act on the error's code.
 
     Claude Code compacts a conversation only on Anthropic's wording of an overflow.
@@ -99,7 +98,7 @@ def anthropic_body(failure: Failure) -> dict[str, Any]:
         message = f"prompt is too long: {tokens} tokens > {limit} maximum"
     other = "api_error" if failure.status >= 500 else "invalid_request_error"
     kind = _ANTHROPIC_TYPES.get(failure.status, other)
-    error: dict[str, Any] = {"type": kind, "message": message}
+    error: dict[str, object] = {"type": kind, "message": message}
     if failure.code is not None:
         error["details"] = {"error_code": failure.code}
     return {"type": "error", "error": error}
@@ -115,7 +114,7 @@ def speaks_ollama(path: str) -> bool:
     return path.startswith("/api/")
 
 
-def body_for(path: str, failure: Failure) -> dict[str, Any]:
+def body_for(path: str, failure: Failure) -> dict[str, object]:
     """Return the error's body in the shape of the protocol that `path` belongs to."""
     if speaks_ollama(path):
         return {"error": failure.message}

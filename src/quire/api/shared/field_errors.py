@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import NoneType
-from typing import Any, cast
+from typing import cast
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -158,7 +158,7 @@ def _types(tags: str) -> Iterator[str]:
         yield from (tag[1:],) if registered == tag else kinds_by(cast(Protocols, registered))
 
 
-def _tag_field(context: dict[str, Any]) -> str:
+def _tag_field(context: dict[str, object]) -> str:
     """Return the field that tells a union's members apart, from the name of the function that reads
     it.
     """

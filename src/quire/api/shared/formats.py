@@ -14,9 +14,10 @@ from quire.api.shared.pieces import compact
 from quire.api.shared.schema import UnlessEmpty, Wire, tag_by_type
 from quire.core.errors import RequestError
 from quire.serving.answer_grammar import AnswerFormat
+from quire.serving.messages import JsonObject
 
 _MAX_CHARACTERS = 1 << 20
-JsonSchemaText = str | dict[str, Any]
+JsonSchemaText = str | JsonObject
 Source = Annotated[str, Field(min_length=1, max_length=_MAX_CHARACTERS)]
 Choices = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=_MAX_CHARACTERS)]],
@@ -34,7 +35,7 @@ class JsonObjectFormat(Wire):
     """Any JSON object. With `schema`, an extension of llama.cpp, it meets the schema."""
 
     type: Literal["json_object"]
-    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    schema_: JsonObject | None = Field(default=None, alias="schema")
 
 
 class JsonSchema(Wire):
@@ -45,7 +46,7 @@ class JsonSchema(Wire):
 
     name: str | None = Field(default=None, max_length=256)
     description: str | None = None
-    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    schema_: JsonObject | None = Field(default=None, alias="schema")
     strict: bool | None = None
 
 
@@ -86,7 +87,7 @@ class Guided(Wire):
     """The field `grammar` of Text Generation Inference."""
 
     type: Literal["json", "json_schema", "regex"]
-    value: str | dict[str, Any]
+    value: str | JsonObject
 
     def answer_format(self) -> AnswerFormat:
         """Return the format that constrains the answer, if any."""
@@ -100,7 +101,7 @@ class Guided(Wire):
                 )
             return AnswerFormat("regex", value, "grammar.value")
         if isinstance(value, dict) and self.type == "json_schema":
-            value = value.get("schema", value)
+            return _schema("grammar.value", value.get("schema", value))
         return _schema("grammar.value", value)
 
 
@@ -186,7 +187,7 @@ class FormatFields(GuidedFields):
         strict = False
         match self.response_format:
             case JsonObjectFormat(schema_=schema):
-                asked: dict[str, Any] = {"type": "object", **(schema or {})}
+                asked: dict[str, object] = {"type": "object", **(schema or {})}
             case JsonSchemaFormat(json_schema=named):
                 asked, strict = named.schema_ or {}, named.strict is True
             case _:
@@ -208,7 +209,7 @@ def _choice(field: str, texts: list[str] | None) -> AnswerFormat | None:
     return None if texts is None else AnswerFormat("choice", compact(texts).decode(), field)
 
 
-def _written(field: str, schema: dict[str, Any]) -> AnswerFormat:
+def _written(field: str, schema: dict[str, object]) -> AnswerFormat:
     return AnswerFormat("json_schema", compact(schema).decode(), field)
 
 
@@ -216,7 +217,7 @@ def _asked_schema(field: str, schema: JsonSchemaText | None) -> AnswerFormat | N
     return None if schema is None else _schema(field, schema)
 
 
-def _schema(field: str, schema: JsonSchemaText) -> AnswerFormat:
+def _schema(field: str, schema: object) -> AnswerFormat:
     """Return a schema, given as an object or as JSON text."""
     try:
         read = parse_json(schema.encode()) if isinstance(schema, str) else schema

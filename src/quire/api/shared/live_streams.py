@@ -7,7 +7,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterable
-from typing import Any
 
 _KEPT = 20
 """Number of finished streams that are remembered."""
@@ -59,7 +58,7 @@ class Stream:
         self._read_by = None
         return True
 
-    def view(self, now: float) -> dict[str, Any]:
+    def view(self, now: float) -> dict[str, object]:
         """Return the stream for JSON. Durations are in seconds.
 
         A stream without `first_token_s` waits or reads its prompt, for an expected `left_s` more.
@@ -106,14 +105,14 @@ class Streams:
             self._streams.remove(stream)
             self._ended.append(stream)
 
-    def view(self) -> list[dict[str, Any]]:
+    def view(self) -> list[dict[str, object]]:
         """Return the running streams for JSON, oldest first."""
         return self._shown(sorted(self._streams, key=self._numbers.__getitem__))
 
-    def view_ended(self) -> list[dict[str, Any]]:
+    def view_ended(self) -> list[dict[str, object]]:
         """Return the last finished streams for JSON, newest first."""
         return self._shown(reversed(self._ended))
 
-    def _shown(self, streams: Iterable[Stream]) -> list[dict[str, Any]]:
+    def _shown(self, streams: Iterable[Stream]) -> list[dict[str, object]]:
         now = time.perf_counter()
         return [{"id": self._numbers[each], **each.view(now)} for each in streams]

@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.types import Message, Send
 
-from quire.api.shared.mcp_asked import MadeCall, Target
+from quire.api.shared.mcp_asked import JsonBody, MadeCall, Target
 
 MakeCall = Callable[[Target, str], Awaitable[MadeCall]]
 MOST_ROUNDS = 16
@@ -27,8 +27,8 @@ class Asked:
         targets: its MCP tools, by the names of their functions.
     """
 
-    fields: dict[str, Any]
-    shown: dict[str, Any]
+    fields: JsonBody
+    shown: JsonBody
     targets: Mapping[str, Target]
 
 
@@ -51,7 +51,7 @@ class Answer(ABC):
         self._body = bytearray()
 
     @abstractmethod
-    def request(self, number: int) -> dict[str, Any]:
+    def request(self, number: int) -> JsonBody:
         """Return the body of a round's request. Rounds are numbered from 0."""
 
     @abstractmethod
@@ -59,7 +59,7 @@ class Answer(ABC):
         """Handle an event of a round's stream; `written` is the event as it came."""
 
     @abstractmethod
-    async def whole(self, body: dict[str, Any]) -> None:
+    async def whole(self, body: JsonBody) -> None:
         """Handle the answer to a round that is not streamed."""
 
     @abstractmethod
@@ -69,7 +69,7 @@ class Answer(ABC):
         """
 
     @abstractmethod
-    def error_event(self, body: dict[str, Any]) -> bytes:
+    def error_event(self, body: JsonBody) -> bytes:
         """Return the event that ends a stream with an error of a later round."""
 
     async def open(self) -> None:  # noqa: B027 -- most protocols need none
@@ -134,11 +134,11 @@ class Answer(ABC):
         await self._client({"type": "http.response.body", "body": body, "more_body": more})
 
 
-def summed(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+def summed(one: JsonBody, other: JsonBody) -> JsonBody:
     """Return the sums of two usage objects, name by name."""
     result = dict(one)
     for name, value in other.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, dict):
             result[name] = summed(result.get(name) or {}, value)
         elif isinstance(value, int | float):
             result[name] = (result.get(name) or 0) + value

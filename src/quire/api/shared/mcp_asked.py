@@ -12,6 +12,10 @@ from quire.api.shared.schema import Wire, parse
 from quire.core.errors import NotFound, RequestError
 from quire.serving.mcp import McpServers, McpTool, ToolFailed
 
+JsonBody = dict[str, Any]
+"""The body of a request or an answer as its client sends or reads it. The protocol's schema checks
+it when a round's request is parsed."""
+
 Parsed = TypeVar("Parsed", bound=Wire)
 
 
@@ -39,7 +43,7 @@ class MadeCall:
     output: str
     failed: bool
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> JsonBody:
         """Return the call in the form that clients of chat completions get."""
         return asdict(self)
 
@@ -140,6 +144,6 @@ def parsed(schema: type[Parsed], value: object, where: str) -> Parsed:
     return fields
 
 
-def is_of_type(value: object, kind: str) -> TypeGuard[Mapping[str, Any]]:
+def is_of_type(value: object, kind: str) -> TypeGuard[JsonBody]:
     """Return whether a JSON value is an object of a `type`."""
     return isinstance(value, Mapping) and value.get("type") == kind

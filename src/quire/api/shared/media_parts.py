@@ -14,7 +14,7 @@ from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, create_m
 from pydantic_core import CoreSchema, core_schema
 
 from quire.api.shared.field_errors import REGISTERED
-from quire.api.shared.schema import History, tag_by_type
+from quire.api.shared.schema import CacheBreakpoint, History, tag_by_type
 from quire.media.kinds import MediaInput, Option, Protocols, inputs, kinds_by
 from quire.media.source import Detail, MediaSource
 from quire.serving.messages import SourcePart
@@ -70,7 +70,7 @@ class Registered:
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         models = [self._model(inputs()[kind]) for kind in self.kinds().values()]
         return {"oneOf": [handler(model.__pydantic_core_schema__) for model in models]}
 
@@ -85,7 +85,7 @@ class UrlPart(History):
     """A file; the field of its type's name holds the URL."""
 
     type: str
-    prompt_cache_breakpoint: dict[str, Any] | None = None
+    prompt_cache_breakpoint: CacheBreakpoint | None = None
 
     def to_template(self, param: str) -> SourcePart:
         """Return the part in the form that templates read; `param` is its path in the request."""

@@ -16,13 +16,13 @@ _AT_ONCE = 2000
 """Number of marks, or of quotes within a string, after which the event loop gets a turn."""
 
 
-async def members(body: bytes, names: Collection[str]) -> dict[str, Any]:
+async def members(body: bytes, names: Collection[str]) -> dict[str, object]:
     """Return top-level members with these names whose values are short scalars.
 
     Of a repeated name the last one counts, as for `json`. Invalid JSON may give any result; it is
     refused when parsed whole.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     wanted = {json.dumps(name).encode(): name for name in names}
     at = depth = count = 0
     while (mark := _MARK.search(body, at)) is not None:

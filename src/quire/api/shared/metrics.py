@@ -7,7 +7,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -93,11 +92,11 @@ class Metrics:
         registry.register(_Snapshot([*self._families(), *engines]))
         return generate_latest(registry)
 
-    def view(self, engines: Iterable[Metric] = ()) -> dict[str, Any]:
+    def view(self, engines: Iterable[Metric] = ()) -> dict[str, object]:
         """Return `/metrics` as JSON: the samples of `render` by name, running and finished streams,
         refused requests, and the last minutes.
         """
-        samples: dict[str, list[dict[str, Any]]] = {}
+        samples: dict[str, list[dict[str, object]]] = {}
         for family in (*self._families(), *engines):
             for sample in family.samples:
                 samples.setdefault(sample.name, []).append(

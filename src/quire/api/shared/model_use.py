@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -97,7 +97,7 @@ class ModelUse:
 
     def _error_event(self) -> bytes:
         """Return a whole error's body as the last event of a stream."""
-        body: dict[str, Any] = json.loads(self._error or b"{}")
+        body = json.loads(self._error or b"{}")
         if speaks_anthropic(self._path):
             return b"event: error\ndata: " + json.dumps(body).encode() + b"\n\n"
         if self._path.startswith("/v1/responses"):

@@ -64,7 +64,7 @@ class Merged:
         members: members with other names, at least one, which follow.
     """
 
-    def __init__(self, written: bytes, members: Mapping[str, Any]) -> None:
+    def __init__(self, written: bytes, members: Mapping[str, object]) -> None:
         self._written = written
         self._members = members
 

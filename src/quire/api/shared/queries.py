@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Protocol, TypeVar, get_origin
+from typing import Protocol, TypeVar, get_origin
 
 from starlette.requests import Request
 
@@ -53,9 +53,9 @@ def read_query(request: Request, schema: type[Fields], *, beside: Collection[str
     return query
 
 
-def _parameters(request: Request, schema: type[Wire]) -> Mapping[str, Any]:
+def _parameters(request: Request, schema: type[Wire]) -> Mapping[str, object]:
     """Return the query's parameters: the last value of each, or all values of a list."""
-    given: dict[str, Any] = {}
+    given: dict[str, object] = {}
     for key in request.query_params:
         name, values = key.removesuffix("[]"), request.query_params.getlist(key)
         field = schema.model_fields.get(name)

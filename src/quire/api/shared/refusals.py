@@ -6,7 +6,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 _KEPT = 20
 
@@ -46,7 +45,7 @@ class Refusals:
         if len(self._seen) > _KEPT:
             self._seen.popitem(last=False)
 
-    def view(self) -> list[dict[str, Any]]:
+    def view(self) -> list[dict[str, object]]:
         """Return the refusals for JSON, newest first. `ended_s` is the age of the latest one."""
         now = self._clock()
         return [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 from quire.api.shared.pieces import Array, compact
 from quire.api.shared.schema import StreamUsage
@@ -15,7 +15,7 @@ from quire.text.tokenizer import Tokenizer
 _LOWEST = -9999.0  # OpenAI's stand-in for the logarithm of nothing, which JSON cannot say
 
 
-def usage_body(usage: Usage) -> dict[str, Any]:
+def usage_body(usage: Usage) -> dict[str, object]:
     """Return OpenAI's `usage`."""
     return {
         "prompt_tokens": usage.prompt_tokens,
@@ -148,7 +148,9 @@ def token_text(tokenizer: TokenNames, token_id: int) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-def chat_logprobs(tokenizer: TokenNames, entries: Iterable[TokenLogprobs]) -> list[dict[str, Any]]:
+def chat_logprobs(
+    tokenizer: TokenNames, entries: Iterable[TokenLogprobs]
+) -> list[dict[str, object]]:
     """Return chat's `logprobs.content`."""
     return [
         {
@@ -157,6 +159,14 @@ def chat_logprobs(tokenizer: TokenNames, entries: Iterable[TokenLogprobs]) -> li
         }
         for entry in entries
     ]
+
+
+class Identity(TypedDict):
+    """The constant start of an answer and its chunks; `created` is in seconds of Unix time."""
+
+    id: str
+    created: int
+    model: str
 
 
 class Logprobs(Protocol):
@@ -195,12 +205,12 @@ class ChatLogprobs:
         (self._reasoning if reasoning else self._written).append(written)
         return len(written)
 
-    def body(self) -> dict[str, Any]:
-        body = {"content": Array(self._written)}
+    def body(self) -> dict[str, object]:
+        body: dict[str, object] = {"content": Array(self._written)}
         return body | {"reasoning_content": Array(self._reasoning)} if self._reasoning else body
 
 
-def _token(tokenizer: TokenNames, token_id: int, logprob: float) -> dict[str, Any]:
+def _token(tokenizer: TokenNames, token_id: int, logprob: float) -> dict[str, object]:
     return {
         "token": token_text(tokenizer, token_id),
         "logprob": clamp(logprob),

@@ -145,7 +145,7 @@ def parse(
     return fields, unknown
 
 
-def _with_own_names(payload: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+def _with_own_names(payload: dict[str, object], names: Mapping[str, str]) -> dict[str, object]:
     """Return the body with aliases replaced by the schema's own names.
 
     Args:
@@ -283,6 +283,12 @@ def check_stream_options(options: StreamOptions | None, *, stream: bool | None) 
             param="stream_options",
             code="invalid_value",
         )
+
+
+class CacheBreakpoint(History):
+    """OpenAI's `prompt_cache_breakpoint`, without effect: every prefix is cached, marked or not."""
+
+    mode: str | None = None
 
 
 class CacheOptions(History):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 from starlette.types import Scope
@@ -13,6 +13,7 @@ from quire.api.shared.numbers import Integer
 from quire.api.shared.schema import UnlessEmpty, Wire
 from quire.core.errors import RequestError
 from quire.serving.generation import Thinking
+from quire.serving.messages import JsonObject
 from quire.serving.prompts import RESERVED_VARIABLES, THINKING_VARIABLES
 from quire.serving.service import Service
 
@@ -46,7 +47,7 @@ class ThinkingFields(Wire):
     reasoning_effort: Annotated[Effort | None, UnlessEmpty] = None
     thinking_budget: Integer | None = Field(default=None, ge=0, lt=2**31)
     include_reasoning: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: JsonObject | None = None
 
     @property
     def shows_reasoning(self) -> bool:
@@ -85,8 +86,8 @@ def offered(service: Service, scope: Scope, thinking: Thinking, param: str) -> T
 
 
 def template_variables(
-    service: Service, scope: Scope, given: Mapping[str, Any] | None
-) -> dict[str, Any]:
+    service: Service, scope: Scope, given: Mapping[str, object] | None
+) -> dict[str, object]:
     """Return variables for the template. The client is told of those that the template ignores.
 
     Raises:

@@ -129,7 +129,11 @@ class ToolboxBuilder:
                 self.leave_out(param)
             else:
                 text["pattern"] = pattern
-        parameters = {"type": "object", "properties": {INPUT: text}, "required": [INPUT]}
+        parameters: JsonObject = {
+            "type": "object",
+            "properties": {INPUT: text},
+            "required": [INPUT],
+        }
         strict = pattern is not None
         self.add_function(tool, description, parameters, strict=strict, unique=unique)
 

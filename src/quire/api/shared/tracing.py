@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import quire
 from quire.api.shared.access import Access
+from quire.api.shared.notes import LogLine
 from quire.core.errors import QuireError
 from quire.core.request import FinishReason
 
@@ -129,7 +130,7 @@ def open_tracer(endpoint: str | None) -> Tracer | None:
 
 
 def _attributes(operation: str, access: Access) -> dict[str, Any]:
-    line = access.line
+    line: Mapping[str, Any] = access.line
     told: dict[str, Any] = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": "quire",
@@ -146,7 +147,7 @@ def _attributes(operation: str, access: Access) -> dict[str, Any]:
     return told
 
 
-def _error(line: Mapping[str, Any]) -> str | None:
+def _error(line: LogLine) -> str | None:
     """Return the server-side error of a response; None for success and client errors."""
     failed = [each for each in line.get("finish", "").split(",") if each and each not in _REASONS]
     if failed:

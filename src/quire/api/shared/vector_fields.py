@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 from starlette.requests import Request
@@ -53,7 +53,7 @@ class VectorFields(Wire):
         )
 
 
-def counted(request: Request, prompt_tokens: int, cached_tokens: int) -> dict[str, Any]:
+def counted(request: Request, prompt_tokens: int, cached_tokens: int) -> dict[str, object]:
     """Return the usage of an answer, and add it to the request's log line."""
     note(request.scope, {"prompt_tokens": prompt_tokens, "cached_tokens": cached_tokens})
     return {
