@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -77,6 +78,11 @@ class Served:
     def ids(self, text: str) -> tuple[int, ...]:
         """The tokens of a text."""
         return tuple(self.tokenizer.encode(text))
+
+
+def access_records(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """Return the access log's records. Libraries in this process may log, too."""
+    return [each for each in caplog.records if each.name == "quire.access"]
 
 
 @pytest.fixture(scope="session")

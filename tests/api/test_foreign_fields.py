@@ -15,7 +15,7 @@ from quire.api.shared.peers import PEERS
 from quire.core.config import ServerConfig
 from quire.demo import MODEL_DIR
 from quire.text.tokenizer import Tokenizer
-from tests.api.conftest import HTTP, Serve, Served, openai_client, start
+from tests.api.conftest import HTTP, Serve, Served, access_records, openai_client, start
 from tests.support.waiting import wait_until
 
 ASK = [{"role": "user", "content": "Hi."}]
@@ -92,9 +92,9 @@ def test_what_others_honour_passes_by_name(
     others = {name: OTHERS[name] for name in OTHERS.keys() - HONOURED.get(path, set())}
     with caplog.at_level(logging.INFO, "quire.access"):
         answer = post(served, path, stream=stream, **others)
-        wait_until(lambda: caplog.records)  # a stream's record follows its last byte
+        wait_until(lambda: access_records(caplog))  # a stream's record follows its last byte
     assert set(passed(answer)) == set(others)
-    (line,) = [vars(each)["fields"] for each in caplog.records]
+    (line,) = [vars(each)["fields"] for each in access_records(caplog)]
     assert set(line["ignored_fields"]) == set(others)
 
 

@@ -24,7 +24,7 @@ from quire.api.shared.auth import check_exposure
 from quire.core.config import ServerConfig
 from quire.core.errors import QuireError
 from quire.core.request import Failure
-from tests.api.conftest import HTTP, NAME, Serve
+from tests.api.conftest import HTTP, NAME, Serve, access_records
 from tests.support.scripted_engine import Script
 from tests.support.server import JSON_TYPE, RAW_HEAD, leaving
 from tests.support.waiting import HANG_S, wait_until
@@ -215,7 +215,7 @@ def test_one_line_a_request_says_how_it_went(
         served.settle()
         HTTP.post(served.url + CHAT, json={"model": "x", **ASK})
         served.settle()
-    good, bad = (vars(record)["fields"] for record in caplog.records)
+    good, bad = (vars(record)["fields"] for record in access_records(caplog))
     assert good["id"] == answer.headers["x-request-id"]
     assert (good["path"], good["status"], good["finish"]) == (CHAT, 200, "stop")
     assert (good["cached_tokens"], good["reuse"], good["completion_tokens"]) == (4, "evicted", 4)
@@ -223,7 +223,7 @@ def test_one_line_a_request_says_how_it_went(
     assert (bad["status"], "finish" in bad) == (404, False)
     assert bad["error"]["type"] == "not_found_error"
     assert "'x' is not served here" in bad["error"]["message"]
-    first, second = (record.message for record in caplog.records)
+    first, second = (record.message for record in access_records(caplog))
     assert re.match(
         rf"POST {CHAT} 200 \d+ ms model={NAME} prompt_tokens=\d+ cached_tokens=4 ", first
     )
@@ -254,7 +254,7 @@ def test_nothing_is_said_of_the_reuse_of_a_prompt_that_was_never_read(
         with leaving(served.url, CHAT, {**ASK, "stream": True}):
             wait_until(lambda: served.engine.tickets)
         served.settle()
-    (record,) = caplog.records
+    (record,) = access_records(caplog)
     fields = vars(record)["fields"]
     assert (fields["finish"], fields["reuse"]) == ("abort", None)
     assert "reuse" not in record.message
@@ -275,7 +275,7 @@ def test_what_is_asked_each_second_is_logged_at_debug_level_unless_it_fails(
         HTTP.get(f"{served.url}/v1/models")
         served.settle()
     levels = [logging.DEBUG] * 3 + [logging.INFO, logging.DEBUG, logging.INFO, logging.INFO]
-    assert [record.levelno for record in caplog.records] == levels
+    assert [record.levelno for record in access_records(caplog)] == levels
 
 
 def test_the_root_names_the_server(serve: Serve) -> None:
