@@ -1,4 +1,4 @@
-"""How often a guess of the embedded model's head stands, by how it is drawn and accepted.
+"""Measures the acceptance of the embedded model's drafts, by temperature and rule of acceptance.
 
     python -m benchmarks.acceptance [--temperatures 0 0.7 1.0] [--questions 40]
 

@@ -37,7 +37,7 @@ Message = dict[str, Any]
 
 
 def tool(name: str, *parameters: str) -> Message:
-    """An OpenAI tool whose parameters are all strings."""
+    """Return an OpenAI tool whose parameters are all strings."""
     properties = {key: {"type": "string", "description": f"the {key}"} for key in parameters}
     schema = {"type": "object", "properties": properties, "required": list(parameters)}
     function = {"name": name, "description": f"Runs {name} in the project.", "parameters": schema}
@@ -73,7 +73,7 @@ class Session:
         return " ".join(random.Random(name).choices(WORDS, k=words))
 
     def messages(self, turn: int) -> list[Message]:
-        """What the client sends at `turn`, counted from 0."""
+        """Return what the client sends at `turn`, counted from 0."""
         changing = hashlib.sha256(str(turn).encode()).hexdigest()
         header = (
             f"x-anthropic-billing-header: cc_version=2.1.37.{changing[:3]}; "
@@ -88,7 +88,7 @@ class Session:
         return messages
 
     def _asked(self, turn: int) -> list[Message]:
-        """Two of three turns bring a tool's result, the others a question."""
+        """Return a tool's result at two of three turns, else a question."""
         content = self._text(f"asked {self.name}{turn}", self.turn_words)
         if turn % 3:
             return [{"role": "tool", "tool_call_id": f"call_{turn - 1}", "content": content}]
@@ -103,7 +103,7 @@ class Session:
         return {"role": "assistant", "content": "", "tool_calls": [call]}
 
     def body(self, model: str, turn: int, max_tokens: int) -> bytes:
-        """The request of a turn."""
+        """Return the request of a turn."""
         key = {"prompt_cache_key": self.name} if self.keyed else {}
         return json.dumps(
             {
@@ -120,7 +120,7 @@ class Session:
 
 
 async def replay(target: Target, model: str, session: Session, max_tokens: int) -> list[Timings]:
-    """All turns, one after the other.
+    """Play all turns, one after the other.
 
     Raises:
         LoadError: a turn failed.
@@ -136,7 +136,7 @@ async def replay(target: Target, model: str, session: Session, max_tokens: int) 
 
 
 def summarise(answers: list[Timings]) -> dict[str, Any]:
-    """Totals and times. `computed_tokens` is None where a server reports no cached tokens."""
+    """Return totals and times. `computed_tokens` is None where a server reports no cached tokens."""
     sent = sum(answer.prompt_tokens or 0 for answer in answers)
     reported = [answer.cached_tokens for answer in answers]
     cached = None if None in reported else sum(count or 0 for count in reported)
@@ -157,7 +157,7 @@ def summarise(answers: list[Timings]) -> dict[str, Any]:
 
 
 def measure(server: Server, model: Path, session: Session, args: argparse.Namespace) -> Message:
-    """One server's replay, prefix cache on."""
+    """Replay the session on one server, with its prefix cache on."""
     name = model.name if server.package == "quire" else str(model)
     try:
         with running(server, str(model), args.peers_python, reuse=True) as (target, _):

@@ -1,4 +1,4 @@
-"""What the runs without HTTP share: what they are asked on stdin, and how they answer.
+"""Parts that the runs without HTTP share: questions on stdin, and answers.
 
 Imports nothing of Quire, since the peers' environment runs it too.
 """
@@ -30,7 +30,7 @@ class Work:
 
     @classmethod
     def read(cls, text: str) -> Work:
-        """The inverse of `json.dumps(dataclasses.asdict(work))`."""
+        """Return the inverse of `json.dumps(dataclasses.asdict(work))`."""
         raw = json.loads(text)
         levels = tuple(
             (streams, tuple(tuple(prompt) for prompt in prompts))

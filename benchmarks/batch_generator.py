@@ -10,7 +10,9 @@ from mlx_lm.generate import BatchGenerator
 
 
 def measure(work: Work) -> dict[int, float]:
-    """Tokens per second at each number of streams, each stream taking the next prompt when free."""
+    """Return tokens per second at each number of streams, each stream taking the next prompt when
+    free.
+    """
     model, _ = load(work.model)
     rates: dict[int, float] = {}
     for streams, prompts in ((len(work.warm_up), work.warm_up), *work.levels):

@@ -1,4 +1,4 @@
-"""What it costs to be bound by a grammar: `bound.py [--model FOLDER] [--tokens 200]`.
+"""Measures the cost of grammars: `bound.py [--model FOLDER] [--tokens 200]`.
 
 Streams in one engine, without HTTP: some free, some whose answers keep to a regular expression. Of
 both the tokens a second of a stream while all generate, and how many tokens each got a step.
@@ -23,7 +23,9 @@ MIXES = ((1, 0), (0, 1), (1, 1), (7, 1), (4, 4), (8, 0), (0, 8))
 
 
 def measured(engine: Engine, free: int, bound: int, tokens: int) -> tuple[float, dict[str, int]]:
-    """Seconds from the first step in which all generate, and the tokens of each stream in them."""
+    """Return the seconds from the first step in which all generate, and each stream's tokens in
+    them.
+    """
     greedy = SamplingParams(temperature=0)
     names = [*(f"free{n}" for n in range(free)), *(f"bound{n}" for n in range(bound))]
     for name in names:

@@ -41,7 +41,7 @@ KINDS = ("Q4_0", "Q8_0")
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """Who takes part, and the interpreter and script that run it."""
+    """A contender, and the interpreter and script that run it."""
 
     name: str
     python: str
@@ -72,7 +72,7 @@ class Contender:
 
 
 def in_rounds(contenders: Sequence[Contender], rounds: int) -> dict[str, Rates]:
-    """The medians of each contender, by name."""
+    """Return the medians of each contender, by name."""
     runs: dict[str, list[Rates]] = {each.name: [] for each in contenders}
     for number in range(rounds):
         for each in contenders:
@@ -91,7 +91,7 @@ def _medians(runs: Sequence[Rates]) -> Rates:
 
 
 def read_speed() -> float:
-    """Bytes a second of processor time that one thread reads, the best of a few.
+    """Return bytes a second of processor time that one thread reads, the best of a few.
 
     By the largest of numbers, which is found as fast as they come; products of packed weights read
     nearly as fast as memcmp.
@@ -118,12 +118,12 @@ def make_models(folder: Path, shape: str) -> None:
 
 
 def own_file(shape: str) -> str:
-    """The name of a shape's 4-bit file for Quire; a mixture's and a hybrid's is llama.cpp's."""
+    """Return the name of a shape's 4-bit file for Quire; a mixture's and a hybrid's is llama.cpp's."""
     return shape if shape in SHAPES else f"{shape}-{KINDS[0]}.gguf"
 
 
 def beside_llama(args: argparse.Namespace, shape: str, tokens: int) -> dict[str, Rates]:
-    """The rates of Quire and llama.cpp on one shape."""
+    """Return the rates of Quire and llama.cpp on one shape."""
     make_models(args.models, shape)
 
     def work(model: str) -> Work:
@@ -149,7 +149,7 @@ def beside_llama(args: argparse.Namespace, shape: str, tokens: int) -> dict[str,
 
 
 def embedded(args: argparse.Namespace) -> dict[str, Rates]:
-    """The embedded model with the kernels and with OpenBLAS."""
+    """Return the embedded model with the kernels and with OpenBLAS."""
     contenders = [
         Contender(
             name,

@@ -18,7 +18,9 @@ _HIDDEN, _VOCAB, _LAYERS = 1024, 32768, 8
 
 
 def _tokens() -> list[str]:
-    """A byte-level vocabulary: 256 bytes as GPT-2 spells them, then tokens that nobody writes."""
+    """Return a byte-level vocabulary: 256 bytes as GPT-2 spells them, then tokens that nobody
+    writes.
+    """
     kept = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))
     letters = [chr(byte if byte in kept else next(others)) for byte in range(256)]

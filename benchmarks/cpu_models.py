@@ -34,7 +34,7 @@ class Shape:
         return self.hidden // self.heads
 
     def matrices(self) -> dict[str, tuple[str, int, int]]:
-        """By Hugging Face's name in a layer: GGUF's, columns and depth of the product."""
+        """Return GGUF's name, columns and depth of each product, by Hugging Face's name in a layer."""
         kv_width = self.kv_heads * self.head_dim
         return {
             "self_attn.q_proj": ("attn_q", self.hidden, self.hidden),

@@ -1,4 +1,4 @@
-"""What the contenders of `cpu.py` are asked on stdin, and how they answer.
+"""Questions on stdin to the contenders of `cpu.py`, and their answers.
 
 Imports nothing of Quire, since its peer runs it too.
 """

@@ -1,4 +1,4 @@
-"""How long streams wait while media is encoded: two source trees of Quire in alternating rounds.
+"""Measures waits of streams while media is encoded: two trees of Quire in alternating rounds.
 
     python benchmarks/encoding.py OLD NEW [--rounds 3] [--out RESULTS.json]
 

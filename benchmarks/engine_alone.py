@@ -52,7 +52,7 @@ def run_level(
 
 
 def measure(work: Work) -> dict[int, float]:
-    """Tokens per second at each number of streams."""
+    """Return tokens per second at each number of streams."""
     config = EngineConfig(work.model)
     if "bare" in sys.argv[1:]:
         config = replace(config, prefix_cache=False, speculate="off")

@@ -1,4 +1,4 @@
-"""How far a long prompt holds up a stream, and a short request that comes while it is read.
+"""Measures how far a long prompt delays a stream, and a short request that comes meanwhile.
 
     python benchmarks/fairness.py URL [--tokens 4000] [--repeats 3]
 
@@ -35,7 +35,7 @@ def prompt(tokens: int) -> list[int]:
 
 
 def times(http: httpx.Client, tokens: int, most: int) -> Iterator[float]:
-    """When each token comes, in seconds from the request on."""
+    """Yield the time of each token, in seconds from the request on."""
     body = TALK | {"prompt": prompt(tokens), "max_tokens": most}
     started = time.perf_counter()
     with http.stream("POST", "/v1/completions", json=body) as answer:

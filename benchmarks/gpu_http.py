@@ -53,7 +53,7 @@ def steps(target: Target) -> int:
 def run(
     target: Target, model: str, prompts: list[tuple[int, ...]], tokens: int, name: str
 ) -> dict[str, Any]:
-    """All at once, to their ends."""
+    """Generate all answers at once, to their ends."""
     body = {"model": model, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
     body |= {"stream": True, "stream_options": {"include_usage": True}}
     bodies = [json.dumps(body | {"prompt": prompt}).encode() for prompt in prompts]

@@ -1,4 +1,4 @@
-"""What the HTTP side costs by itself: `http_side.py FOLDER [TREE ...]`.
+"""Measures the HTTP side by itself: `http_side.py FOLDER [TREE ...]`.
 
 The folder has a model of `make_tiny_model.py`, of which only the tokenizer is read: the engine's
 process is `http_worker.py`, whose steps take as long as they are told. Trees are checkouts that are
@@ -39,7 +39,7 @@ _WORDS = "word " * 100
 
 @contextmanager
 def serving(tree: Path, folder: Path, step_ms: float) -> Iterator[tuple[Target, psutil.Process]]:
-    """A server of a tree's sources around scripted steps, and its process."""
+    """Yield a server of a tree's sources around scripted steps, and its process."""
     port = free_port()
     command = [sys.executable, __file__, str(folder), "--serve", str(port), str(step_ms)]
     environment = {**os.environ, "PYTHONPATH": f"{tree / 'src'}{os.pathsep}{_HERE}"}
@@ -65,14 +65,14 @@ async def _connect(port: int) -> None:
 
 
 def serve_scripted(folder: Path, port: int, step_ms: float) -> int:
-    """In a process of its own, with the sources of the tree that is measured."""
+    """Serve in this process, with the sources of the tree that is measured."""
     config = ServerConfig(port=port, served_name="scripted", log_level="warning")
     engine = EngineConfig(str(folder), step_ms=step_ms)
     return serve((ModelConfig(engine, config),), config, "http_worker")
 
 
 def answers(target: Target, route: str, requests: int, tokens: int) -> list[Timings]:
-    """Streams with usage, 32 at once: prompts of 128 token ids, or a message of 100 words."""
+    """Stream answers, 32 at once: to prompts of 128 token ids, or to a message of 100 words."""
     draw = random.Random(1)
     body = {"max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
     body |= {"stream_options": {"include_usage": True}}
@@ -90,13 +90,13 @@ def answers(target: Target, route: str, requests: int, tokens: int) -> list[Timi
 
 
 def last_first_ms(found: list[Timings]) -> float:
-    """From the first request to the last first token."""
+    """Return the milliseconds from the first request to the last stream's first token."""
     started = min(answer.started for answer in found)
     return (max(answer.text_times[0] for answer in found) - started) * 1e3
 
 
 def spent_s(process: psutil.Process) -> float:
-    """Processor time so far."""
+    """Return processor time so far."""
     times = process.cpu_times()
     return float(times.user + times.system)
 

@@ -44,11 +44,11 @@ class ScriptedEngine:
 
     @property
     def has_work(self) -> bool:
-        """Whether there is any request."""
+        """Whether any request is left."""
         return bool(self._running or self._ended)
 
     def step(self) -> list[Output]:
-        """The next token of each request, when the step's time is over."""
+        """Return the next token of each request, when the step's time is over."""
         now = time.perf_counter()
         self._due = max(now, self._due) + self.expected_step_s
         time.sleep(self._due - now)
@@ -72,7 +72,7 @@ class ScriptedEngine:
         return outputs
 
     def stats(self) -> EngineStats:
-        """How many steps there were."""
+        """Return how many steps there were."""
         return EngineStats(steps=self._steps)
 
     def flush(self) -> None:

@@ -61,7 +61,7 @@ class Row:
 
 
 def prefilled(loaded: LoadedModel, name: str, context: int, batch: int, rounds: int) -> Engine:
-    """An engine whose sequences have read their prompts and start to generate."""
+    """Return an engine whose sequences have read their prompts and start to generate."""
     config = EngineConfig(
         model=str(loaded.path),
         kv_memory=1 << 30,
@@ -114,7 +114,7 @@ def steps_of_each(text: str) -> int:
 
 
 def compared(model: str, names: Sequence[str], context: int, batch: int, rounds: int) -> list[Row]:
-    """Each format beside the first one; the device is open."""
+    """Measure each format beside the first one. The device must be open."""
     loaded = open_model(model)
     engines: list[Engine] = []
     read: list[float] = []

@@ -51,7 +51,7 @@ CORPUS = (
 
 
 def make_tokenizer() -> Tokenizer:
-    """A byte-level BPE whose pieces are all ASCII."""
+    """Return a byte-level BPE whose pieces are all ASCII."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -92,7 +92,7 @@ def make_config(family: str) -> dict[str, Any]:
 
 
 def make_weights(family: str, seed: int) -> dict[str, mx.array]:
-    """Random weights under Hugging Face's names. Special tokens' rows of the head are zero."""
+    """Return random weights under Hugging Face's names. Special tokens' rows of the head are zero."""
     mx.random.seed(seed)
     shapes = {
         "self_attn.q_proj": (HEADS * HEAD_DIM, HIDDEN),

@@ -23,7 +23,7 @@ READY = re.compile(r"at (http://\S+)/v1")
 
 
 def measured(python: str, model: list[str], folder: Path) -> dict[int, float]:
-    """Tokens a second of one server, by the number of streams."""
+    """Return tokens a second of one server, by the number of streams."""
     log, out = folder / "log", folder / "bench.json"
     command = [python, "-m", "quire", "serve", *model, "--port", "0", "--log-level", "warning"]
     with log.open("w") as said:

@@ -73,13 +73,13 @@ async def load_server(target: Target, load: Load, args: argparse.Namespace) -> l
 
 
 def requests_of(streams: int, args: argparse.Namespace) -> int:
-    """Requests of a level: enough for a second or two at one stream, several turns at many."""
+    """Return requests of a level: enough for a second or two at one stream, several turns at many."""
     asked: int = args.requests_a_stream * streams
     return max(int(args.min_requests), asked)
 
 
 def measure_server(server: Server, model: Path, args: argparse.Namespace) -> Round:
-    """One contender over HTTP."""
+    """Measure one contender over HTTP."""
     load = Load(model=str(model), max_tokens=args.max_tokens)
     if server.package == "quire":
         load = replace(load, model=args.quire_name or model.name)
@@ -93,7 +93,7 @@ def measure_server(server: Server, model: Path, args: argparse.Namespace) -> Rou
 
 
 def measure_alone(command: str, peer: bool, work: Work, args: argparse.Namespace) -> Round:
-    """One engine without HTTP, in a process of its own."""
+    """Measure one engine without HTTP, in a process of its own."""
     python = args.peers_python if peer else sys.executable
     script, *more = command.split()
     done = subprocess.run(
@@ -137,7 +137,7 @@ def make_work(model: Path, args: argparse.Namespace) -> Work:
 
 
 def summarise(rounds: list[Round]) -> dict[str, Any]:
-    """Medians over the rounds that went well, and the errors of those that did not."""
+    """Return medians over the rounds that went well, and the errors of those that did not."""
     good = [one for one in rounds if "error" not in one]
     errors = [one["error"] for one in rounds if "error" in one]
     levels: dict[str, Any] = {}
@@ -158,7 +158,7 @@ def summarise(rounds: list[Round]) -> dict[str, Any]:
 
 
 def machine(args: argparse.Namespace) -> dict[str, Any]:
-    """Where and with what versions this ran."""
+    """Return the machine and the versions of this run."""
     versions = {s.name: version(args.peers_python, s.package) for s in SERVERS if s.peer}
     return {
         "processor": platform.processor() or platform.machine(),
@@ -174,7 +174,7 @@ def machine(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(args: argparse.Namespace, model: Path) -> dict[str, Any]:
-    """All rounds."""
+    """Run all rounds."""
     work = make_work(model, args)
     names = [server.name for server in SERVERS] + list(ALONE)
     chosen = [name for name in names if not args.only or name in args.only]

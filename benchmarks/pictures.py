@@ -34,7 +34,7 @@ TIMEOUT_S = 120.0
 
 
 def ask(target: Target, model: str, item: SkillItem) -> tuple[bool, float, str]:
-    """Whether the answer is right, after how many seconds it came, and the answer."""
+    """Return whether the answer is right, after how many seconds it came, and the answer."""
     fields = {"model": model, "messages": item.messages, "temperature": 0, "max_tokens": 60}
     # vllm-mlx asks templates for thoughts unless told otherwise.
     fields["chat_template_kwargs"] = {"enable_thinking": False}
@@ -59,7 +59,7 @@ def ask(target: Target, model: str, item: SkillItem) -> tuple[bool, float, str]:
 def measure(
     server: Server, folder: Path, peers_python: str, items: list[SkillItem]
 ) -> dict[str, Any]:
-    """One contender; by the number of questions at once. The first item only warms it up."""
+    """Measure one contender, by the number of questions at once. The first item only warms it up."""
     warm, *items = items
     rows: dict[str, Any] = {}
     try:

@@ -1,4 +1,4 @@
-"""What a prefix hit saves and costs: TTFT cold and warm, and the time to plan the hit.
+"""Measures a prefix hit: TTFT cold and warm, and the time to plan the hit.
 
     python benchmarks/prefix_hit.py [--model FOLDER] [--tokens 16000] [--out FILE]
 
@@ -26,7 +26,7 @@ _WARM_RUNS = 5
 
 
 def first_token_s(engine: Engine, name: str, prompt: tuple[int, ...]) -> tuple[float, int]:
-    """Seconds from the request to its first token, and the tokens that were reused."""
+    """Return seconds from the request to its first token, and the tokens that were reused."""
     started = time.perf_counter()
     engine.add(Request(name, prompt, SamplingParams(temperature=0), max_tokens=1))
     while True:
@@ -36,7 +36,9 @@ def first_token_s(engine: Engine, name: str, prompt: tuple[int, ...]) -> tuple[f
 
 
 def planning_s(engine: Engine, prompt: tuple[int, ...]) -> float:
-    """Seconds that the scheduler takes to admit a prompt that hits: hashing, matching, sharing."""
+    """Return seconds that the scheduler takes to admit a prompt that hits: hashing, matching,
+    sharing.
+    """
     scheduler = engine._scheduler
     engine.add(Request("planned", prompt, SamplingParams(temperature=0), max_tokens=1))
     started = time.perf_counter()

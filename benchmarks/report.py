@@ -16,7 +16,7 @@ _BATCH_GENERATOR = "mlx-lm BatchGenerator alone"
 
 
 def _alone(name: str) -> bool:
-    """Whether a contender runs without HTTP."""
+    """Return whether a contender runs without HTTP."""
     return name in (_ENGINE, _BARE, _BATCH_GENERATOR)
 
 
@@ -63,13 +63,13 @@ def _ratios(contenders: dict[str, Any], streams: list[str]) -> list[str]:
 
 
 def telling_line(error: str) -> str:
-    """The line of an error, with the end of a log, that says what happened."""
+    """Return the line of an error, with the end of a log, that says what happened."""
     lines = error.strip().splitlines()
     return next((line for line in reversed(lines) if "Error" in line), lines[-1])
 
 
 def peers_section(report: dict[str, Any]) -> list[str]:
-    """The tables of one run of `peers.py`."""
+    """Return the tables of one run of `peers.py`."""
     contenders = report["contenders"]
     streams = list(report["load"]["requests"])
     load, machine = report["load"], report["machine"]
@@ -107,7 +107,7 @@ def peers_section(report: dict[str, Any]) -> list[str]:
 
 
 def replay_section(report: dict[str, Any]) -> list[str]:
-    """The table of one run of `agent_replay.py`."""
+    """Return the table of one run of `agent_replay.py`."""
     rows = []
     for who, one in report["contenders"].items():
         if "error" in one:

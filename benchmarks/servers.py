@@ -73,20 +73,20 @@ SERVERS = (
 
 
 def child_environment(extra: tuple[tuple[str, str], ...] = ()) -> dict[str, str]:
-    """The environment of every contender: no hub, this checkout's sources."""
+    """Return the environment of every contender: no hub, this checkout's sources."""
     source = str(Path(__file__).resolve().parent.parent / "src")
     return {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": source, **dict(extra)}
 
 
 def free_port() -> int:
-    """A port that is free now."""
+    """Return a port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def version(python: str, package: str) -> str:
-    """The installed version, or "source" where the package runs from a checkout."""
+    """Return the installed version, or "source" where the package runs from a checkout."""
     code = f"from importlib.metadata import version; print(version({package!r}))"
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
     return done.stdout.strip() or "source"

@@ -33,7 +33,7 @@ its prompt, generates."""
 
 @dataclass(frozen=True)
 class Costs:
-    """What a replica and the processes before it can do. Defaults are Gemma 4 26B-A4B in 4 bits on
+    """Costs of a replica and of the processes before it. Defaults are Gemma 4 26B-A4B in 4 bits on
     an H100 (`results/gpu-h100-2026-11-25-wide.json`, `gpu.md`), and the HTTP side
     (`results/runs.md`).
 
@@ -101,7 +101,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Setting:
-    """What is played.
+    """Settings of a simulated day.
 
     Attributes:
         policy: "prefix" (`PrefixTable`'s rule: where it is cached, unless loaded) or "round-robin".

@@ -39,7 +39,7 @@ def _items(skill: str) -> list[dict[str, object]]:
 
 
 def loads() -> dict[str, list[Request]]:
-    """Requests of each load, without ids."""
+    """Return requests of each load, without ids."""
     tokenizer = Tokenizer.open(MODEL_DIR)
     template = ChatTemplate.open(MODEL_DIR, tokenizer.special_tokens)
     eos = tokenizer.eos_ids

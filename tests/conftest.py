@@ -1,4 +1,4 @@
-"""What holds for all tests."""
+"""Fixtures and settings of all tests."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What the modules have made stays to the end: no garbage collection looks at it again."""
+    """Freeze what the modules have made, so that no garbage collection looks at it again."""
     gc.collect()
     gc.freeze()
 
@@ -60,7 +60,8 @@ def own_products() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def child(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
-    """One real server with the embedded model for all tests that need no settings of their own.
+    """Yield one real server with the embedded model for all tests that need no settings of their
+    own.
 
     For the session, as its start takes longer than most tests, and tests of one folder need not
     follow each other.

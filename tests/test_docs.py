@@ -1,4 +1,4 @@
-"""What the documents say of files, tests, routes and fields is there."""
+"""Files, tests, routes and fields that the documents name exist."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
 def anchors(text: str) -> set[str]:
-    """The names by which GitHub links to headings."""
+    """Return the names by which GitHub links to headings."""
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
 

@@ -1,4 +1,4 @@
-"""What is added from outside works as what is built in, by one line in its registry."""
+"""Extensions from outside work like built-in ones, by one line in a registry."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class _Nose(MediaEncoder):
 
 
 def _smelling_model(folder: Path) -> Path:
-    """The embedded model, whose files speak of smells."""
+    """Return the embedded model, whose files speak of smells."""
     shutil.copytree(MODEL_DIR, folder)
     said: dict[str, dict[str, Any]] = {
         "config.json": {"scent_config": {}, "scent_token_id": _PLACEHOLDER},
@@ -159,7 +159,7 @@ def demo() -> LoadedModel:
 def test_a_kind_of_media(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, demo: LoadedModel
 ) -> None:
-    """From the doors of two protocols to the rows that its encoder makes, within its limits."""
+    """A new kind of media goes from two protocols to the rows of its encoder, within its limits."""
     monkeypatch.setitem(KINDS, "scent", SCENT)
     options = with_media_limits(MediaOptions)(max_scent_seconds="5")
     config = ServerConfig(**options.media_settings())

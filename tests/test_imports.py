@@ -75,7 +75,7 @@ NO_MLX = [
 
 @cache
 def modules(path: Path) -> set[str]:
-    """Modules of Quire that a file imports, anywhere in it."""
+    """Return modules of Quire that a file imports, anywhere in it."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -86,7 +86,7 @@ def modules(path: Path) -> set[str]:
 
 
 def imported(path: Path) -> set[str]:
-    """Packages of Quire that a file imports, anywhere in it."""
+    """Return packages of Quire that a file imports, anywhere in it."""
     return {name.split(".")[1] for name in modules(path)}
 
 
@@ -119,7 +119,7 @@ def test_the_core_imports_no_other_package() -> None:
 
 
 def test_the_two_processes_meet_in_the_core_alone() -> None:
-    """What both may import beside it, such as grammars, knows neither."""
+    """Packages that both may import besides the core, such as grammars, import neither."""
     shared = HTTP_SIDE & ENGINE_SIDE
     for package in (HTTP_SIDE | {"api"}) - shared:
         assert LAYERS[package] <= HTTP_SIDE

@@ -13,7 +13,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def breaches(text: str) -> Iterator[str]:
-    """What in a module's source is over a limit."""
+    """Yield what in a module's source is over a limit."""
     if (lines := len(text.splitlines())) > FILE_LINES:
         yield f"{lines} lines"
     for node in ast.walk(ast.parse(text)):

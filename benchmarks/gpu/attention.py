@@ -56,7 +56,7 @@ class Pair:
 
 
 def store_of(shape: cuda.Shape, format: KVFormat, blocks: int, rows: int) -> PackedStore | None:
-    """Random codes, and tails where the format has them; None for plain blocks."""
+    """Return random codes, and tails where the format has them; None for plain blocks."""
     dims = shape.kv_heads, shape.key_dim, shape.value_dim
     store = make_store(LayerShape(*dims, BLOCK, shape.dtype), format).packed
     if store is None:
@@ -85,7 +85,7 @@ def random_like(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
 def pair(
     shape: cuda.Shape, format: KVFormat, rows: int, low: int, high: int, splits: int
 ) -> tuple[Pair, int]:
-    """One row of each of `rows` sequences that see the keys `[low, high)`; and bytes read."""
+    """Return one row of each of `rows` sequences that see the keys `[low, high)`; and bytes read."""
     each, heads = -(-high // BLOCK), shape.heads
     table = on_device(np.random.default_rng(0).permutation(rows * each))
     store = store_of(shape, format, rows * each, rows)
@@ -129,7 +129,7 @@ def pair(
 
 
 def held(source: str, blocks: int | None) -> str:
-    """A kernel of which a multiprocessor is to hold so many thread blocks; None as it is."""
+    """Return a kernel of which a multiprocessor is to hold so many thread blocks; None as it is."""
     if blocks is None:
         return source
     return re.sub(r"__launch_bounds__\((\d+)[^)]*\)", rf"__launch_bounds__(\1, {blocks})", source)
@@ -166,7 +166,7 @@ def microseconds(pairs: list[Pair], blocks: int | None) -> float:
 
 @dataclass(frozen=True)
 class Job:
-    """What a figure is of; `held` as in `held`."""
+    """A measured kernel and its shape; `held` as in `held`."""
 
     shape: cuda.Shape
     format: str

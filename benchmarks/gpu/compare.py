@@ -65,7 +65,7 @@ def bytes_per_second() -> float:
 def ran(
     script: str, python: str, folder: Path, *what: str, own: bool = True
 ) -> list[dict[str, Any]]:
-    """The rows that a script of this folder finds.
+    """Return the rows that a script of this folder finds.
 
     Args:
         own: whether it runs with Quire's settings of MLX.
@@ -81,7 +81,9 @@ def ran(
 
 
 def same_tokens(folder: Path, format: str, memory: str) -> dict[str, str]:
-    """By number of streams, how many of a first stream's tokens are those of MLX's operations."""
+    """Count, by number of streams, the tokens of a first stream that equal those of MLX's
+    operations.
+    """
     what = ("quick", "once", format, memory)
     ours = ran("engine.py", sys.executable, folder, *what)
     theirs = ran("engine.py", sys.executable, folder, *what, "reference")
@@ -102,7 +104,7 @@ def median(rows: list[dict[str, Any]], streams: int, key: str) -> float | None:
 
 
 def compared(folder: Path, asked: argparse.Namespace, copied: float) -> dict[str, Any]:
-    """All systems in rounds, and the lines of the table."""
+    """Measure all systems in rounds; return the lines of the table."""
     length, memory = f"tokens-{asked.tokens}", f"kv-{asked.kv_memory}"
     found: dict[str, list[dict[str, Any]]] = {}
     for _ in range(asked.rounds):

@@ -50,7 +50,7 @@ class Recorded:
         return out
 
     def forget(self) -> None:
-        """From here on steps may be launched layer by layer; then no graph is the last one."""
+        """Forget the last graph, as steps may be launched layer by layer from now on."""
         self._last = None
 
     def milliseconds(self, graph: int | None = None, launches: int = LAUNCHES) -> float | None:
@@ -78,7 +78,7 @@ class Recorded:
 
 @contextmanager
 def streams(engine: Engine, format: str, context: int) -> Iterator[float]:
-    """All generate; gives the seconds until the last one's first token."""
+    """Run streams until all generate; yield the seconds until the last one's first token."""
     started, waiting = time.perf_counter(), set()
     for number in range(STREAMS):
         name = f"{format}-{context}-{number}"

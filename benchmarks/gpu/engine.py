@@ -32,14 +32,14 @@ from quire.executor import eager, factory
 
 
 def without_kernels() -> None:
-    """From here on MLX's own operations serve, and no step is recorded."""
+    """Use MLX's own operations from now on, and record no step."""
     eager.open_backends = lambda: Backends([ReferenceBackend()])  # type: ignore[assignment]
     factory.open_cuda_graphs = lambda *_, **__: None  # type: ignore[attr-defined]
     current_device().operations = Operations()
 
 
 def run(engine: Engine, prompts: list[tuple[int, ...]], tokens: int, name: str) -> dict[str, Any]:
-    """All at once, to their ends; times in ms."""
+    """Generate all answers at once; return their times in milliseconds."""
     before = engine.stats().steps
     started = time.perf_counter()
     for number, prompt in enumerate(prompts):

@@ -30,7 +30,7 @@ Row = dict[str, Any]
 
 
 def microseconds(operation: Callable[[mx.array], mx.array], x: mx.array, count: int = 20) -> float:
-    """Median time of one of several operations that wait for each other, in five rounds."""
+    """Return median time of one of several operations that wait for each other, in five rounds."""
 
     def row() -> mx.array:
         out = x
@@ -50,7 +50,7 @@ def microseconds(operation: Callable[[mx.array], mx.array], x: mx.array, count: 
 def attention(
     spec: AttentionSpec, heads: int, spans: list[tuple[int, int]], format: KVFormat, backend: str
 ) -> Row:
-    """One call over sequences of (keys before, rows)."""
+    """Time one call over sequences of (keys before, rows)."""
     shape = LayerShape.of(spec, BLOCK, mx.bfloat16)
     store = make_store(shape, format)
     sizes = [-(-(start + count) // BLOCK) for start, count in spans]
@@ -150,7 +150,7 @@ def by_unpacked(x: mx.array, w: packed.Packed) -> mx.array:
 
 
 def linears() -> list[Row]:
-    """Each over many matrices in turn, so that none is in the cache."""
+    """Time each product over many matrices in turn, so that none is in the cache."""
     rows = []
     ways = {"by codes": packed.linear, "unpacked": by_unpacked, "mlx": by_mlx}
     for outputs, inputs in ((4096, 2816), (2816, 4096), (14_336, 4096), (4096, 14_336)):
@@ -192,7 +192,7 @@ def experts_by_mlx(
 
 
 def experts() -> list[Row]:
-    """The experts' MLPs of Gemma 4 26B-A4B."""
+    """Return the experts' MLPs of Gemma 4 26B-A4B."""
     gate, up, down = _weight(704, 2816, 128), _weight(704, 2816, 128), _weight(2816, 704, 128)
     rows = []
     for count in (1, 8, 32, 128, 512, 2048):

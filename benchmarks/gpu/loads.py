@@ -45,7 +45,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What one step returns of one request: new tokens, and whether they are the last ones."""
+    """A step's output for one request: new tokens, and whether they are the last ones."""
 
     name: str
     tokens: Sequence[int]
@@ -76,7 +76,9 @@ class System(Protocol):
 
 @dataclass(slots=True)
 class Times:
-    """When a request was added, and each step that gave it tokens, by `time.perf_counter`."""
+    """Times of a request by `time.perf_counter`: when it was added, and each step that gave it
+    tokens.
+    """
 
     added: float
     stamps: list[tuple[float, int]] = field(default_factory=list)
@@ -150,7 +152,7 @@ def at_once(system: System, requests: Iterable[Asked]) -> Row:
 
 @dataclass(frozen=True)
 class Options:
-    """What is asked of the loads.
+    """Settings of the loads.
 
     Attributes:
         streams: widths of bursts.
@@ -170,7 +172,7 @@ class Options:
 
 
 def bursts(system: System, options: Options) -> Iterator[Row]:
-    """Random prompts of 128 tokens, all at once."""
+    """Measure bursts of random prompts of 128 tokens."""
     for again in range(options.rounds):
         for count in options.streams:
             seeds = [100_000 * again + 1000 * count + n for n in range(count)]
@@ -179,7 +181,7 @@ def bursts(system: System, options: Options) -> Iterator[Row]:
 
 
 def long_prompts(system: System, options: Options) -> Iterator[Row]:
-    """One prompt of 20,000 tokens, then eight others at once."""
+    """Measure one prompt of 20,000 tokens, then eight others at once."""
     for again in range(options.rounds):
         for count in (1, 8):
             seeds = [7_000_000 + 100 * again + 10 * count + n for n in range(count)]
@@ -188,7 +190,7 @@ def long_prompts(system: System, options: Options) -> Iterator[Row]:
 
 
 def pictures(system: System, options: Options) -> Iterator[Row]:
-    """Questions about one picture each, and prompts of text as long; 64 tokens answer each."""
+    """Yield questions about one picture each, and prompts of text as long; 64 tokens answer each."""
     for again in range(options.rounds):
         for count in options.pictures:
             seeds = [8_000_000 + 1000 * again + 100 * count + n for n in range(count)]
@@ -202,7 +204,9 @@ def pictures(system: System, options: Options) -> Iterator[Row]:
 
 
 def agents(system: System, options: Options) -> Iterator[Row]:
-    """Sessions that share a long prompt, and each read a tool's result and answer, turn by turn."""
+    """Measure sessions that share a long prompt and read a tool's result before each answer, turn
+    by turn.
+    """
     if not system.caches_prefixes:
         return
     for again in range(options.rounds):

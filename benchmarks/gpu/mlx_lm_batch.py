@@ -19,7 +19,7 @@ from workload import LONG, bursts, drawn, tokens_asked
 
 
 def run(model: Any, prompts: list[tuple[int, ...]], tokens: int, name: str) -> dict[str, Any]:
-    """All at once, to their ends; times in ms."""
+    """Generate all answers at once; return their times in milliseconds."""
     started = time.perf_counter()
     generator = BatchGenerator(
         model,

@@ -358,7 +358,9 @@ def _repeat(path: Path, copies: dict[str, str]) -> None:
 
 
 def _tensors(name: str, shape: tuple[int, ...], *, packed: bool) -> dict[str, mx.array]:
-    """A parameter as files have it; codes of matrices are drawn as such, so that it is quick."""
+    """Return a parameter as files have it; codes of matrices are drawn as such, so that it is
+    quick.
+    """
     if len(shape) < 2 or not name.endswith(".weight") or shape[-1] % GROUP:
         ones = mx.ones(shape) if "norm" in name or name.endswith(("scale", "scalar")) else None
         return {name: (mx.zeros(shape) if ones is None else ones).astype(mx.bfloat16)}

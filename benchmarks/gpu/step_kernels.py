@@ -1,4 +1,4 @@
-"""Where a recorded step's time goes, kernel by kernel: `step_kernels.py FOLDER OUT [FORMAT...]`.
+"""Times the kernels of a graphed step: `step_kernels.py FOLDER OUT [FORMAT...]`.
 
 A step of 8 streams is taken after contexts of 128, 1,100 and 20,000 tokens. Graphs of its first
 kernel, its first two, three and so on are launched again and again: what a graph takes longer than

@@ -1,4 +1,4 @@
-"""What all systems are asked: pure Python, so that an interpreter without Quire can ask it too."""
+"""Requests to all systems: pure Python, so that an interpreter without Quire can send them too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ STREAMS = (1, 8, 32)
 
 
 def drawn(count: int, seed: int) -> tuple[int, ...]:
-    """A prompt of random tokens."""
+    """Return a prompt of random tokens."""
     numbers = random.Random(seed)
     return tuple(numbers.randrange(10, 100_000) for _ in range(count))
 
@@ -18,8 +18,9 @@ def drawn(count: int, seed: int) -> tuple[int, ...]:
 def bursts(
     rounds: int = 3, widths: Sequence[int] = STREAMS
 ) -> Iterator[tuple[str, list[tuple[int, ...]]]]:
-    """Names of rounds, and the prompts that are asked at once: 128 tokens each, none of them twice,
-    so that no prefix cache knows them."""
+    """Yield names of rounds, and the prompts that are asked at once: 128 tokens each, none of them
+    twice, so that no prefix cache knows them.
+    """
     for number, again in enumerate(("first", "second", "third")[:rounds]):
         for streams in widths:
             seed = 10_000 * streams + 100 * number
@@ -27,7 +28,7 @@ def bursts(
 
 
 def widths_asked(what: list[str]) -> tuple[int, ...]:
-    """Streams at once: those of `widths-1,32,256` if it is among the options."""
+    """Return streams at once: those of `widths-1,32,256` if it is among the options."""
     named = [part.removeprefix("widths-") for part in what if part.startswith("widths-")]
     return tuple(map(int, named[0].split(","))) if named else STREAMS
 

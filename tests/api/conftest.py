@@ -33,7 +33,7 @@ HTTP = httpx.Client(timeout=HANG_S)
 
 @cache
 def openai_client(url: str) -> OpenAI:
-    """The official client, asking once."""
+    """Return the official client, asking once."""
     return OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=HTTP)
 
 
@@ -41,7 +41,7 @@ FORMATS = ("plain", "page-4", "page-8", "page-8/4", "uniform-4-g64")
 
 
 def blocks(url: str, body: object, read: Callable[[str], None] = lambda text: None) -> list[str]:
-    """The blocks of a stream of events, as they stand on the wire.
+    """Return the blocks of a stream of events, as they stand on the wire.
 
     Args:
         read: sees what has come, again and again.
@@ -58,7 +58,7 @@ def blocks(url: str, body: object, read: Callable[[str], None] = lambda text: No
 
 
 def sets(event: threading.Event, mark: str, count: int) -> Callable[[str], None]:
-    """For `blocks`: sets `event` once `mark` has come so often."""
+    """Return a callback for `blocks` that sets `event` once `mark` has come so often."""
     return lambda text: event.set() if text.count(mark) >= count else None
 
 
@@ -76,7 +76,7 @@ class Served:
         wait_until(lambda: not self.in_flight.count)
 
     def ids(self, text: str) -> tuple[int, ...]:
-        """The tokens of a text."""
+        """Return the tokens of a text."""
         return tuple(self.tokenizer.encode(text))
 
 
@@ -97,7 +97,7 @@ def start(
     folder: Path = MODEL_DIR,
     modalities: tuple[str, ...] = ("text",),
 ) -> Served:
-    """A server that runs until the stack is closed."""
+    """Return a server that runs until the stack is closed."""
     info = ModelInfo(
         path=str(folder),
         model_type="gemma4",
@@ -118,7 +118,7 @@ def start(
 
 @pytest.fixture(scope="session")
 def shared(tokenizer: Tokenizer) -> Iterator[Served]:
-    """The server of all tests that need no settings of their own."""
+    """Yield the server of all tests that need no settings of their own."""
     with ExitStack() as stack:
         yield start(stack, tokenizer, ServerConfig())
 

@@ -73,7 +73,7 @@ HEBREW = "שלום! זו תשובה בעברית עם מספרים 123 ומיל�
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How the page is shown."""
+    """One appearance of the page: its colour scheme and window size in pixels."""
 
     name: str
     scheme: str

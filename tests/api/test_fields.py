@@ -502,7 +502,7 @@ def test_the_engine_learns_a_requests_session(
 
 
 def _lists(schema: Any) -> Iterator[dict[str, Any]]:
-    """All lists within a core schema."""
+    """Yield all lists within a core schema."""
     if isinstance(schema, list | tuple):
         for each in schema:
             yield from _lists(each)

@@ -77,7 +77,7 @@ def post(served: Served, path: str, **more: Any) -> httpx.Response:
 
 
 def passed(answer: httpx.Response) -> list[str]:
-    """The fields of which the client is told that they had no effect."""
+    """Return the fields of which the client is told that they had no effect."""
     assert answer.status_code == 200, answer.text
     header = answer.headers.get(HEADER)
     return header.split(", ") if header else []

@@ -42,7 +42,7 @@ def compiler() -> GrammarCompiler:
 
 
 def meets(grammar: GrammarSpec, text: str) -> bool:
-    """Whether a whole answer is this text."""
+    """Return whether a whole answer is this text."""
     tokenizer = Tokenizer.open(MODEL_DIR)
     state = compiler().compile(replace(grammar, start_after=(), opened_by=()))
     for token in (*tokenizer.encode(text), min(tokenizer.eos_ids)):

@@ -40,7 +40,7 @@ def text(content: str) -> dict[str, str]:
 
 
 def image(url: str, param: str, kind: str, detail: Any = "auto") -> dict[str, Any]:
-    """An image part as the service gets it."""
+    """Return an image part as the service gets it."""
     return {"type": "image", "source": MediaSource(url, param, kind, detail)}
 
 
@@ -58,7 +58,7 @@ def _without_images(spec: Generation) -> Generation:
 
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> list[Generation]:
-    """Requests that reached the service, which answers as if the images were words."""
+    """Return requests that reached the service, which answers as if the images were words."""
     heard: list[Generation] = []
     prepare, tokens = Prompts.prepare, Prompts.tokens
 
@@ -426,7 +426,7 @@ def _goes_on(
     times: int = 2,
     kind: str = "image",
 ) -> dict[str, Any]:
-    """A text model's answer to a history that holds media."""
+    """Return a text model's answer to a history that holds media."""
     answer = HTTP.post(f"{served.url}/v1/{path}", json=body)
     assert answer.status_code == 200, answer.text
     assert answer.headers["x-quire-ignored-fields"] == told

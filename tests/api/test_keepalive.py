@@ -22,7 +22,9 @@ from tests.support.scripted_engine import Script, ScriptedEngine
 
 
 async def sent(delay_s: float) -> list[tuple[float, bytes]]:
-    """When what is sent, of an answer of three tokens each of which takes `delay_s`."""
+    """Return the time of each piece that is sent of an answer whose three tokens take `delay_s`
+    each.
+    """
     info = ModelInfo(str(MODEL_DIR), "gemma4", 4096, 4096, "float32", "cpu", 1 << 20)
     word = tuple(Tokenizer.open(MODEL_DIR).encode("a b c"))
     engine = ScriptedEngine(info, lambda _: Script(word, delay_s=delay_s))

@@ -30,7 +30,7 @@ HEAD = {
 
 
 def started(served: Served, events: int, **headers: str) -> list[str]:
-    """The first events of a stream whose client then leaves."""
+    """Return the first events of a stream whose client then leaves."""
     text = ""
     named = {"x-quire-stream": ID, **headers}
     url = f"{served.url}/v1/chat/completions"
@@ -135,7 +135,7 @@ def test_a_key_reads_its_own_streams_alone(tokenizer: Tokenizer) -> None:
 
 
 def grown(streams: KeptStreams, stream_id: str, count: int) -> KeptStream:
-    """A stream with events of 100 bytes and their numbers, which has not ended."""
+    """Return a stream with events of 100 bytes and their numbers, which has not ended."""
     stream = streams.open(stream_id)
     stream.start(HEAD)
     for _ in range(count):

@@ -43,7 +43,7 @@ def test_an_answer_is_counted_once_also_when_nobody_waits_for_its_end() -> None:
 
 
 def refused(served: Served, **headers: str) -> list[tuple[str, str | None, int, str, int]]:
-    """The live view's refusals, newest first."""
+    """Return the live view's refusals, newest first."""
     served.settle()
     headers = {"accept": "application/json", **headers}
     view = HTTP.get(f"{served.url}/metrics", headers=headers).json()

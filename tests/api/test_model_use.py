@@ -35,7 +35,7 @@ ASK: dict[str, dict[str, Any]] = {
 
 
 def application(load_s: float, problem: str | None = None) -> Starlette:
-    """A server of two models, each of which takes a while to load."""
+    """Return a server of two models, each of which takes a while to load."""
     info = ModelInfo(str(MODEL_DIR), "gemma4", 4096, 4096, "float32", "cpu", 1 << 20)
     words = tuple(Tokenizer.open(MODEL_DIR).encode("the"))
 
@@ -57,7 +57,7 @@ def application(load_s: float, problem: str | None = None) -> Starlette:
 async def asked(
     app: Starlette, path: str, body: dict[str, Any]
 ) -> tuple[list[tuple[float, Message]], bytes]:
-    """When what is sent for a request, and the body that it makes."""
+    """Return the time of each piece that is sent for a request, and the whole body."""
     sent: list[tuple[float, Message]] = []
     incoming = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
 
@@ -175,7 +175,7 @@ def test_a_request_says_how_long_its_model_stays(keep_alive: object, seconds: fl
 
 
 async def listed(app: Starlette) -> dict[str, Any]:
-    """The first model as `/v1/models` lists it."""
+    """Return the first model as `/v1/models` lists it."""
     sent: list[Message] = []
 
     async def send(message: Message) -> None:

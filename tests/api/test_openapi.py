@@ -52,7 +52,7 @@ def test_it_is_served(serve: Serve) -> None:
 
 @pytest.fixture(scope="module")
 def keeping(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server that keeps files, and lets adapters come and go."""
+    """Yield a server that keeps files, and lets adapters come and go."""
     folder = tmp_path_factory.mktemp("files")
     with ExitStack() as stack:
         yield start(stack, tokenizer, ServerConfig(files=str(folder), adapter_folder=str(folder)))
@@ -60,7 +60,7 @@ def keeping(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @cache
 def described_by(url: str) -> BaseSchema:
-    """The document of a server, read once."""
+    """Return the document of a server, read once."""
     return schemathesis.openapi.from_url(f"{url}/openapi.json")
 
 

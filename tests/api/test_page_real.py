@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 def said_digit() -> tuple[bytes, str]:
-    """A sound, and what is said in it."""
+    """Return a sound, and what is said in it."""
     with (SKILLS / "sound_digits.jsonl").open() as lines:
         items = map(json.loads, lines)
         item = next(each for each in items if len(each["expected"]) == 1)

@@ -69,7 +69,7 @@ def fields_of(item: SkillItem) -> dict[str, Any]:
 
 
 async def together(url: str, requests: list[dict[str, Any]], at_once: int = 8) -> list[SkillAnswer]:
-    """The answers to requests that run `at_once`, every other one streamed."""
+    """Return the answers to requests that run `at_once`, every other one streamed."""
     slots = asyncio.Semaphore(at_once)
     async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=120) as sdk:
 

@@ -1,4 +1,4 @@
-"""What a streamed token costs the HTTP side: one waking, one batch of events, one write."""
+"""A streamed token costs the HTTP side one wake-up, one batch of events and one write."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_tokens_that_may_come(serve: Serve, path: str) -> None:
 
 
 def _text(path: str, answer: httpx.Response) -> str:
-    """The text of an answer in any protocol."""
+    """Return the text of an answer in any protocol."""
     body = answer.json()
     match path:
         case "chat/completions":

@@ -113,7 +113,7 @@ def test_reasoning_tokens_are_counted(serve: Serve) -> None:
 
 
 def allows(served: Served, grammar: GrammarSpec | None, text: str) -> bool:
-    """Whether the grammar lets this text through as a whole answer."""
+    """Return whether the grammar lets this text through as a whole answer."""
     assert grammar is not None
     tokenizer = served.tokenizer
     compiler = GrammarCompiler(backend_of(tokenizer), tokenizer.vocab_size, tokenizer.eos_ids)

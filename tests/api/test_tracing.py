@@ -92,7 +92,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
 
 @contextmanager
 def traced(tokenizer: Tokenizer, endpoint: str, script: Script) -> Iterator[str]:
-    """The URL of a server that traces; when the block is left, all spans have been sent."""
+    """Yield the URL of a server that traces; when the block is left, all spans have been sent."""
 
     def scripted(request: Request) -> Script:
         return script

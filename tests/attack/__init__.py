@@ -1,1 +1,1 @@
-"""What an attacker sends, and what his neighbour notices of it."""
+"""Attacks on a real server; each test asserts what a neighbour's stream notices of them."""

@@ -42,7 +42,7 @@ _MIDST_S = 0.1
 
 @dataclass
 class Seen:
-    """What was noticed beside an attack.
+    """Observations beside an attack.
 
     Attributes:
         expected: the neighbour's answer before the attack; `answers` are those beside it.
@@ -94,7 +94,7 @@ class Victim:
         return self.child.url
 
     def memory(self) -> int:
-        """Bytes that the server's processes hold for themselves."""
+        """Return bytes that the server's processes hold for themselves."""
         server = psutil.Process(self.child.process.pid)
         total = 0
         for process in [server, *server.children(recursive=True)]:
@@ -103,17 +103,19 @@ class Victim:
         return total
 
     def worked_s(self) -> float:
-        """Processor seconds that the server's own process, which has the event loop, has used."""
+        """Return processor seconds that the server's own process, which has the event loop, has
+        used.
+        """
         times = psutil.Process(self.child.process.pid).cpu_times()
         return float(times.user + times.system)
 
     def jobs(self) -> list[psutil.Process]:
-        """The processes that read a request each, or make its grammar: children of children."""
+        """Return the processes that read a request each, or make its grammar: children of children."""
         server = psutil.Process(self.child.process.pid)
         return list(set(server.children(recursive=True)) - set(server.children()))
 
     def reads(self) -> bool:
-        """Whether a job is in the midst of its work."""
+        """Return whether a job is in the midst of its work."""
         for job in self.jobs():
             with contextlib.suppress(psutil.NoSuchProcess):
                 if job.cpu_times().user > _MIDST_S:

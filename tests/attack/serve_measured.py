@@ -21,7 +21,7 @@ _WORK = json.dumps([{"role": "user", "content": "word " * 50, "n": n} for n in r
 
 
 def piece_s() -> float:
-    """Processor seconds of one piece of work: 0.6 ms where nothing else runs."""
+    """Return processor seconds of one piece of work: 0.6 ms where nothing else runs."""
     spent = []
     for _ in range(3):
         before = time.thread_time()

@@ -60,7 +60,9 @@ class HostilePage:
 
     @contextmanager
     def visited(self, child: Child, profile: Path) -> Iterator[dict[str, Any]]:
-        """What the page's attempts came to; the browser stays, and sends what it still has to."""
+        """Yield what the page's attempts came to; the browser stays, and sends what it still has
+        to.
+        """
         with browser(f"{self.origin}/?{child.url}", profile):
             yield self.said.get(timeout=HANG_S)
 
@@ -73,7 +75,7 @@ def page() -> Iterator[HostilePage]:
 
 @pytest.fixture(scope="module")
 def named() -> Iterator[HostilePage]:
-    """A hostile page at an origin that the operator names."""
+    """Yield a hostile page at an origin that the operator names."""
     with _served() as page:
         yield page
 
@@ -106,7 +108,7 @@ def _served() -> Iterator[HostilePage]:
 
 @contextmanager
 def browser(url: str, profile: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """A browser at `url`, for which the hostile name leads to this machine."""
+    """Yield a browser at `url`, for which the hostile name leads to this machine."""
     assert BROWSER is not None
     command = [
         *(BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
@@ -124,20 +126,20 @@ def browser(url: str, profile: Path, *options: str) -> Iterator[subprocess.Popen
 
 
 def shown(url: str, profile: Path) -> str:
-    """What the browser makes of a document."""
+    """Return what the browser makes of a document."""
     with browser(url, profile, "--dump-dom") as process:
         return process.communicate(timeout=HANG_S)[0]
 
 
 def statuses(child: Child) -> dict[str, int]:
-    """How often each status was answered on the path that the page attacks."""
+    """Return how often each status was answered on the path that the page attacks."""
     text = child.metrics()
     pattern = rf'quire_http_responses_total{{path="{PATH}",status="(\d+)"}} (\d+)'
     return {status: int(count) for status, count in re.findall(pattern, text)}
 
 
 def wait_for(child: Child, before: dict[str, int], more: dict[str, int]) -> None:
-    """What a page sends without waiting for an answer may come late."""
+    """Wait for requests that a page sends without waiting for an answer."""
     expected = {key: before.get(key, 0) + more.get(key, 0) for key in {*before, *more}}
     wait_until(
         lambda: statuses(child) == expected, lambda: f"{statuses(child)}, expected {expected}"

@@ -48,7 +48,7 @@ def connect(served: Served, data: bytes = b"") -> socket.socket:
 
 
 def ends(client: socket.socket) -> bool:
-    """Whether the server ends a connection; the hang guard's time is the socket's."""
+    """Return whether the server ends a connection; the hang guard's time is the socket's."""
     with client:
         try:
             while client.recv(1 << 16):

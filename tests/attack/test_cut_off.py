@@ -104,7 +104,7 @@ class Running:
         return sum(len(each.children()) for each in self.children)
 
     async def left_over(self) -> dict[str, object]:
-        """What is in flight, by name; empty where nothing is."""
+        """Return what is in flight, by name; empty where nothing is."""
         model = self.models.default
         found: dict[str, object] = {"users": model.users, "waiting": model.waiting}
         if model.loaded is not None:

@@ -1,4 +1,4 @@
-"""What other users of the machine can read, plant or see."""
+"""Other users of the machine cannot read, plant or see Quire's files and keys."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MODE = 0o777
 
 
 def compiled(shared: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A process that compiles a kernel; `shared` is the machine's temporary directory."""
+    """Return a process that compiles a kernel; `shared` is the machine's temporary directory."""
     environment = {**os.environ, "TMPDIR": str(shared)}
     command = [sys.executable, "-c", COMPILE, *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
@@ -74,7 +74,7 @@ def test_a_folder_that_others_can_write_is_not_used(
 
 @pytest.fixture(scope="module")
 def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
-    """A server that has its key from a variable, and a cache of its own."""
+    """Yield a server that has its key from a variable, and a cache of its own."""
     folder = tmp_path_factory.mktemp("keyed")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))

@@ -15,7 +15,7 @@ Schema = dict[str, Any]
 
 
 def chain(links: int, kind: str) -> Schema:
-    """Definitions each of which refers to the next."""
+    """Return definitions each of which refers to the next."""
 
     def link(index: int) -> Schema:
         following = {"$ref": f"#/$defs/a{index + 1}"}
@@ -52,7 +52,7 @@ FINE = _in_object({"type": "null"})
 
 
 def asked(way: str, schema: Schema) -> tuple[str, dict[str, Any]]:
-    """The route and the body of a request that has this schema compiled."""
+    """Return the route and the body of a request that has this schema compiled."""
     said = [{"role": "user", "content": "Hello"}]
     tool = {"name": "f", "description": "", "parameters": schema}
     match way:

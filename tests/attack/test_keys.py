@@ -46,7 +46,7 @@ def client(child: Child, key: str) -> httpx.Client:
 
 
 def reuse(who: httpx.Client, text: str, **more: Any) -> tuple[str, str]:
-    """What the answer's headers say of the prefix cache."""
+    """Return what the answer's headers say of the prefix cache."""
     body = {"prompt": text, "max_tokens": 1, **more}
     answer = who.post("/v1/completions", json=body)
     assert answer.status_code == 200, answer.text

@@ -1,4 +1,4 @@
-"""What a web page can send, as a browser would, does nothing here; see also `test_browser`."""
+"""Requests that a hostile web page can send have no effect; see also `test_browser`."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_what_the_operator_names_may_ask(serve: Serve) -> None:
 
 
 def raw(url: str, head: str) -> bytes:
-    """The start of the answer to a request that is sent as it is."""
+    """Return the start of the answer to a request that is sent as it is."""
     address = httpx.URL(url)
     with socket.create_connection((address.host, address.port or 80), timeout=HANG_S) as sent:
         sent.sendall(head.encode("latin-1"))

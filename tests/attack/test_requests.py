@@ -38,7 +38,7 @@ def call(number: int) -> dict[str, Any]:
 
 
 def calls() -> dict[str, Any]:
-    """Tool calls and answers beside each other."""
+    """Return tool calls and answers beside each other."""
     answers = [{"role": "tool", "tool_call_id": f"c{n}", "content": "x"} for n in range(500)]
     asked = {"role": "assistant", "tool_calls": [call(n) for n in range(2000)]}
     return {"messages": [user("word " * 140_000), asked, *answers], "max_tokens": 1}  # too long
@@ -58,7 +58,7 @@ def unoffered() -> dict[str, Any]:
 
 
 def bombs() -> dict[str, Any]:
-    """Reasoning that another server packed, which would unpack to a thousand times its size."""
+    """Return reasoning that another server packed, which would unpack to a thousand times its size."""
     data = Signer("stranger").pack("a" * (8 * MIB))
     said = {"role": "assistant", "content": [{"type": "redacted_thinking", "data": data}] * 60}
     return {"model": "quire-demo", "messages": [user("x"), said, user("y")], "max_tokens": 1}
@@ -189,7 +189,7 @@ def test_a_server_whose_jobs_are_busy_ends_when_told(tmp_path: Path) -> None:
 
 
 def dot() -> str:
-    """A small picture."""
+    """Return a small picture."""
     file = io.BytesIO()
     PIL.Image.new("RGB", (32, 32), "red").save(file, "png")
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()

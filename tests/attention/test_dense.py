@@ -27,7 +27,7 @@ from tests.support.everyday import everyday
 
 @pytest.fixture(params=["reference", "cpu"])
 def backend(request: pytest.FixtureRequest) -> AttentionBackend:
-    """Each backend that runs here."""
+    """Return each backend that runs here."""
     if request.param == "reference":
         return ReferenceBackend()
     try:
@@ -54,14 +54,14 @@ IMAGE = range(250, 420)
 
 
 def last_seen(spec: AttentionSpec, position: int) -> int:
-    """The last key that a row sees."""
+    """Return the last key that a row sees."""
     return IMAGE[-1] if spec.bidirectional_media and position in IMAGE else position
 
 
 def codes_of(
     format: KVFormat, k: np.ndarray, v: np.ndarray, *, value_in_key: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What the codes of `[n, kv_heads, dim]` read as; n is a multiple of a block."""
+    """Return what the codes of `[n, kv_heads, dim]` read as; n is a multiple of a block."""
     if value_in_key:
         bits = max(format.key_bits, int(format.value_bits + 0.5))
         read, _ = codes_of(replace(format, key_bits=bits), k, v)
@@ -101,7 +101,7 @@ def dense(
     *,
     own_block_written: bool,
 ) -> np.ndarray:
-    """One row `[heads, dim]` at a position, keys before its own block coded, in float64."""
+    """Return one row `[heads, dim]` at a position, keys before its own block coded, in float64."""
     end = last_seen(spec, position) + 1
     own = position // BLOCK * BLOCK if own_block_written else end
     first = spec.first_visible(position)
@@ -173,7 +173,7 @@ class Cache:
         return np.array(prepared.forward(q, self.store, written, self.scoring))
 
     def expected(self, number: int, position: int) -> np.ndarray:
-        """What dense attention gives one row."""
+        """Return what dense attention gives one row."""
         q, k, v = self.rows[number]
         if number not in self.coded:
             missing = -len(k) % BLOCK
@@ -216,7 +216,7 @@ def agrees(
 
 
 def _cases() -> Sequence[object]:
-    """Each kind of store every day, all bits and odd head sizes in the slow run."""
+    """Return each kind of store every day, all bits and odd head sizes in the slow run."""
     quick = {("page-4", 64), ("page-8/4", 64), ("uniform-4-g32", 64), ("turbo-3.5", 80)}
     pairs = [(each, 64) for each in FORMATS]
     pairs += [(each, 80) for each in (FORMATS[3], *FORMATS[-2:])]
@@ -288,13 +288,15 @@ def test_keys_of_a_chunk(backend: AttentionBackend, format: KVFormat) -> None:
     ids=lambda each: getattr(each, "name", "sinks" if each else ""),
 )
 def test_logits_are_capped(backend: AttentionBackend, format: KVFormat, sinks: bool) -> None:
-    """By 1.5, where the largest of some hundred logits would be 3 or more."""
+    """The cap is 1.5; the largest of some hundred logits would be 3 or more."""
     sunk = mx.linspace(-1, 1, HEADS) if sinks else None
     agrees(backend, format, FullKV(KV_HEADS, 64), Scoring(64**-0.5, 1.5, sunk))
 
 
 def test_blocks_travel(backend: AttentionBackend) -> None:
-    """What `export` gives, `restore` puts elsewhere, and attention reads the same from there."""
+    """Blocks that `export` returns are restored at other ids, and attention reads the same from
+    them.
+    """
     for format in (KVFormat("page", 4, 4), KVFormat("turbo", 2, 2)):
         cache = Cache(backend, format, FullKV(KV_HEADS, 64, value_dim=32), [256], Scoring(0.125))
         cache.step((0, 0, 192))

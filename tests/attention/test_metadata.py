@@ -29,7 +29,7 @@ Key = tuple[int, int]
 
 
 def seen(metadata: AttentionMetadata) -> list[list[Key]]:
-    """For each row, the (block, offset) of each key that it sees, by the flat arrays."""
+    """Return for each row the (block, offset) of each key that it sees, by the flat arrays."""
     rows: list[list[Key]] = []
     for number in range(metadata.sequences):
         table = metadata.block_table[slice(*metadata.table_starts[number : number + 2])]
@@ -67,7 +67,7 @@ def expected(rows: list[HandRows], spec: AttentionSpec) -> list[list[Key]]:
 
 
 def last_visible(spec: AttentionSpec, rows: HandRows, position: int) -> int:
-    """The row's own key, or the last of its image."""
+    """Return the row's own key, or the last of its image."""
     if spec.bidirectional_media:
         for start, end in rows.bidirectional:
             if start <= position < end:
@@ -76,7 +76,7 @@ def last_visible(spec: AttentionSpec, rows: HandRows, position: int) -> int:
 
 
 def table_of(rng: random.Random, spec: AttentionSpec, start: int, end: int) -> list[int]:
-    """Random block ids; -1 for blocks that have left the window."""
+    """Return random block ids; -1 for blocks that have left the window."""
     ids = [rng.randrange(1000) for _ in range((end - 1) // SIZE + 1)]
     passed = spec.first_visible(start) // SIZE
     return [-1] * passed + ids[passed:]

@@ -43,18 +43,18 @@ def case(
     extras: bool = False,
     block_size: int = 64,
 ) -> AttentionCase:
-    """One row of a layer; `extras` are a cap and sinks."""
+    """Return one row of a layer; `extras` are a cap and sinks."""
     heads = group * spec.kv_heads
     return AttentionCase(format, spec, block_size, heads, 1, dtype, extras, extras)
 
 
 def spans(format: KVFormat) -> Spans:
-    """Sequences that end before, at and behind the borders of blocks."""
+    """Return sequences that end before, at and behind the borders of blocks."""
     return SINGLE if format.has_tail else SEVERAL
 
 
 def name(row: Row) -> str:
-    """A test's."""
+    """Return a test's."""
     format, spec, group, dtype, extras, block_size = row
     sizes = f"{spec.kv_heads}x{group}-{spec.head_dim}-{spec.value_dim}-of-{block_size}"
     words = [format.name, sizes, "all" if spec.sees_all else "window", str(dtype)[9:]]
@@ -187,7 +187,7 @@ def _no_compiler(*arguments: object) -> Kernel:
 
 
 def _half(*arguments: object) -> Kernel:
-    """Kernels with results half as large as they should be."""
+    """Return kernels with results half as large as they should be."""
     kernel = Emulated(*arguments)  # type: ignore[arg-type]
 
     def run(**launch: object) -> list[mx.array]:
@@ -252,7 +252,7 @@ def test_the_emulation_shows_a_missing_barrier() -> None:
 
 
 def _over_64(body: str) -> mx.array:
-    """What a kernel of one thread group makes of 0 to 63."""
+    """Return what a kernel of one thread group makes of 0 to 63."""
     return emulate("test", ["from"], ["to"], body, "")(
         inputs=[mx.arange(64, dtype=mx.float32)],
         grid=(64, 1, 1),

@@ -73,7 +73,7 @@ def case(row: Row, dtype: mx.Dtype = mx.bfloat16) -> AttentionCase:
 
 @pytest.fixture
 def emulated(monkeypatch: pytest.MonkeyPatch) -> TokensBackend:
-    """A backend whose kernels run here; those that join its parts do so as on a Mac."""
+    """Return a backend whose kernels run here; those that join its parts do so as on a Mac."""
     monkeypatch.setattr(cuda, "cuda_kernel", emulate)
     portable = Target(METAL.name, METAL.positions, METAL.types, emulated_metal.emulate)
     monkeypatch.setattr(tokens, "CUDA", portable)

@@ -1,4 +1,4 @@
-"""What comparisons with peers are made with, run as users run it."""
+"""Scripts that compare Quire with peers, run as users run them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Who gets which block, what is evicted for it, and that the budget holds."""
+"""Allocation of blocks: which sequence gets which block, what is evicted, and that the budget
+holds.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ class Keeper:
 
 
 def make(blocks: int) -> BlockManager:
-    """A block manager with room for so many blocks of `KEY`."""
+    """Return a block manager with room for so many blocks of `KEY`."""
     return BlockManager(blocks * BYTES[KEY], BYTES.__getitem__)
 
 
@@ -54,7 +56,7 @@ def keep(manager: BlockManager, blocks: list[Block]) -> Keeper:
 
 
 def capacities(changes: Iterable[Change]) -> dict[PoolKey, int]:
-    """What the arrays end up with."""
+    """Return what the arrays end up with."""
     return {change.pool: change.capacity for change in changes if isinstance(change, Resize)}
 
 

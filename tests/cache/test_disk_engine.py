@@ -73,7 +73,7 @@ def config(folder: Path, format: KVFormat = PLAIN, memory: int = 64 << 20) -> En
 
 
 def company(loaded: LoadedModel, config: EngineConfig) -> Company:
-    """An engine whose disk tier is open, so that the test does not depend on who is quicker."""
+    """Return an engine whose disk tier is open, so that the test does not depend on who is quicker."""
     company = Company(loaded, config)
     disk = company.engine._disk
     assert disk is not None
@@ -271,7 +271,7 @@ def test_contents_of_another_shape_do_not_fit(
 
 
 async def test_a_process_that_ends_leaves_its_blocks(tmp_path: Path) -> None:
-    """What was only kept in memory goes to disk when the server stops."""
+    """Blocks that were cached in memory only go to disk when the server stops."""
     model = tiny_model(tmp_path / "model", "gemma4")
     settings = replace(config(tmp_path / "kv"), model=str(model))
     cached = []

@@ -41,7 +41,7 @@ def open_store(
 
 
 def value(name: str, size: int) -> tuple[bytes, bytes]:
-    """A key, and bytes that follow from it."""
+    """Return a key, and bytes that follow from it."""
     key = sha256(name.encode()).digest()[:25]
     return key, random.Random(name).randbytes(size)
 
@@ -52,7 +52,7 @@ def folder_bytes(folder: Path) -> int:
 
 @contextmanager
 def watched(folder: Path) -> Iterator[list[int]]:
-    """The folder's size, looked at again and again meanwhile."""
+    """Yield the folder's size, looked at again and again meanwhile."""
     sizes: list[int] = []
     done = threading.Event()
 
@@ -364,7 +364,7 @@ def test_a_vanished_folder(tmp_path: Path) -> None:
 
 @contextmanager
 def mounted(folder: Path, size: int) -> Iterator[Path]:
-    """A file system of its own, of `size` bytes."""
+    """Yield a file system of its own, of `size` bytes."""
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "tmpfs", str(folder)]
     if os.geteuid() != 0 or subprocess.run(mount, check=False).returncode != 0:

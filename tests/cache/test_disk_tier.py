@@ -154,7 +154,7 @@ def test_reading_is_estimated_from_what_was_read(tmp_path: Path) -> None:
 
 
 def locked(folder: Path) -> sqlite3.Connection:
-    """Another process's exclusive lock of the file, until the connection is closed."""
+    """Return another process's exclusive lock of the file, until the connection is closed."""
     other = sqlite3.connect(folder / FILE, isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
     return other

@@ -1,4 +1,4 @@
-"""What the prefix index finds, and what is left when blocks are evicted under it."""
+"""The prefix index finds cached prefixes, and drops nodes whose blocks are evicted."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Marked:
         self.manager.release_all(blocks)
 
     def intact(self) -> bool:
-        """Whether every block still holds its number."""
+        """Return whether every block still holds its number."""
         for key in {block.pool for block in self.marks}:
             marks = {block.id: mark for block, mark in self.marks.items() if block.pool == key}
             expected = mx.repeat(mx.array(list(marks.values())), KV.kv_heads).reshape(-1, 1, 1)

@@ -12,7 +12,7 @@ from tests.api.conftest import serve, shared, tokenizer  # noqa: F401
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty home, and no variable of ours."""
+    """Return an empty home, and no variable of ours."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     for name in [name for name in os.environ if name.startswith("QUIRE_")]:
         monkeypatch.delenv(name)

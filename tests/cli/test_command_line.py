@@ -1,4 +1,4 @@
-"""How the command line is read: what is wrong takes one line, and Ctrl-C is no error."""
+"""The command line: mistakes are told in one line, and Ctrl-C is no error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.cli import main
 
 
 def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    """The one line that a command line is refused with."""
+    """Return the one line that a command line is refused with."""
     with pytest.raises(SystemExit) as raised:
         main(argv)
     assert raised.value.code == 2

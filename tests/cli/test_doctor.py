@@ -27,7 +27,7 @@ from tests.support.tiny_models import tiny_model
 
 
 def doctor(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, str]]:
-    """The exit status, and each finding as `state: text`."""
+    """Return the exit status, and each finding as `state: text`."""
     status = main(["doctor", "--json", *arguments])
     findings = json.loads(capsys.readouterr().out)
     return status, {each["what"]: f"{each['state']}: {each['text']}" for each in findings}

@@ -132,7 +132,7 @@ class Script:
 
 
 async def asked(script: Script, count: int) -> list[Timings]:
-    """The answers to so many requests of one client."""
+    """Return the answers to so many requests of one client."""
     server = await asyncio.start_server(script, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     client = Client(Target("127.0.0.1", port, False, "/v1"))

@@ -52,7 +52,7 @@ def write_folder(folder: Path, config: dict[str, Any], weights: dict[str, mx.arr
 
 @pytest.fixture(autouse=True)
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty hub cache of the test's own."""
+    """Return an empty hub cache of the test's own."""
     import huggingface_hub.utils._cache_manager as manager
 
     cache = tmp_path / "hub"

@@ -1,4 +1,4 @@
-"""What a command of minutes shows meanwhile."""
+"""Commands that take minutes show their progress."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def test_serve_knows_short_names_and_keeps_them_as_names() -> None:
 
 @contextmanager
 def hub(models: list[dict[str, object]]) -> Iterator[tuple[str, list[dict[str, list[str]]]]]:
-    """A hub that lists models, and the queries that it got."""
+    """Yield a hub that lists models, and the queries that it got."""
     queries: list[dict[str, list[str]]] = []
 
     class Handler(BaseHTTPRequestHandler):

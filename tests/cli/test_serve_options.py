@@ -1,4 +1,4 @@
-"""What `quire serve` makes of its options."""
+"""`quire serve` turns its options into configurations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where options get their values, and that each source is refused what the flags are refused."""
+"""Options get their values from several sources; each is checked as the flags are."""
 
 from __future__ import annotations
 

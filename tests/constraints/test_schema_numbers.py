@@ -32,7 +32,7 @@ def compiler() -> GrammarCompiler:
 
 
 def meets(schema: Any, text: str) -> bool:
-    """Whether a whole answer bound to the schema may be this text."""
+    """Return whether a whole answer bound to the schema may be this text."""
     made = json.dumps(holdable(schema, "x"))
     state = compiler().compile(GrammarSpec("json_schema", made))
     for token in (*tokenizer().encode(text, add_special_tokens=False), min(tokenizer().eos_ids)):

@@ -11,7 +11,7 @@ START, END, TEXT = 90, 91, 1
 
 
 def answer(state: ThinkingState, wishes: list[int]) -> list[int]:
-    """The tokens of a model that wants `wishes`, but does as it is forced."""
+    """Return the tokens of a model that wants `wishes`, but does as it is forced."""
     out = []
     for wish in wishes:
         forced = state.forced()

@@ -1,4 +1,4 @@
-"""How formats are spelled, offered, refused; which layers stay plain."""
+"""KV formats: their names, which are offered or refused, and which layers stay plain."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def slot() -> Iterator[ctypes.c_size_t]:
-    """The address that MLX calls: its own BLAS's before a test and after it."""
+    """Yield the address that MLX calls: its own BLAS's before a test and after it."""
     blas.choose_blas("mlx")
     mx.eval(mx.ones((2, 2)) @ mx.ones((2, 2)))  # the linker fills it in at the first call
     yield ctypes.c_size_t.from_address(blas._slot_of_mlx())

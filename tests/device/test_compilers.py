@@ -1,4 +1,4 @@
-"""On a CPU no request waits for a compiler: MLX's is `g++`, seconds for each kernel."""
+"""No request on a CPU waits for a compiler: MLX's is `g++`, and takes seconds for each kernel."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run_requests(folder: Path) -> None:
 
 
 def compilers_called(tmp_path: Path, code: str) -> int:
-    """How often a new process that runs `code` calls g++; nothing is cached from before."""
+    """Return how often a new process that runs `code` calls g++; nothing is cached from before."""
     calls = tmp_path / "calls"
     calls.touch()
     wrapper = tmp_path / "bin" / "g++"

@@ -14,7 +14,7 @@ SKILLS = Path(__file__).parent.parent / "data" / "skills"
 
 
 def ask(client: Client, item: SkillItem, **fields: Any) -> SkillAnswer:
-    """A greedy answer to an item."""
+    """Return a greedy answer to an item."""
     body: dict[str, Any] = {"messages": item.messages, "temperature": 0, "max_tokens": 512}
     body["enable_thinking"] = item.enable_thinking
     if item.tools:
@@ -31,7 +31,7 @@ def ask(client: Client, item: SkillItem, **fields: Any) -> SkillAnswer:
 
 
 def format_fields(names: list[str]) -> dict[str, dict[str, Any]]:
-    """By the format's name, the fields with which a request asks for it.
+    """Return the fields with which a request asks for a format, by the format's name.
 
     A group size is the server's choice, so formats that differ by it alone are one.
     """

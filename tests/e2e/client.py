@@ -54,19 +54,19 @@ class Client:
         return self.http.post(route, json=body)
 
     def complete(self, prompt: str | list[int], **fields: Any) -> dict[str, Any]:
-        """The whole body of a completion; greedy unless `fields` say otherwise."""
+        """Return the whole body of a completion; greedy unless `fields` say otherwise."""
         answer = self.post(COMPLETIONS, **({"prompt": prompt, "temperature": 0} | fields))
         assert answer.status_code == 200, answer.text
         body: dict[str, Any] = answer.json()
         return body
 
     def text(self, prompt: str | list[int], **fields: Any) -> str:
-        """The text of a completion."""
+        """Return the text of a completion."""
         text: str = self.complete(prompt, **fields)["choices"][0]["text"]
         return text
 
     def ask(self, content: str, **fields: Any) -> dict[str, Any]:
-        """The first choice of a greedy chat completion."""
+        """Return the first choice of a greedy chat completion."""
         messages = [{"role": "user", "content": content}]
         answer = self.post(CHAT, **({"messages": messages, "temperature": 0} | fields))
         assert answer.status_code == 200, answer.text
@@ -74,7 +74,7 @@ class Client:
         return choice
 
     def events(self, route: str, **body: Any) -> Generator[dict[str, Any]]:
-        """The events of a stream as they come; closing the generator hangs up."""
+        """Yield the events of a stream as they come; closing the generator hangs up."""
         with self.http.stream("POST", route, json=body | {"stream": True}) as response:
             assert response.status_code == 200, response.read()
             for line in response.iter_lines():
@@ -87,7 +87,7 @@ class Client:
         each: Callable[[Streamed], bool | None] = lambda _: None,
         **fields: Any,
     ) -> Streamed:
-        """A streamed completion; greedy unless `fields` say otherwise.
+        """Return a streamed completion; greedy unless `fields` say otherwise.
 
         Args:
             each: sees what there is after every event, and hangs up by returning True.
@@ -109,7 +109,7 @@ class Client:
 
 
 def one_by_one(calls: Iterable[Callable[[], T]], results: list[T]) -> Callable[[Streamed], None]:
-    """For `Client.stream`: makes a call with each event, and all that are left with the last, as
+    """Return a callback for `Client.stream`: one call an event, and the rest with the last one, as
     events may come joined."""
     left = iter(calls)
 
@@ -123,7 +123,7 @@ def one_by_one(calls: Iterable[Callable[[], T]], results: list[T]) -> Callable[[
 
 
 def at_once(calls: Iterable[Callable[[], T]]) -> list[T]:
-    """The results of calls that are all made at the same time, in order."""
+    """Return the results of calls that are all made at the same time, in order."""
     wanted = list(calls)
     with ThreadPoolExecutor(len(wanted)) as pool:
         return [future.result() for future in [pool.submit(call) for call in wanted]]

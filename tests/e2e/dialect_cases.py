@@ -88,7 +88,7 @@ def _gemma4() -> Iterator[Case]:
 
 
 def _opening(dialect: str) -> str:
-    """What its template puts at the end of a prompt, where answers depend on that."""
+    """Return what its template puts at the end of a prompt, where answers depend on that."""
     return families.ASSISTANT if dialect == "harmony" else ""
 
 
@@ -112,12 +112,12 @@ DIALECTS = list(dict.fromkeys(case.dialect for case in CASES))
 
 
 def cases_of(dialect: str) -> list[Case]:
-    """The cases of one dialect."""
+    """Return the cases of one dialect."""
     return [case for case in CASES if case.dialect == dialect]
 
 
 def script_token(number: int) -> str:
-    """What a user writes to get that script."""
+    """Return what a user writes to get that script."""
     return f"<script_{number}>"
 
 
@@ -146,7 +146,7 @@ def write_model(folder: Path, dialect: str, cases: Sequence[Case]) -> None:
 
 
 def _template(cases: Sequence[Case]) -> str:
-    """The messages as they are, then the opening of the script that the last of them names."""
+    """Return the messages as they are, then the opening of the script that the last of them names."""
     openings = {script_token(n): case.opening for n, case in enumerate(cases) if case.opening}
     return (
         f"{{%- set openings = {json.dumps(openings)} -%}}"

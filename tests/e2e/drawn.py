@@ -148,7 +148,7 @@ class Sketch:
 
 
 def sketch(rng: random.Random, shapes: Sequence[str] = SHAPES, **fixed: Any) -> Sketch:
-    """Some shape anywhere; `fixed` names what is not left to chance."""
+    """Return some shape anywhere; `fixed` names what is not left to chance."""
     colour = fixed.get("colour") or rng.choice(COLOURS)
     ground = rng.choice([g for g in GROUNDS if g not in CLASHES.get(colour, ())])
     size = rng.choice(SIZES)
@@ -160,13 +160,13 @@ def sketch(rng: random.Random, shapes: Sequence[str] = SHAPES, **fixed: Any) -> 
 
 
 def one(category: str, question: str, sketched: Sketch, expected: str, **ink: Any) -> Drawn:
-    """A question about one picture."""
+    """Return a question about one picture."""
     about = f"{question} {sketched}"
     return Drawn(category, ((question, (sketched.draw(**ink),)),), (), expected, about)
 
 
 def two(category: str, question: str, pair: tuple[Sketch, Sketch], expected: str) -> Drawn:
-    """A question about two pictures."""
+    """Return a question about two pictures."""
     pictures = tuple(each.draw() for each in pair)
     return Drawn(
         category, ((question, pictures),), (), expected, f"{question} {pair[0]}; {pair[1]}"
@@ -174,7 +174,7 @@ def two(category: str, question: str, pair: tuple[Sketch, Sketch], expected: str
 
 
 def circles() -> Iterator[Drawn]:
-    """Circles of every size."""
+    """Yield circles of every size."""
     rng = random.Random("circles")
     for radius, size in itertools.product(CIRCLES, SIZES[:5]):
         drawn = sketch(rng, ("circle",), radius=radius, size=size, x=0.5, y=0.5)
@@ -214,7 +214,7 @@ def both() -> Iterator[Drawn]:
 
 
 def outlines() -> Iterator[Drawn]:
-    """Thin outlines, and shapes with a border."""
+    """Yield thin outlines, and shapes with a border."""
     rng = random.Random("outlines")
     for index in range(40):
         size = rng.choice(((256, 256), (224, 224), (512, 512)))
@@ -230,7 +230,7 @@ def outlines() -> Iterator[Drawn]:
 
 
 def pair(rng: random.Random) -> tuple[Sketch, Sketch]:
-    """Two pictures that share neither shape nor colour."""
+    """Return two pictures that share neither shape nor colour."""
     shapes, colours = rng.sample(SHAPES, 2), rng.sample(COLOURS, 2)
     first, second = (
         sketch(rng, (shape,), colour=colour) for shape, colour in zip(shapes, colours, strict=True)
@@ -239,7 +239,7 @@ def pair(rng: random.Random) -> tuple[Sketch, Sketch]:
 
 
 def pair_of_circles() -> Drawn:
-    """Two large circles, each filling its picture."""
+    """Return two large circles, each filling its picture."""
     first = Sketch("circle", "red", "white", (256, 256), 0.9)
     second = Sketch("circle", "blue", "black", (224, 224), 0.9)
     question = "What are the colours of the two images?"
@@ -276,7 +276,7 @@ def which() -> Iterator[Drawn]:
 
 
 def turns() -> Iterator[Drawn]:
-    """A second picture in a second turn, and a second question about the first one."""
+    """Yield a second picture in a second turn, and a second question about the first one."""
     rng = random.Random("turns")
     for index in range(32):
         a, b = pair(rng)
@@ -307,5 +307,5 @@ CATEGORIES = (circles, shapes, colours, both, outlines, two_pictures, which, tur
 
 
 def drawings() -> list[Drawn]:
-    """All of them, the same in every run."""
+    """Return all drawings, the same in every run."""
     return [each for make in CATEGORIES for each in make()]

@@ -1,4 +1,4 @@
-"""What an answer says, as each official SDK shows it, whole and streamed."""
+"""Answers as each official SDK shows them, whole and streamed."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Spoken:
 
 
 def calls_of(pairs: Iterable[tuple[str, Any]]) -> Calls:
-    """Calls in the form that compares; arguments are an object or its JSON."""
+    """Return calls in the form that compares; arguments are an object or its JSON."""
     parsed = [(name, json.loads(a) if isinstance(a, str) else a) for name, a in pairs]
     return tuple((name, json.dumps(a, sort_keys=True)) for name, a in parsed)
 
 
 def _complete(arguments: str) -> bool:
-    """Whether a call's arguments came to their end.
+    """Return whether a call's arguments came to their end.
 
     Arguments are streamed as they are written, so a stream also shows the start of a call that
     is cut off or turns out to be no call. That start is never JSON, and no answer has the call.
@@ -50,7 +50,7 @@ def _complete(arguments: str) -> bool:
 
 
 async def chat(sdk: AsyncOpenAI, **body: Any) -> Spoken:
-    """Through /v1/chat/completions, whole."""
+    """Ask /v1/chat/completions without streaming."""
     answer = await sdk.chat.completions.create(**body)
     message, usage = answer.choices[0].message, answer.usage
     assert usage is not None
@@ -65,7 +65,7 @@ async def chat(sdk: AsyncOpenAI, **body: Any) -> Spoken:
 
 
 async def chat_streamed(sdk: AsyncOpenAI, **body: Any) -> Spoken:
-    """Through /v1/chat/completions, folded from the deltas."""
+    """Ask /v1/chat/completions, and fold the deltas."""
     reasoning = text = end = ""
     tokens = (0, 0)
     calls: dict[int, list[str]] = {}
@@ -101,12 +101,12 @@ def _message(message: Any) -> Spoken:
 
 
 async def messages(sdk: AsyncAnthropic, **body: Any) -> Spoken:
-    """Through /v1/messages, whole."""
+    """Ask /v1/messages without streaming."""
     return _message(await sdk.messages.create(**body))
 
 
 async def messages_streamed(sdk: AsyncAnthropic, **body: Any) -> Spoken:
-    """Through /v1/messages, folded by the SDK, and held against the deltas."""
+    """Ask /v1/messages; compare the message that the SDK folds with the deltas."""
     text = ""
     arguments: dict[int, str] = {}
     async with sdk.messages.stream(**body) as stream:
@@ -142,12 +142,12 @@ def _response(response: Any) -> Spoken:
 
 
 async def responses(sdk: AsyncOpenAI, **body: Any) -> Spoken:
-    """Through /v1/responses, whole."""
+    """Ask /v1/responses without streaming."""
     return _response(await sdk.responses.create(**body))
 
 
 async def responses_streamed(sdk: AsyncOpenAI, **body: Any) -> Spoken:
-    """Through /v1/responses: the last event's response, held against the deltas."""
+    """Ask /v1/responses; compare the last event's response with the deltas."""
     text, reasoning, last = "", "", None
     arguments: dict[int, str] = {}
     async for event in await sdk.responses.create(**body, stream=True):

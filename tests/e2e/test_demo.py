@@ -35,7 +35,7 @@ def sample(path: Path, count: int) -> list[SkillItem]:
 
 
 def eight_at_once(client: Client, items: list[SkillItem], **fields: Any) -> list[SkillAnswer]:
-    """The answers, of which eight are always under way."""
+    """Ask for all answers, eight at a time."""
     answers: list[SkillAnswer] = []
     for start in range(0, len(items), 8):
         group = items[start : start + 8]

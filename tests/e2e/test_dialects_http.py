@@ -83,7 +83,7 @@ class Asked:
 
 @dataclass
 class Played:
-    """What the clients of one server saw, by case and way."""
+    """Answers of one server, by case and kind of request."""
 
     answers: dict[Case, dict[str, Spoken | BaseException]] = field(default_factory=dict)
 
@@ -120,7 +120,7 @@ async def _play(url: str, cases: Sequence[Case]) -> Played:
 
 @pytest.fixture(scope="module")
 def play(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, bool], Played]:
-    """A dialect's answers of every day, or its others; a server runs once and only for them."""
+    """Return a dialect's answers of every day, or its others; a server runs once and only for them."""
 
     @cache
     def play(dialect: str, daily: bool) -> Played:

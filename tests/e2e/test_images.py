@@ -95,7 +95,7 @@ class Question:
         return [{"role": "user", "content": content}]
 
     def request(self, protocol: str, **fields: Any) -> tuple[str, dict[str, Any]]:
-        """Route and body of a short greedy request."""
+        """Return route and body of a short greedy request."""
         body: dict[str, Any] = {"model": "quire-demo", "temperature": 0, **fields}
         match protocol:
             case "chat":
@@ -115,7 +115,7 @@ def image(url: str, **more: Any) -> dict[str, Any]:
 
 
 def block(url: str) -> dict[str, Any]:
-    """An image as Anthropic's clients send it."""
+    """Return an image as Anthropic's clients send it."""
     head, _, data = url.partition(";base64,")
     if not data:
         return {"type": "image", "source": {"type": "url", "url": url}}
@@ -144,7 +144,7 @@ def png(image: PIL.Image.Image) -> bytes:
 
 
 def noise(side: int, seed: int = 0) -> bytes:
-    """A picture that no coding makes small: three bytes a pixel."""
+    """Return a picture that no coding makes small: three bytes a pixel."""
     pixels = random.Random(seed).randbytes(3 * side**2)
     return png(PIL.Image.frombytes("RGB", (side, side), pixels))
 
@@ -161,7 +161,7 @@ def tokenize(client: Client, messages: list[Any], **fields: Any) -> list[int]:
 
 @pytest.fixture(scope="module")
 def mark(child: Child) -> int:
-    """The id of the token by which templates mark an image, and which its soft tokens have."""
+    """Return the id of the token by which templates mark an image, and which its soft tokens have."""
     with Client(child.url) as client:
         body = {"prompt": MARK, "add_special_tokens": False}
         (found,) = client.post("/tokenize", **body).json()["tokens"]
@@ -169,7 +169,7 @@ def mark(child: Child) -> int:
 
 
 def runs(ids: list[int], mark: int) -> list[int]:
-    """Lengths of the runs of the mark, in order."""
+    """Return lengths of the runs of the mark, in order."""
     found, previous = [0], None
     for each in ids:
         if each == mark:
@@ -324,7 +324,7 @@ RESULTS: dict[str, tuple[list[str], bool]] = {
 
 
 def result(url: str, kind: str) -> dict[str, Any]:
-    """A tool's result that shows a picture."""
+    """Return a tool's result that shows a picture."""
     order, failed = RESULTS[kind]
     content = [block(url) if each == "image" else text("Here it is.") for each in order]
     shown = {"type": "tool_result", "tool_use_id": "t1", "content": content}
@@ -332,7 +332,7 @@ def result(url: str, kind: str) -> dict[str, Any]:
 
 
 def looked(url: str, kind: str, *after: dict[str, Any]) -> dict[str, Any]:
-    """A request whose last message brings a tool's result."""
+    """Return a request whose last message brings a tool's result."""
     use = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}
     messages = [
         {"role": "user", "content": "Look."},
@@ -518,7 +518,7 @@ def function(**fields: Any) -> list[Any]:
 
 
 def called(arguments: dict[str, Any], answer: str = "ok", **said: Any) -> list[Any]:
-    """A call and its result, before the question."""
+    """Return a call and its result, before the question."""
     call = {"name": "look", "arguments": json.dumps(arguments)}
     return [
         {"role": "user", "content": "Look."},
@@ -651,7 +651,7 @@ def host() -> Iterator[Host]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that images may be read from, beside one that they may not."""
+    """Return a folder that images may be read from, beside one that they may not."""
     root = tmp_path_factory.mktemp("media")
     for name in ("inside", "outside", "inside-too"):
         (root / name).mkdir()
@@ -663,7 +663,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[Child]:
-    """A server with narrow limits, which may fetch from the network and from a folder."""
+    """Yield a server with narrow limits, which may fetch from the network and from a folder."""
     limits = ("--max-images", "2", "--max-image-bytes", str(MAX_BYTES), "--allow-media-hosts")
     log = tmp_path_factory.mktemp("guarded")
     with quire_serve(log, *limits, "--media-folder", str(folder)) as child:
@@ -679,7 +679,7 @@ def narrow(guarded: Child) -> Iterator[Client]:
 
 @cache
 def bomb() -> bytes:
-    """A valid PNG of a few kilobytes and 144 million pixels."""
+    """Return a valid PNG of a few kilobytes and 144 million pixels."""
     side = 12_000
     head = side.to_bytes(4, "big") * 2 + bytes([1, 0, 0, 0, 0])  # one bit of grey a pixel
     rows = zlib.compress(bytes((1 + side // 8) * side), 9)
@@ -716,7 +716,7 @@ class Refused:
 
 
 def refused(client: Client, protocol: str, *urls: str) -> Refused:
-    """What comes back for a question with these images behind its words."""
+    """Return what comes back for a question with these images behind its words."""
     route, body = Question((text("What?"), *(image(url) for url in urls))).request(protocol)
     answer = client.post(route, **body)
     error = answer.json().get("error") or {}
@@ -725,7 +725,7 @@ def refused(client: Client, protocol: str, *urls: str) -> Refused:
 
 
 def param_of(protocol: str, index: int) -> str:
-    """What errors call the image of that place in a message."""
+    """Return what errors call the image of that place in a message."""
     return {
         "chat": f"messages[0].content[{index}].image_url.url",
         "messages": f"messages[0].content[{index}].source",
@@ -943,7 +943,7 @@ HEADS = ("data:", "http://", "https://", "file://", "file:", "http://127.0.0.1:1
 
 @st.composite
 def damaged_pictures(draw: st.DrawFn) -> str:
-    """A `data:` URL of a picture in which some bytes are others, or are gone."""
+    """Return a `data:` URL of a picture in which some bytes are others, or are gone."""
     kind = draw(st.sampled_from(["PNG", "JPEG", "GIF", "WEBP", "BMP"]))
     out = io.BytesIO()
     PIL.Image.new("RGB", (40, 30), "red").save(out, kind)
@@ -971,7 +971,7 @@ URLS = (
 
 @st.composite
 def mutated(draw: st.DrawFn, part: dict[str, Any]) -> Any:
-    """An image part with another URL, and with some fields lost, replaced or added."""
+    """Return an image part with another URL, and with some fields lost, replaced or added."""
 
     def changed(value: dict[str, Any]) -> dict[str, Any]:
         fields = {

@@ -32,7 +32,7 @@ class House:
         self.http = httpx.Client(base_url=child.url, timeout=HANG_S, verify=False)
 
     def ask(self, model: str, *, padding: bool = False, **fields: Any) -> httpx.Response:
-        """The answer of a model; a body with padding is read by a job."""
+        """Return the answer of a model; a body with padding is read by a job."""
         body = json.dumps({"model": model, "messages": SUM, "temperature": 0, **fields})
         content = body + " " * (padding << 16)
         return self.http.post(CHAT, content=content, headers=JSON_TYPE)
@@ -181,7 +181,7 @@ def test_a_value_out_of_bounds_is_named_at_the_start(tmp_path: Path) -> None:
 
 
 def refused_at_the_start(folder: Path, *program: str) -> str:
-    """The last line of a server that does not start."""
+    """Return the last line of a server that does not start."""
     ended = subprocess.run(
         [sys.executable, *program, "serve", "--port", "0", str(folder)],
         capture_output=True,

@@ -33,7 +33,7 @@ class InFlight:
 
 @contextmanager
 def streaming(child: Child) -> Iterator[InFlight]:
-    """A stream that has started; it has ended when the block is left."""
+    """Yield a stream that has started; it has ended when the block is left."""
     started, flight = threading.Event(), InFlight(Streamed())
 
     def stream() -> None:

@@ -1,4 +1,4 @@
-"""What clients act on, by the official SDKs: overflow, defaults of sampling, passed fields."""
+"""Errors and fields that clients act on, by the official SDKs: overflow, defaults, ignored fields."""
 
 from __future__ import annotations
 

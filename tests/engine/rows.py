@@ -27,7 +27,7 @@ def scheduled(
     snapshots: tuple[tuple[int, int], ...] = (),
     drafted_states: tuple[tuple[int, int], ...] = (),
 ) -> ScheduledSequence:
-    """Tokens `[start, start + count)` of a sequence.
+    """Return tokens `[start, start + count)` of a sequence.
 
     Args:
         tables: by group, block ids; the sequence's tail blocks are numbered 900 and on.

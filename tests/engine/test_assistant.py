@@ -62,7 +62,7 @@ def write_assistant(folder: Path, loaded: LoadedModel) -> Path:
 
 
 def opened(folder: Path, family: str) -> tuple[LoadedModel, EngineConfig, Any]:
-    """A tiny Gemma 4 with an assistant: the model, settings, the guesser."""
+    """Return a tiny Gemma 4 with an assistant: the model, settings, the guesser."""
     path = tiny_model(folder / "model", family)
     loaded = open_model(str(path), dtype="float32")
     assistant = write_assistant(folder / "assistant", loaded)
@@ -76,7 +76,7 @@ def opened(folder: Path, family: str) -> tuple[LoadedModel, EngineConfig, Any]:
 
 
 def expected(loaded: LoadedModel, guesser: Any, tokens: list[int]) -> list[list[int]]:
-    """The guesses after each token but the last, everything computed at once."""
+    """Return the guesses after each token but the last, everything computed at once."""
     step = SoloStep(loaded.model.layout, tokens[:-1])
     hidden, following = loaded.model(step), mx.array(tokens[1:])
     found = []
@@ -92,7 +92,9 @@ def expected(loaded: LoadedModel, guesser: Any, tokens: list[int]) -> list[list[
     "family", ["gemma4_ple", pytest.param("gemma4_moe", marks=pytest.mark.slow)]
 )
 def test_guesses_are_the_assistant_s_however_rows_are_computed(tmp_path: Path, family: str) -> None:
-    """In chunks, in company, after wrong drafts; also where late layers see few rows."""
+    """Guesses are compared in chunks, in a batch, after wrong drafts, and where late layers see few
+    rows.
+    """
     loaded, config, guesser = opened(tmp_path, family)
     wanted = prompts((3, 32, 40), tokens=16)
     wanted[1] = replace(wanted[1], sampling=SAMPLED[1])

@@ -1,4 +1,4 @@
-"""What holds the next token, beside a grammar of its own: a least length."""
+"""Constraints on the next token besides a grammar: a minimum length."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_tokenizer_that_no_grammar_can_use_serves_all_else(
 
 
 def answer(engine: Engine, request: Request) -> Output:
-    """The request's tokens, all in one output."""
+    """Return the request's tokens, all in one output."""
     engine.add(request)
     tokens: list[int] = []
     while True:

@@ -45,7 +45,7 @@ def slow_but(*daily: Any) -> Callable[..., Any]:
 
 
 def showing(request: Request, shown: Shown) -> Request:
-    """The request with pictures among its tokens, each behind so many of text."""
+    """Return the request with pictures inserted, each after the given number of text tokens."""
     return with_media(request, shown, lambda item: [MARK])
 
 
@@ -77,7 +77,7 @@ Expected = Callable[[KVFormat], dict[str, Generated]]
 
 @pytest.fixture(scope="module")
 def expected(opened: Opened) -> Expected:
-    """What each request gets alone, computed once."""
+    """Return what each request gets alone, computed once."""
     known: dict[KVFormat, dict[str, Generated]] = {}
 
     def find(format: KVFormat) -> dict[str, Generated]:

@@ -52,7 +52,7 @@ class Opened:
         )
 
     def company(self, config: EngineConfig | None = None) -> tuple[Company, StatesDrafter]:
-        """An engine that verifies every draft of the head."""
+        """Return an engine that verifies every draft of the head."""
         found: Drafters = open_drafters(self.loaded, config or self.config)
         drafter = found.drafters[-1]
         assert isinstance(drafter, StatesDrafter)
@@ -72,7 +72,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Opened:
 
 
 def guesses(loaded: LoadedModel, head: EagleHead, tokens: Sequence[int], count: int) -> list[int]:
-    """What the head guesses after tokens, everything computed at once."""
+    """Return what the head guesses after tokens, everything computed at once."""
     output = loaded.model(SoloStep(loaded.model.layout, list(tokens[:-1])))
     width = loaded.config["hidden_size"]
     states = head.project(output[:, width:])

@@ -53,7 +53,7 @@ def sound(frames: int, kind: str = "audio") -> MediaItem:
 
 
 def whole(item: MediaItem) -> EncoderWork:
-    """All of an item's encoding, which is one piece."""
+    """Return all of an item's encoding, which is one piece."""
     return EncoderWork(item, 0, 1, item.tokens, completes=True, group=next(NUMBERS))
 
 

@@ -74,11 +74,11 @@ class Watched:
         raise AssertionError("it never came to that")
 
     def pieces(self) -> list[int]:
-        """The pieces of each plan."""
+        """Return the pieces of each plan."""
         return [sum(each.count for each in plan.encoding) for plan in self.plans]
 
     def held(self) -> int:
-        """Items of which the runner has anything."""
+        """Return items of which the runner has anything."""
         cache = executor_of(self.engine).media
         return len(cache._made) + len(cache._started)
 

@@ -1,4 +1,4 @@
-"""With the compiled CPU kernels a request's logits are the same bits in any company.
+"""A request's logits are the same bits in any batch, if the CPU kernels are compiled.
 
 Alone, in a batch, with prompts cut into chunks, pre-empted and resumed; packed KV included.
 """
@@ -53,7 +53,7 @@ SIZES: dict[str, tuple[str, dict[str, int]]] = {
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], LoadedModel]]:
-    """Tiny models by family, multiplied as on the default set-up."""
+    """Yield tiny models by family, multiplied as on the default set-up."""
     device = current_device()
     device.choose_products("auto")
     if device.kernels is None:

@@ -56,7 +56,7 @@ def opened() -> Iterator[Engine]:
 
 @pytest.fixture
 def engine(opened: Engine) -> Iterator[Engine]:
-    """An idle engine, whose requests end with the test."""
+    """Yield an idle engine, whose requests end with the test."""
     yield opened
     for name in ("stream", "long", "free", "bound"):
         opened.abort(name)
@@ -73,7 +73,7 @@ def asked(
 
 
 def stepped(engine: Engine) -> tuple[float, set[str]]:
-    """What a step cost, and who got a token of it."""
+    """Run a step; return its cost, and the requests that got a token."""
     outputs = engine.step()
     budget = engine._scheduler.prefill_budget
     assert isinstance(budget, Counted)
@@ -82,7 +82,7 @@ def stepped(engine: Engine) -> tuple[float, set[str]]:
 
 
 def until(engine: Engine, name: str) -> list[tuple[float, set[str]]]:
-    """Steps up to the one of whose tokens one is for `name`."""
+    """Run steps until one yields a token for `name`; return each step's cost and receivers."""
     steps = [stepped(engine)]
     while name not in steps[-1][1]:
         steps.append(stepped(engine))

@@ -31,7 +31,7 @@ def config(loaded: LoadedModel) -> EngineConfig:
 
 @pytest.fixture(scope="module")
 def expected(loaded: LoadedModel, config: EngineConfig) -> dict[str, Generated]:
-    """What three requests get alone."""
+    """Return what three requests get alone."""
     return alone(loaded, config, prompts()[:3])
 
 
@@ -107,7 +107,7 @@ def test_a_failed_step_ends_its_requests_and_no_others(
 def test_a_step_that_fails_between_two_steps_fails_alone(
     loaded: LoadedModel, config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a CPU a part of a step is launched while the host waits for requests."""
+    """The engine on a CPU launches a part of a step while the host waits for requests."""
     wanted = prompts((40, 70))
     expected = alone(loaded, config, wanted[1:])
     company = Company(loaded, config)

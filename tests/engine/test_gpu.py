@@ -66,7 +66,7 @@ def test_images_as_if_alone_on_this_gpu(tmp_path: Path, family: str) -> None:
 def test_codes_are_read_in_company_as_by_the_reference(
     tmp_path: Path, family: str, format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a batch, by kernels, against each request alone by the reference.
+    """The kernels answer a batch; the reference answers each request alone.
 
     A row's last bits depend on its company on a GPU, so a code may turn: tokens may part where
     logits are that near.

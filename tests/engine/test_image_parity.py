@@ -89,7 +89,7 @@ DAILY_FORMATS = (FORMATS[0], *(pytest.param(each, marks=pytest.mark.slow) for ea
 
 
 def families(*others: Any, daily: Callable[..., bool]) -> list[Any]:
-    """All families with all of the other values; those that are not `daily` are slow."""
+    """Return all families with all of the other values; those that are not `daily` are slow."""
     return [
         pytest.param(*case, marks=() if daily(*case) else pytest.mark.slow)
         for case in product(FAMILIES, *others)
@@ -100,7 +100,7 @@ Shapes = tuple[tuple[int, int, int], ...]
 
 
 def image(seed: int, rows: int, columns: int) -> MediaItem:
-    """Random patches of 4 x 4 pixels, four of which become a row of the decoder's."""
+    """Return random patches of 4 x 4 pixels, four of which become a row of the decoder's."""
     rng = np.random.default_rng(seed)
     pixels = rng.integers(0, 256, (rows * columns, 48), dtype=np.uint8).tobytes()
     digest = blake2b(pixels + bytes([rows, columns]), digest_size=24).digest()
@@ -108,7 +108,7 @@ def image(seed: int, rows: int, columns: int) -> MediaItem:
 
 
 def showing(request: Request, shapes: Shapes, seed: int = 0) -> Request:
-    """The request with images of (tokens of text before, rows, columns) among its tokens."""
+    """Return the request with images inserted, given as (text tokens before it, rows, columns)."""
     shown = [
         (gap, image(seed + number, rows, columns))
         for number, (gap, rows, columns) in enumerate(shapes)
@@ -136,7 +136,7 @@ def requests(family: str) -> list[Request]:
 
 
 def as_read(family: str, request: Request) -> Request:
-    """The request with its images as the family's processor makes them: to be cut, or not."""
+    """Return the request with its images shaped as the family's processor shapes them."""
     model_type = FAMILIES[family]["model_type"]
     whole = model_type in ("gemma4", "gemma4_unified", *TILED_WHOLE)
 
@@ -160,7 +160,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Opened]:
 
 @pytest.fixture(scope="module")
 def expected(opened: Callable[[str], Opened]) -> Expected:
-    """What each request gets alone, computed once."""
+    """Return what each request gets alone, computed once."""
     return answers_alone(opened, requests)
 
 
@@ -197,7 +197,7 @@ LONG_ITEMS = ("qwen2_vl", "qwen2_5_vl", "ernie4_5_vl_moe")
 
 
 def watched(family: str, seed: int, rows: int, columns: int) -> MediaItem:
-    """A video's item as the family's processor makes them: of all moments, or of one."""
+    """Return a video's item as the family's processor makes them: of all moments, or of one."""
     kind = FAMILIES[family]["model_type"]
     if kind in ("gemma4", "gemma4_unified"):
         whole = family != "images read like text"
@@ -210,7 +210,7 @@ def watched(family: str, seed: int, rows: int, columns: int) -> MediaItem:
 
 
 def videos(family: str) -> list[Request]:
-    """Two items of a video with text between; the same behind a picture; and a text."""
+    """Return two items of a video with text between; the same behind a picture; and a text."""
     wanted = prompts((40, 60, 50), 12)
     for number, request in enumerate(wanted[:2]):
         items = [watched(family, number + each, 8, 12) for each in (0, 5)]
@@ -339,7 +339,7 @@ QUESTION = LONG.prompt[:-30] + prompts((30,), seed=9)[0].prompt
 
 
 def followers() -> dict[str, tuple[Request, range]]:
-    """By name, a prompt that starts as `LONG` does, and how much of it may be reused."""
+    """Return prompts that start as `LONG` does, by name, and how much of each may be reused."""
     other_first = showing(prompts((150,), 8)[0], ((20, 12, 16), (70, 12, 16)), seed=5)
     images = (LONG.media[0], other_first.media[1])
     return {
@@ -445,7 +445,7 @@ BAD: dict[str, dict[str, Any]] = {
 
 
 def bad(request: Request, name: str) -> Request:
-    """The request with its first image changed as `BAD` says."""
+    """Return the request with its first image changed as `BAD` says."""
     placed, changes = request.media[0], dict(BAD[name])
     start = changes.pop("start", placed.start)
     changed = PlacedMedia(start, replace(placed.item, **changes))

@@ -1,4 +1,6 @@
-"""What `--batch-invariant` takes and refuses; its bits: `test_exact.py`, `test_recorded_gpu.py`."""
+"""`--batch-invariant` takes or refuses models; `test_exact.py` and `test_recorded_gpu.py` test its
+bits.
+"""
 
 from __future__ import annotations
 

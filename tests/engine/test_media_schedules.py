@@ -38,7 +38,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Opened]:
 
 
 def items(loaded: LoadedModel, name: str) -> list[MediaItem]:
-    """For a family: the first and the last of the pictures have one shape."""
+    """Return a family's items; the first and the last of the pictures have one shape."""
     if name == LOOKING:
         return [crossing.picture(n, *grid) for n, grid in enumerate(((2, 2), (1, 3), (2, 2)))]
     if name == RECURRENT:
@@ -53,7 +53,7 @@ def items(loaded: LoadedModel, name: str) -> list[MediaItem]:
 
 
 def stands(item: MediaItem, name: str) -> list[int]:
-    """The tokens in an item's place."""
+    """Return the tokens in an item's place."""
     if name == LOOKING:
         return [crossing.MARK]
     if len(seeing.parts_of(item)) > 1:

@@ -25,7 +25,7 @@ TOKEN_BYTES = 2 * KV_HEADS * HEAD_DIM * 4
 
 
 def opened(folder: Path, layers: int) -> LoadedModel:
-    """A model whose keys and values are far larger than anything else in a step."""
+    """Return a model whose keys and values are far larger than anything else in a step."""
     config = llama_config(
         num_hidden_layers=layers,
         num_attention_heads=KV_HEADS,

@@ -1,4 +1,4 @@
-"""What the engine's process sends after each step, and when."""
+"""The engine's process sends outputs after each step, in order and in time."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def step(token: int, names: list[str] = NAMES, **fields: Any) -> list[Output]:
 
 
 def read(message: StepOutputs) -> dict[str, list[int]]:
-    """What the other end gets, by request, in its order."""
+    """Return what the other end gets, by request, in its order."""
     got: dict[str, list[int]] = {}
     for name, tokens, *_ in message.tokens:
         got.setdefault(name, []).extend(tokens)

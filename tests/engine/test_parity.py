@@ -46,14 +46,16 @@ CASES = [
 
 
 def wanted_of(family: str) -> list[Request]:
-    """All lengths where every scenario runs, and where a few have room beside their states."""
+    """Return all lengths where every scenario runs, and where a few have room beside their states."""
     many = family == WHOLE or family.startswith("qwen3_5")
     return prompts() if many else prompts((5, 40, 65, 130))
 
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Opened]:
-    """A family's tiny model and what each prompt gets alone, computed once for each `--blas`."""
+    """Return a family's tiny model and what each prompt gets alone, computed once for each
+    `--blas`.
+    """
 
     @cache
     def find(products: str, name: str) -> Opened:

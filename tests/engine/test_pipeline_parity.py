@@ -68,7 +68,7 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def halved(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each step of a rank was computed as two."""
+    """Return a list that gets True for each step that a rank computes in two halves."""
     found: list[bool] = []
     halves = StepInputs.halves
 

@@ -30,7 +30,7 @@ NOTHING = ("o_proj.weight", "out_proj.weight", "down_proj.weight")
 
 
 def head_of(weights: dict[str, mx.array], *, passing: bool = False) -> dict[str, mx.array]:
-    """A head whose layer is the model's third.
+    """Return a head whose layer is the model's third.
 
     Args:
         passing: the embedding of the following token goes in alone; else both, at random.
@@ -94,7 +94,7 @@ def served(loaded: LoadedModel, config: EngineConfig) -> tuple[Company, Recordin
 
 
 def expected(loaded: LoadedModel, tokens: list[int]) -> list[int]:
-    """The head's guess of the token at each position from 2 on, everything computed at once."""
+    """Return the head's guess of the token at each position from 2 on, everything computed at once."""
     step = SoloStep(loaded.model.layout, tokens)
     states = loaded.model(step)
     following = mx.array([*tokens[1:], 0], dtype=mx.int32)
@@ -114,7 +114,9 @@ def expected(loaded: LoadedModel, tokens: list[int]) -> list[int]:
 def test_guesses_are_the_head_s_however_rows_are_computed(
     headed: LoadedModel, plain: LoadedModel, changes: dict[str, object]
 ) -> None:
-    """In chunks, in company, after wrong drafts; the answers are those without a head."""
+    """Guesses are compared in chunks, in a batch and after wrong drafts; answers are those without
+    a head.
+    """
     wanted = prompts((3, 32, 40), tokens=16)
     answers = Company(plain, settings(plain, **changes)).run(wanted, every=2)
     company, drafter = served(headed, settings(headed, **changes))

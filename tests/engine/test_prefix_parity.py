@@ -37,7 +37,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Opened]:
 
 
 def parted(at: int) -> tuple[int, ...]:
-    """The long prompt up to a token, then something else."""
+    """Return the long prompt up to a token, then something else."""
     return LONG.prompt[:at] + OTHER[at:150] + OTHER[:20]
 
 

@@ -28,7 +28,7 @@ LENGTHS = (5, 40, 130)
 
 
 def requests() -> list[Request]:
-    """Greedy ones, one that is sampled, and one that a grammar binds."""
+    """Return greedy ones, one that is sampled, and one that a grammar binds."""
     rng = random.Random(1)
     made = [
         Request(
@@ -53,7 +53,7 @@ async def answers(
     hosts: Hosts | None = None,
     pipeline: tuple[int, ...] | None = None,
 ) -> list[tuple[list[int], list[float]]]:
-    """Tokens and log-probabilities of `requests`, by an engine of so many processes."""
+    """Return tokens and log-probabilities of `requests`, by an engine of so many processes."""
     config = EngineConfig(
         str(folder),
         ranks=ranks,
@@ -114,7 +114,9 @@ async def test_a_model_split_by_layers_gives_the_tokens_of_one_process(
 
 @pytest.fixture
 def fake_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An ssh that runs each command here and notes the machine; returns the file of its notes."""
+    """Return an ssh that runs each command here and notes the machine; returns the file of its
+    notes.
+    """
     notes, script = tmp_path / "reached", tmp_path / "bin" / "ssh"
     script.parent.mkdir()
     script.write_text(

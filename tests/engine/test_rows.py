@@ -1,4 +1,4 @@
-"""What the engine tells the sampler of each row, and reads back, while steps overlap.
+"""The engine hands each row's parameters to the sampler and reads its tokens while steps overlap.
 
 Each token is held against the logits that it was drawn from, by numpy.
 """
@@ -73,7 +73,7 @@ def penalised(
     prompt: tuple[int, ...],
     answer: list[int],
 ) -> npt.NDArray[np.float32]:
-    """The formulas of OpenAI and of CTRL (arXiv:1909.05858), token by token."""
+    """Return the formulas of OpenAI and of CTRL (arXiv:1909.05858), token by token."""
     out = logits.copy()
     for token in {*prompt, *answer}:
         value, penalty = out[token], params.repetition_penalty

@@ -40,7 +40,7 @@ SLOW = 60
 
 
 def exact_products() -> list[str]:
-    """The values of `--blas` with which a row's bits do not depend on its company here."""
+    """Return the values of `--blas` with which a row's bits do not depend on its company here."""
     if sys.platform != "linux" or mx.default_device() != mx.cpu:
         return ["mlx"]
     wide = "avx512f" in Path("/proc/cpuinfo").read_text()
@@ -72,7 +72,7 @@ def opened(products: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[
 
 
 def drawn(seed: int, opened: Callable[[str], LoadedModel]) -> tuple[str, Deviation]:
-    """A schedule of its seed, with the family and the format of its turn."""
+    """Run the schedule of a seed, with the family and format of its turn. Return its deviation."""
     kernels = current_device().kernels
     families = FAMILIES if kernels is None else (*FAMILIES, *RECURRENT)
     family, name = families[seed % len(families)], FORMATS[seed % len(FORMATS)]

@@ -106,7 +106,9 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Opened]:
 
 
 def item(loaded: LoadedModel, name: str, kind: str, shape: Shape, seed: int) -> MediaItem:
-    """Random bytes, as many as the family's encoder takes, and the rows that it makes of them."""
+    """Return random bytes, as many as the family's encoder takes, and the rows that it makes of
+    them.
+    """
     encoder = loaded.model.encoders[kind]
     rng = np.random.default_rng(seed)
     tone = rng.integers(0, 200)
@@ -116,12 +118,12 @@ def item(loaded: LoadedModel, name: str, kind: str, shape: Shape, seed: int) -> 
 
 
 def picture(loaded: LoadedModel, name: str, seed: int, *, small: bool = False) -> MediaItem:
-    """A picture of either of the family's shapes."""
+    """Return a picture of either of the family's shapes."""
     return item(loaded, name, "image", SHAPES[name][small], seed)
 
 
 def film(loaded: LoadedModel, name: str, seed: int) -> MediaItem:
-    """A video, or a part of one."""
+    """Return a video, or a part of one."""
     return item(loaded, name, "video", FILMS[name], seed)
 
 
@@ -129,12 +131,14 @@ MARKS = {"image": IMAGE, "video": VIDEO}
 
 
 def showing(request: Request, *shown: tuple[int, MediaItem]) -> Request:
-    """The request with media among its tokens, each behind so many of text."""
+    """Return the request with media inserted, each after the given number of text tokens."""
     return with_media(request, shown, lambda item: [MARKS[item.kind]] * item.tokens)
 
 
 def requests(loaded: LoadedModel, name: str) -> list[Request]:
-    """A picture; two; a text; another picture of the first's shape; the first, another question."""
+    """Return a picture; two; a text; another picture of the first's shape; the first, another
+    question.
+    """
     texts = prompts((60, 45, 80, 70, 65), 60)
     first = picture(loaded, name, 1)
     return [
@@ -150,7 +154,7 @@ def requests(loaded: LoadedModel, name: str) -> list[Request]:
 
 @pytest.fixture(scope="module")
 def expected(opened: Callable[[str], Opened]) -> Expected:
-    """What each request gets alone, computed once."""
+    """Return what each request gets alone, computed once."""
     return answers_alone(opened, lambda name: requests(opened(name)[0], name))
 
 

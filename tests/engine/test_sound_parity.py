@@ -51,7 +51,7 @@ Placing = Sequence[tuple[int, MediaItem]]
 
 
 def pixels(seed: int, rows: int, columns: int, kind: str = "image") -> MediaItem:
-    """Random patches of 4 x 4 pixels, four of which become a soft token."""
+    """Return random patches of 4 x 4 pixels, four of which become a soft token."""
     rng = np.random.default_rng(seed)
     data = rng.integers(0, 256, (rows * columns, 48), dtype=np.uint8).tobytes()
     return MediaItem.of(kind, data, (rows, columns), rows * columns // 4)
@@ -62,20 +62,20 @@ def watched(seed: int, seen: MediaItem) -> MediaItem:
 
 
 def square(seed: int, rows: int, columns: int) -> MediaItem:
-    """A picture for Gemma 3n, whose pictures all have as many rows."""
+    """Return a picture for Gemma 3n, whose pictures all have as many rows."""
     rng = np.random.default_rng(seed)
     data = rng.integers(0, 256, (64 * rows * 64 * columns * 3,), dtype=np.uint8).tobytes()
     return MediaItem.of("image", data, (64 * rows, 64 * columns), 16, bidirectional=False)
 
 
 def padded(seed: int, frames: int) -> MediaItem:
-    """A sound for Gemma 3n, whose sounds all have as many rows."""
+    """Return a sound for Gemma 3n, whose sounds all have as many rows."""
     heard = sound(frames, seed)
     return MediaItem.of("audio", heard.features, heard.shape, 20, bidirectional=False)
 
 
 def holding(request: Request, items: Placing) -> Request:
-    """The request with items among its tokens, each behind so many tokens of text."""
+    """Return the request with media items inserted, each after the given number of text tokens."""
     return with_media(request, items, lambda item: [MARKS[item.kind]] * item.tokens)
 
 
@@ -162,7 +162,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Opened:
 
 @pytest.fixture(scope="module")
 def expected(opened: Opened) -> Expected:
-    """What each request gets alone."""
+    """Return what each request gets alone."""
 
     @cache
     def find(family: str, format: KVFormat) -> dict[str, Generated]:
@@ -223,14 +223,14 @@ def test_packed_pre_empted_and_resumed(opened: Opened, family: str) -> None:
 
 
 def long(family: str, *seeds: int) -> Request:
-    """Two sounds, among 150 tokens of text."""
+    """Return two sounds, among 150 tokens of text."""
     hear = FAMILIES[family].hear
     held = ((20, hear(seeds[0], 200)), (70, hear(seeds[1], 120)))
     return holding(prompts((150,), 8)[0], held)
 
 
 def followers(family: str) -> dict[str, tuple[Request, int]]:
-    """By name, a prompt that starts as the long one does, and how much of it is reused."""
+    """Return prompts that start as the long one does, by name, and how much of each is reused."""
     first = long(family, 0, 1)
     length = len(first.prompt)
     question = first.prompt[:-30] + prompts((30,), seed=9)[0].prompt

@@ -150,7 +150,9 @@ def test_sequences_without_drafts_keep_the_steps_they_had(opened: Open) -> None:
 def test_the_device_computes_layers_while_the_host_prepares_sampling(
     opened: Open, drafts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where it would wait, because a step was planned after the tokens of the one before."""
+    """The device would wait, because a step is planned after the tokens of the one before are
+    known.
+    """
     loaded = opened("llama")
     config = EngineConfig(str(loaded.path), kv_memory=64 << 20)
     wanted = prompts((3,), tokens=12)
@@ -176,7 +178,7 @@ def _noted(call: Callable[..., Any], name: str, events: list[str]) -> Callable[.
 
 @pytest.mark.parametrize("kind", ["right", "lying"])
 def test_drafting_follows_from_what_came_true(opened: Open, kind: str) -> None:
-    """By step times that are given; a drafter that lies is soon asked no more."""
+    """Step times are given; a drafter whose drafts are wrong is soon asked no more."""
     loaded = opened("llama")
     config = EngineConfig(str(loaded.path), kv_memory=64 << 20)
     wanted = prompts((3,), tokens=120)
@@ -228,7 +230,9 @@ def test_seeded_and_penalised_answers_are_the_same(opened: Open, family: str) ->
 
 
 def bound(requests: list[Request]) -> list[Request]:
-    """One with banned tokens, one with a thinking budget, one with a least length."""
+    """Return the requests: one with banned tokens, one with a thinking budget, one with a least
+    length.
+    """
     rules = TokenRules(banned=((7,), (9, 11), *((each,) for each in range(100, 150))))
     thinking = ThinkingBudget(max_tokens=8, start_ids=(), end_ids=(5, 6))
     return [

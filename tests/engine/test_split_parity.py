@@ -70,7 +70,7 @@ def tolerance(format: KVFormat) -> float:
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Opened:
-    """Settings of an engine with a family's tiny model, each written once."""
+    """Return settings of an engine with a family's tiny model, each written once."""
 
     @cache
     def find(name: str) -> EngineConfig:

@@ -35,7 +35,7 @@ def company(loaded: LoadedModel, config: EngineConfig) -> Company:
 
 
 def watch(company: Company, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
-    """What the engine asks of the scheduler and the runner, with what it gets or gives."""
+    """Return what the engine asks of the scheduler and the runner, with what it gets or gives."""
     calls: list[tuple[str, Any]] = []
     engine = company.engine
 

@@ -31,7 +31,7 @@ Floats = npt.NDArray[np.float32]
 
 
 def expected(loaded: LoadedModel, request: Request) -> Floats:
-    """By the definitions in `core/request.py`."""
+    """Return the vector by the definitions in `core/request.py`."""
     tokens, model = list(request.prompt), loaded.model
     if isinstance(request.task, Score):
         logits = np.array(solo_logits(model, tokens)[-1])
@@ -43,7 +43,7 @@ def expected(loaded: LoadedModel, request: Request) -> Floats:
 
 
 def ends(company: Company, wanted: list[Request]) -> dict[str, Output]:
-    """The one output of each request."""
+    """Return the one output of each request."""
     company.run(wanted)
     for request in wanted:
         answer = company.answers[request.id]
@@ -136,7 +136,7 @@ def test_positions_come_from_the_model_s_own_rule(
     config = EngineConfig(str(loaded.path), kv_memory=32 << 20, max_step_tokens=30)
 
     def positions(tokens: tuple[int, ...], images: object = ()) -> npt.NDArray[np.int32]:
-        """A picture of 4 by 5 after the tenth token, as in Qwen2-VL (arXiv:2409.12191)."""
+        """Return a picture of 4 by 5 after the tenth token, as in Qwen2-VL (arXiv:2409.12191)."""
         text = np.arange(10)
         rows, columns = np.divmod(np.arange(20), 5)
         behind = np.arange(len(tokens) - 30) + 15

@@ -27,7 +27,7 @@ def loaded(tmp_path: Path) -> LoadedModel:
 
 @pytest.fixture
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]:
-    """The plans that schedulers make from now on."""
+    """Return the plans that schedulers make from now on."""
     found: list[StepPlan] = []
     schedule = Scheduler.schedule
 

@@ -1,4 +1,4 @@
-"""What the warm-up of an engine has run is all that requests need: nothing is compiled later."""
+"""The warm-up of an engine runs all that requests need: nothing is compiled later."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ PROMPTS = [[(7 * i * i + 3 * i + n) % 251 for i in range(20 + n)] for n in range
 
 
 def checkpoint(folder: Path, config: dict[str, Any]) -> dict[str, mx.array]:
-    """A model of random weights, by the checkpoint's own names."""
+    """Return a model of random weights, by the checkpoint's own names."""
     weights = random_weights(config)
     if config["model_type"] == "phi3":
         weights = fused(weights)
@@ -66,7 +66,7 @@ def fused(weights: dict[str, mx.array]) -> dict[str, mx.array]:
 def adapter(
     folder: Path, weights: dict[str, mx.array], modules: Sequence[str], rank: int, seed: int
 ) -> str:
-    """An adapter of all matrices with some last names, as PEFT saves it."""
+    """Return an adapter of all matrices with some last names, as PEFT saves it."""
     folder.mkdir()
     targets = {"target_modules": list(modules)}
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, **targets}
@@ -89,7 +89,7 @@ def adapter(
 
 
 def engine_of(loaded: LoadedModel, folder: str, **adapters: str) -> tuple[Engine, dict[str, Any]]:
-    """An engine, and the logits of each row that it draws from, by request and position."""
+    """Return an engine, and the logits of each row that it draws from, by request and position."""
     seen: dict[str, Any] = {}
 
     def observe(rows: list[Any], logits: mx.array) -> None:

@@ -51,7 +51,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 @pytest.fixture(scope="module")
 def answer(loaded: LoadedModel) -> list[int]:
-    """What follows the prompt, by a run without any cache."""
+    """Return what follows the prompt, by a run without any cache."""
     return solo_greedy(loaded.model, list(PROMPT), 6)
 
 
@@ -68,7 +68,7 @@ def rows(
     sampled: int = 1,
     unread: int = 0,
 ) -> ScheduledSequence:
-    """The first sequence's tokens from `start` on; the last `sampled` rows yield tokens."""
+    """Return the first sequence's tokens from `start` on; the last `sampled` rows yield tokens."""
     end = start + len(tokens) + unread
     first = end - sampled + 1
     return ScheduledSequence(

@@ -24,7 +24,7 @@ PARTS = ("gate_proj", "up_proj", "down_proj")
 
 
 def stacks(weights: Weights) -> dict[str, mx.array]:
-    """The matrices of experts, `[experts, out, in]`, by their paths."""
+    """Return the matrices of experts, `[experts, out, in]`, by their paths."""
     return {
         name.removesuffix(".weight"): array
         for name, array in weights.items()
@@ -38,7 +38,7 @@ def others(weights: Weights) -> Weights:
 
 
 def one_by_one(weights: Weights) -> Weights:
-    """A tensor for each expert, as Hugging Face publishes them."""
+    """Return a tensor for each expert, as Hugging Face publishes them."""
     ready = others(weights)
     for path, array in stacks(weights).items():
         base, _, part = path.rpartition(".")
@@ -47,7 +47,7 @@ def one_by_one(weights: Weights) -> Weights:
 
 
 def stacked(weights: Weights) -> Weights:
-    """Gate and up in one parameter, as transformers 5 saves them."""
+    """Return gate and up in one parameter, as transformers 5 saves them."""
     ready, own = others(weights), stacks(weights)
     for path, array in own.items():
         base, _, part = path.rpartition(".")

@@ -1,4 +1,4 @@
-"""From a plan written by hand to the rows of a step."""
+"""Plans written by hand become the inputs of a step."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_layers_that_share_read_from_their_owner() -> None:
 
 
 def recurrent_of(sequences: list[ScheduledSequence]) -> tuple[list[list[int]], list[StateSlots]]:
-    """The row numbers and the states of each segment, by the order of a step's rows."""
+    """Return the row numbers and the states of each segment, by the order of a step's rows."""
     own = inputs_of(sequences)._recurrent
     states = own._states(0)
     assert all(isinstance(each, StateSlots) for each in states)

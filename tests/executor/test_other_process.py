@@ -56,7 +56,7 @@ def serve(engine: Engine, wanted: list[Request]) -> dict[str, tuple[int, ...]]:
 
 
 def seen() -> list[Request]:
-    """Prompts with pictures and without, and one that is sampled."""
+    """Return prompts with pictures and without, and one that is sampled."""
     wanted = [replace(each, max_tokens=6) for each in requests(WHOLE)[1:4]]
     drawn = SamplingParams(temperature=1, seed=3, frequency_penalty=0.5, logprobs=1)
     return [*wanted, replace(wanted[0], id="drawn", sampling=drawn)]

@@ -14,14 +14,14 @@ Samples = npt.NDArray[np.float64]
 
 
 def tone(seconds: float, hertz: float = 440.0, rate: int = 16_000) -> Samples:
-    """A sine of half the full scale, `[samples]`."""
+    """Return a sine of half the full scale, `[samples]`."""
     return 0.5 * np.sin(2 * np.pi * hertz * np.arange(round(seconds * rate)) / rate)
 
 
 def wav(
     *channels: Samples, rate: int = 16_000, bits: int = 16, code: int = 1, size: int | None = None
 ) -> bytes:
-    """A RIFF file; `size` is what it says of its length."""
+    """Return a RIFF file; `size` is what it says of its length."""
     samples = np.stack(channels, axis=1)
     if code == 3:
         body = samples.astype({32: "<f4", 64: "<f8"}[bits]).tobytes()
@@ -40,7 +40,7 @@ def wav(
 
 
 def encoded_sound(samples: Samples, kind: str, codec: str, rate: int = 16_000) -> bytes:
-    """Sound by one of FFmpeg's encoders."""
+    """Return sound by one of FFmpeg's encoders."""
     import av
 
     file = io.BytesIO()
@@ -70,7 +70,7 @@ def video(
     fps: int = 10,
     sound: Samples | None = None,
 ) -> bytes:
-    """A film of pictures of one size; its sound is of 16,000 samples a second."""
+    """Return a film of pictures of one size; its sound is of 16,000 samples a second."""
     import av
 
     file = io.BytesIO()
@@ -95,12 +95,12 @@ def video(
 
 
 def greys(count: int, size: tuple[int, int] = (64, 48)) -> list[PIL.Image.Image]:
-    """Plain pictures; the grey of each tells its number."""
+    """Return plain pictures; the grey of each tells its number."""
     return [PIL.Image.new("RGB", size, (20 + 3 * number,) * 3) for number in range(count)]
 
 
 def pdf(*pages: str) -> bytes:
-    """A document; each page has one line of text, and a black square below it."""
+    """Return a document; each page has one line of text, and a black square below it."""
     count = len(pages)
     kids = " ".join(f"{4 + 2 * number} 0 R" for number in range(count))
     objects = [

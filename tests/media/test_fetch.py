@@ -139,7 +139,7 @@ async def test_a_redirect_is_checked_like_the_first_address(
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Addresses that the next look-ups of any name return, one entry each."""
+    """Return addresses that the next look-ups of any name return, one entry each."""
     answers: list[list[str]] = []
 
     async def look_up(loop: object, name: str, port: int, **_: object) -> list[Any]:

@@ -58,7 +58,7 @@ def png(
     extra: bytes = b"",
     interlaced: int = 0,
 ) -> bytes:
-    """A PNG whose header says what it is told to; `rows` start with a filter byte each."""
+    """Return a PNG whose header says what it is told to; `rows` start with a filter byte each."""
     header = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, interlaced)
     body = (
         chunk(b"IHDR", header) + extra + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
@@ -82,7 +82,7 @@ def refused(data: bytes, code: str = "media_invalid", **options: Any) -> str:
 
 
 def decoded_or_refused(data: bytes) -> PIL.Image.Image | None:
-    """A sound picture, or None if it was refused in the way that refusals are."""
+    """Return a sound picture, or None if it was refused in the way that refusals are."""
     image = refused = None
     try:
         image = decode(data, param="p", limits=FileLimits(pixels=100_000))
@@ -106,7 +106,7 @@ def processor(**options: Any) -> Gemma4ImageProcessor:
 
 
 def read(ours: MediaProcessor, data: bytes, param: str = "p", detail: Detail = "auto") -> MediaItem:
-    """The one item of a picture."""
+    """Return the one item of a picture."""
     (part,) = ours.read(data, param=param, detail=detail)
     assert (part.before, part.after) == ("", "")
     return part.item
@@ -588,7 +588,7 @@ class TestCache:
 
 
 def folder(path: Path, processor_config: Any = None, config: Any = None) -> Path:
-    """The demonstration model's files with some values changed; a value of None goes away."""
+    """Return the demonstration model's files with some values changed; a value of None goes away."""
 
     def change(values: dict[str, Any], by: Any) -> dict[str, Any]:
         return {k: v for k, v in (values | (by or {})).items() if v is not None}

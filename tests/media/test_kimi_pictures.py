@@ -36,7 +36,7 @@ def opened(path: Path, settings: dict[str, Any], config: dict[str, Any] = CONFIG
 
 
 def whole(item: MediaItem) -> np.ndarray:
-    """An item's pixels, `[height, width, 3]`."""
+    """Return an item's pixels, `[height, width, 3]`."""
     rows, columns = item.shape
     raw = np.frombuffer(item.features, np.uint8)
     squares = raw.reshape(rows // 2, columns // 2, 2, 2, 14, 14, 3)

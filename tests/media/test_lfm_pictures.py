@@ -49,7 +49,7 @@ def prepared(ours: MediaProcessor, width: int, height: int, detail: Any = "auto"
 
 
 def whole(item: MediaItem) -> np.ndarray:
-    """An item's pixels, `[height, width, 3]`."""
+    """Return an item's pixels, `[height, width, 3]`."""
     rows, columns = item.shape
     raw = np.frombuffer(item.features, np.uint8)
     squares = raw.reshape(rows // 2, columns // 2, 2, 2, 16, 16, 3)

@@ -48,7 +48,7 @@ def processor(
 
 
 def pixels(item: MediaItem, config: dict[str, Any]) -> np.ndarray:
-    """An item's tiles as transformers gives them, `[tiles, 3, seen, seen]`."""
+    """Return an item's tiles as transformers gives them, `[tiles, 3, seen, seen]`."""
     vision = config["vision_config"]
     size, patch = (np.max(vision[key]) for key in ("image_size", "patch_size"))
     side = size // patch
@@ -231,7 +231,7 @@ def rows_of(oracle: Any, theirs: Any, ratio: str | None, size: tuple[int, int]) 
 
 
 def test_a_null_turns_a_step_off_and_leaves_the_encoder_as_usual(tmp_path: Path) -> None:
-    """In transformers, a processor has defaults only for settings that are absent."""
+    """A processor in transformers has defaults only for settings that are absent, not for null."""
 
     def read(vision: dict[str, Any], steps: dict[str, Any]) -> Any:
         settings = CROPPED | {"image_processor_type": "CLIPImageProcessor"} | steps

@@ -66,7 +66,7 @@ def check(ours: Values, theirs: Any, colours: Colours, *, fits: bool) -> None:
 
 
 def theirs_of(module: str, kind: str, **settings: Any) -> Callable[[Any], Any]:
-    """A processor of transformers, which takes all frames of a video."""
+    """Return a processor of transformers, which takes all frames of a video."""
     found = pytest.importorskip(f"transformers.models.{module}.video_processing_{module}")
     processor = getattr(found, kind)(**settings)
     return lambda video: processor.preprocess([video], do_sample_frames=False, return_tensors="pt")

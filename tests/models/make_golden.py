@@ -33,7 +33,7 @@ _CONFIG_CLASSES = {
 
 
 def reference_for(name: str) -> torch.nn.Module:
-    """The transformers model with the weights of the tiny model `name`."""
+    """Return the transformers model with the weights of the tiny model `name`."""
     config = tiny_models.CONFIGS[name]()
     weights = {
         key: torch.from_numpy(np.array(array))
@@ -60,7 +60,7 @@ def reference_for(name: str) -> torch.nn.Module:
 
 
 def reference_with_vision() -> torch.nn.Module:
-    """The transformers model with the weights of the tiny model that reads images."""
+    """Return the transformers model with the weights of the tiny model that reads images."""
     config = tiny_models.gemma4_vision_config()
     weights = {}
     drawn = tiny_models.with_small_scores(tiny_models.random_weights(config))

@@ -101,7 +101,7 @@ WEIGHTS: Mapping[str, Callable[[nn.Module], None]] = {
 
 @dataclass
 class Line:
-    """What is graphed of the configurations of a family."""
+    """A family's row of the table: which of its configurations run as CUDA graphs."""
 
     recorded: int = 0
     nodes: int = 0
@@ -170,7 +170,7 @@ def _served(cases: Iterable[tuple[AttentionSpec, int]]) -> Iterator[str]:
 
 
 def line_of(model_type: str, pack: Callable[[nn.Module], None] = in_codes) -> Line:
-    """All configurations of a family."""
+    """Return all configurations of a family."""
     line = Line()
     for name, config in CONFIGS.items():
         if config["model_type"] == model_type:
@@ -179,12 +179,12 @@ def line_of(model_type: str, pack: Callable[[nn.Module], None] = in_codes) -> Li
 
 
 def row(model_type: str) -> str:
-    """One line of the first table."""
+    """Return one line of the first table."""
     return f"| `{model_type}` | {line_of(model_type)}"
 
 
 def row_of_weights(name: str) -> str:
-    """One line of the second table."""
+    """Return one line of the second table."""
     shares = (line_of(each, WEIGHTS[name]).share for each in FAMILIES)
     return f"| {name} | {' | '.join(shares)} |"
 
@@ -195,7 +195,7 @@ def model_types() -> list[str]:
 
 
 def document() -> str:
-    """The whole page."""
+    """Return the whole page."""
     heads = ["Weights", *(f"`{each}`" for each in FAMILIES)]
     lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
     first = INTRODUCTION + "\n".join(map(row, model_types())) + "\n"

@@ -34,7 +34,7 @@ Answers = dict[str, mx.array]
 
 
 def greedy(logits: Callable[[list[int]], mx.array], tokens: list[int]) -> mx.array:
-    """Greedy tokens behind a prompt, everything computed anew for each."""
+    """Return greedy tokens behind a prompt, everything computed anew for each."""
     answer: list[int] = []
     while len(answer) < TOKENS:
         answer.append(int(mx.argmax(logits(tokens + answer)[-1]).item()))
@@ -42,7 +42,7 @@ def greedy(logits: Callable[[list[int]], mx.array], tokens: list[int]) -> mx.arr
 
 
 def added(visible: np.ndarray) -> mx.array:
-    """What is added to the logits of attention."""
+    """Return what is added to the logits of attention."""
     return mx.where(mx.array(visible), 0.0, -mx.inf)
 
 
@@ -54,7 +54,7 @@ def pixels(item: MediaItem, rows: int, columns: int) -> mx.array:
 
 
 def falcon(module: Any, family: Any, preprocess: Any) -> Answers:
-    """Positions, rows, logits and tokens of one of the Falcons, and pixels.
+    """Return positions, rows, logits and tokens of one of the Falcons, and pixels.
 
     Args:
         module: of mlx-vlm.
@@ -107,7 +107,7 @@ def falcon(module: Any, family: Any, preprocess: Any) -> Answers:
 
 
 def moon(publisher: dict[str, Any]) -> Answers:
-    """Rows, logits and tokens of Moondream 3, and pixels.
+    """Return rows, logits and tokens of Moondream 3, and pixels.
 
     Args:
         publisher: names of its own module `image_crops`.

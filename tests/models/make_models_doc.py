@@ -166,7 +166,7 @@ HELD_AGAINST_MLX_VLM = {each["model_type"] for each in (FUSED, MOONDREAM, PERCEP
 
 
 def rows() -> Iterator[str]:
-    """One line a `model_type`."""
+    """Yield one line a `model_type`."""
     tested = dict.fromkeys(TINY.values())
     own = {config()["model_type"] for config in tested}
     seen = {
@@ -196,7 +196,7 @@ def rows() -> Iterator[str]:
 
 
 def dialects() -> Iterator[str]:
-    """One line a dialect."""
+    """Yield one line a dialect."""
     for name in DIALECTS:
         spoken = sorted({m for e in PUBLISHED if e.dialect == name for m in e.model_types})
         yield f"| `{name}` | " + ", ".join(f"`{model_type}`" for model_type in spoken) + " |"
@@ -207,7 +207,7 @@ def _filled(text: str) -> str:
 
 
 def document() -> str:
-    """The whole page."""
+    """Return the whole page."""
     spoken: dict[str, list[str]] = {name: [] for name in sorted(ARCHITECTURES)}
     for model_type, name in GGUF.items():
         spoken[name].append(f"`{model_type}`")

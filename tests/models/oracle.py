@@ -33,7 +33,7 @@ what those before it do instead."""
 def save_random(
     config: Any, folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> Any:
-    """A transformers model of `config` with random weights, saved to `folder` in `dtype`.
+    """Return a transformers model of `config` with random weights, saved to `folder` in `dtype`.
 
     What it computes, it computes in float32, from the weights as they were saved. Every parameter
     is drawn anew: the library's own initialisation leaves norms and scales at one and projections
@@ -122,7 +122,7 @@ class _Wide(TorchDispatchMode):
 
 
 def float64_logits(reference: Any, tokens: list[int], **media: Any) -> np.ndarray:
-    """Logits `[len(tokens), vocab]` of the same weights and inputs, computed in float64."""
+    """Return logits `[len(tokens), vocab]` of the same weights and inputs, computed in float64."""
 
     def widen(each: Any) -> Any:
         floats = isinstance(each, torch.Tensor) and each.is_floating_point()
@@ -143,14 +143,16 @@ def float64_logits(reference: Any, tokens: list[int], **media: Any) -> np.ndarra
 
 
 def reference_logits(reference: Any, tokens: list[int]) -> mx.array:
-    """Logits `[len(tokens), vocab]`."""
+    """Return logits `[len(tokens), vocab]`."""
     with torch.no_grad():
         logits = reference(torch.tensor([tokens]), use_cache=False).logits[0]
     return mx.array(logits.float().numpy().astype(np.float32))
 
 
 def reference_greedy(reference: Any, prompt: list[int], count: int, **media: Any) -> list[int]:
-    """Greedy continuation of `count` tokens, end tokens ignored; `media` as the model takes it."""
+    """Return greedy continuation of `count` tokens, end tokens ignored; `media` as the model takes
+    it.
+    """
     inputs = {"attention_mask": torch.ones(1, len(prompt), dtype=torch.long)} | media
     with torch.no_grad():
         out = reference.generate(
@@ -168,7 +170,7 @@ def reference_greedy(reference: Any, prompt: list[int], count: int, **media: Any
 def reference_answer(
     reference: Any, tokens: list[int], count: int, **media: Any
 ) -> tuple[Any, list[int]]:
-    """Logits `[len(tokens), vocab]`, and `reference_greedy`; `media` as the model takes it."""
+    """Return logits `[len(tokens), vocab]`, and `reference_greedy`; `media` as the model takes it."""
     with torch.no_grad():
         logits = reference(torch.tensor([tokens]), **media).logits[0]
     greedy = reference_greedy(reference, tokens, count, **media)
@@ -179,7 +181,7 @@ def reference_answer(
 def reference_image_logits(
     reference: Any, tokens: list[int], images: Sequence[PlacedMedia]
 ) -> mx.array:
-    """Logits `[len(tokens), vocab]` of a sequence with media."""
+    """Return logits `[len(tokens), vocab]` of a sequence with media."""
     with torch.no_grad():
         logits = reference(
             torch.tensor([tokens]), use_cache=False, **media_inputs(tokens, images)
@@ -188,7 +190,7 @@ def reference_image_logits(
 
 
 def media_inputs(tokens: list[int], media: Sequence[PlacedMedia]) -> dict[str, torch.Tensor]:
-    """Media as the processor gives them to the model, and which tokens stand for them."""
+    """Return media as the processor gives them to the model, and which tokens stand for them."""
     kinds = torch.zeros(1, len(tokens), dtype=torch.long)
     for each in media:
         kinds[0, each.start : each.end] = 1 + _KINDS.index(each.item.kind)
@@ -196,7 +198,7 @@ def media_inputs(tokens: list[int], media: Sequence[PlacedMedia]) -> dict[str, t
 
 
 def reference_rows(reference: Any, items: Sequence[MediaItem]) -> list[mx.array]:
-    """What towers and projectors make of items, `[tokens, hidden]` of each.
+    """Return what towers and projectors make of items, `[tokens, hidden]` of each.
 
     Items of a kind are one batch, as in `media_inputs`, so that they are rounded alike.
     """

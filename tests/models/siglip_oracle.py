@@ -43,7 +43,9 @@ class Reference:
 
 
 def youtu_vl(config: dict[str, Any], folder: Path) -> Reference:
-    """Youtu's decoder, and Qwen2.5-VL's encoder with SigLIP's layers. Saved by published names."""
+    """Return Youtu's decoder, and Qwen2.5-VL's encoder with SigLIP's layers. Saved by published
+    names.
+    """
     torch.manual_seed(0)
     text = _decoder(config, "youtu")
     vision = config["vision_config"]
@@ -76,7 +78,7 @@ def youtu_vl(config: dict[str, Any], folder: Path) -> Reference:
 
 
 def phi4_siglip(config: dict[str, Any], folder: Path) -> Reference:
-    """Phi 4's decoder and SigLIP 2's encoder. Saved by published names."""
+    """Return Phi 4's decoder and SigLIP 2's encoder. Saved by published names."""
     torch.manual_seed(0)
     text = _decoder(config, "phi3")
     layers = transformers.Siglip2VisionConfig(**config["vision_config"])
@@ -187,7 +189,7 @@ def lighton_ocr(config: dict[str, Any], folder: Path) -> Reference:
 
 
 def _by_pixtral(whole: Any, item: MediaItem, merge: int = 2) -> torch.Tensor:
-    """The rows of a picture's squares, `[rows, hidden]`."""
+    """Return the rows of a picture's squares, `[rows, hidden]`."""
     patch = 2 * PATCH // merge
     mean, std = (np.array(each) for each in (CLIP_COLOURS.mean, CLIP_COLOURS.std))
     down, across = (side // merge for side in item.shape)
@@ -237,7 +239,7 @@ _YOUTU = {
 
 
 def _youtu_names(tower: nn.Module) -> dict[str, torch.Tensor]:
-    """The encoder's tensors as Tencent publishes them."""
+    """Return the encoder's tensors as Tencent publishes them."""
     named: dict[str, torch.Tensor] = {}
     for name, array in tower.state_dict().items():
         if name.startswith("merger.1."):

@@ -138,7 +138,7 @@ class SoloStep(ForwardContext):
 def _capped_attention(
     q: mx.array, k: mx.array, v: mx.array, visible: mx.array, softcap: float
 ) -> mx.array:
-    """Attention spelled out, `[T, heads, head_dim]`, its logits bounded."""
+    """Return attention spelled out, `[T, heads, head_dim]`, its logits bounded."""
     groups = q.shape[1] // k.shape[1]
     k, v = (mx.repeat(each, groups, axis=1).swapaxes(0, 1) for each in (k, v))
     logits = softcap * mx.tanh(q.swapaxes(0, 1) @ k.swapaxes(-1, -2) / softcap)
@@ -152,7 +152,7 @@ def solo_logits(
     images: Sequence[PlacedMedia] = (),
     rows: Sequence[tuple[mx.array, ...]] | None = None,
 ) -> mx.array:
-    """Logits `[len(tokens), vocab]` of one sequence computed at once.
+    """Return logits `[len(tokens), vocab]` of one sequence computed at once.
 
     Args:
         rows: what an encoder made of each image, `[tokens, hidden]` a level; None asks the model's.
@@ -163,7 +163,7 @@ def solo_logits(
 
 
 def picture(rows: int, columns: int, values: int, tokens: int) -> MediaItem:
-    """An image of so many patches: a slope from patch to patch, some of them inverted."""
+    """Return an image of so many patches: a slope from patch to patch, some of them inverted."""
     patches = np.arange(rows * columns)[:, None]
     slope = 5 * patches + 3 * np.arange(values)[None] + 11 * (patches // columns)
     pixels = np.where(patches % 7 == 0, 255 - slope % 256, slope % 256).astype(np.uint8)
@@ -171,12 +171,12 @@ def picture(rows: int, columns: int, values: int, tokens: int) -> MediaItem:
 
 
 def encoded(encoder: MediaEncoder, item: MediaItem) -> tuple[mx.array, ...]:
-    """What an encoder makes of an item, `[tokens, hidden]` for each of its levels."""
+    """Return what an encoder makes of an item, `[tokens, hidden]` for each of its levels."""
     return encoder(mx.array(np.frombuffer(item.features, np.uint8)), item.shape)
 
 
 def image_features(vision: MediaEncoder, image: MediaItem) -> mx.array:
-    """What an encoder of one level makes of an image, `[tokens, hidden]`."""
+    """Return what an encoder of one level makes of an image, `[tokens, hidden]`."""
     (rows,) = encoded(vision, image)
     return rows
 
@@ -187,7 +187,7 @@ def media_rows(
     rows: Sequence[tuple[mx.array, ...]] | None,
     count: int,
 ) -> MediaRows:
-    """The rows of a whole sequence of `count` tokens that stand for images; `rows` as for
+    """Return the rows of a whole sequence of `count` tokens that stand for images; `rows` as for
     `solo_logits`."""
     if rows is None:
         rows = [encoded(model.encoders[each.item.kind], each.item) for each in images]
@@ -196,7 +196,7 @@ def media_rows(
 
 
 def greedy_choices(model: LanguageModel, prompt: list[int], answer: list[int]) -> list[int]:
-    """What the model would choose at each place of `answer`, given what stands before it.
+    """Return what the model would choose at each place of `answer`, given what stands before it.
 
     Equal to `answer` exactly if greedy decoding of `prompt` gives `answer`: by induction, and in
     one pass instead of one a token.
@@ -207,7 +207,7 @@ def greedy_choices(model: LanguageModel, prompt: list[int], answer: list[int]) -
 
 
 def solo_greedy(model: LanguageModel, prompt: list[int], count: int) -> list[int]:
-    """Greedy continuation, everything computed anew for each token."""
+    """Return greedy continuation, everything computed anew for each token."""
     tokens = list(prompt)
     for _ in range(count):
         hidden = model(SoloStep(model.layout, tokens))

@@ -64,7 +64,7 @@ CLASSES = sorted(FAMILIES.keys() & CONFIG_MAPPING.keys())
 
 
 def _default(model_type: str) -> dict[str, Any]:
-    """The whole default configuration of a class, with few layers where it may have few."""
+    """Return the whole default configuration of a class, with few layers where it may have few."""
     text = TEXT_TYPES.get(model_type)
     changes = {"text_config": SHORT | {"model_type": text}} if text else dict(SHORT)
     if model_type in (*WHOLE, "qwen3_omni_moe"):

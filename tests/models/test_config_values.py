@@ -25,7 +25,7 @@ YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 
 
 
 def paths(config: Config, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The way to each key, of nested objects too."""
+    """Yield the way to each key, of nested objects too."""
     for key, value in config.items():
         yield (*before, key)
         if isinstance(value, dict):

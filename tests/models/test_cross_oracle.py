@@ -42,7 +42,7 @@ def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def given(items: list[MediaItem]) -> dict[str, Any]:
-    """Pictures as transformers' processor gives them."""
+    """Return pictures as transformers' processor gives them."""
     shapes = CONFIG["vision_config"]["supported_aspect_ratios"]
     pixels = np.zeros((1, len(items), TILES, 3, PATCH * SIDE, PATCH * SIDE), np.float32)
     mask = np.zeros((1, len(items), TILES), np.int64)
@@ -81,7 +81,7 @@ def seen(tokens: list[int], media: list[PlacedMedia]) -> Any:
 
 
 def blind_before(reference: Any, first: int) -> list[Any]:
-    """Tokens before the first picture look at none, as in Meta's own code (and vLLM's).
+    """Return tokens before the first picture look at none, as in Meta's own code (and vLLM's).
 
     In transformers they look at all of them, at those behind them too.
     """

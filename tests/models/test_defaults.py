@@ -1,4 +1,4 @@
-"""What a configuration leaves out means what it means to Hugging Face transformers."""
+"""Fields that a configuration leaves out have the defaults of Hugging Face transformers."""
 
 from __future__ import annotations
 

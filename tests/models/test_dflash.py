@@ -55,7 +55,7 @@ class Reference:
         return self.weights[name] * scaled
 
     def guesses(self, tokens: list[int], count: int) -> list[int]:
-        """The likeliest tokens after `tokens`."""
+        """Return the likeliest tokens after `tokens`."""
         with torch.no_grad():
             known = torch.tensor([tokens[:-1]])
             hidden = self.target(known, output_hidden_states=True).hidden_states
@@ -68,7 +68,7 @@ class Reference:
             return [int(each) for each in logits.argmax(-1)]
 
     def last(self, known: Any) -> Any:
-        """The last layer's output, before the norm."""
+        """Return the last layer's output, before the norm."""
         kept = []
         hook = self.target.model.layers[-1].register_forward_hook(
             lambda _, __, out: kept.append(out[0] if isinstance(out, tuple) else out)
@@ -97,7 +97,7 @@ class Reference:
 
 
 def test_blocks_are_those_of_the_published_formula(tmp_path: Path) -> None:
-    """In an engine: prompts in chunks, company, right and wrong drafts."""
+    """Blocks are drafted in an engine: prompts in chunks, in a batch, with right and wrong drafts."""
     own = transformers.LlamaConfig(**tiny_models.llama_config())
     target = oracle.save_random(own, tmp_path / "model")
     loaded = open_model(str(tmp_path / "model"), dtype="float32")

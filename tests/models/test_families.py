@@ -70,7 +70,7 @@ def test_logits_and_greedy_tokens_match(name: str, dtype: str, tmp_path: Path) -
 
 
 def _in_chunks(loaded: LoadedModel, request: Request) -> Generated:
-    """What the engine answers when it reads the prompt by nine tokens a step."""
+    """Return what the engine answers when it reads the prompt by nine tokens a step."""
     config = EngineConfig("", kv_memory=16 << 20, prefix_cache=False, max_step_tokens=9)
     return Company(loaded, config).run([request])[request.id]
 

@@ -56,7 +56,7 @@ LENGTHS, TOKENS = (1, 50, 65), 16
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Opened]:
-    """A family's model and what each prompt gets alone, computed once."""
+    """Return a family's model and what each prompt gets alone, computed once."""
     known: dict[str, Opened] = {}
 
     def find(name: str) -> Opened:

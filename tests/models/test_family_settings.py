@@ -120,7 +120,7 @@ def test_layers_of_experts_by_their_first_key() -> None:
 
 
 def test_mimo_as_it_is_published() -> None:
-    """By the keys of its own code; a window there does not count the query."""
+    """The keys are those of Xiaomi's own code, where a window does not count the query."""
     ours = CONFIGS["mimo_v2_flash"]
     left_out = ("layer_types", "mlp_layer_types", "rope_parameters", "sliding_window")
     published = {name: value for name, value in ours.items() if name not in left_out} | {
@@ -190,7 +190,7 @@ def test_a_head_is_tied_where_a_part_says_so(outer: dict[str, Any], inner: bool)
 @pytest.mark.parametrize("alias", ["num_experts", "num_local_experts", "n_routed_experts"])
 @pytest.mark.parametrize("name", ["glm_moe_dsa", "deepseek_v3", "glm4_moe", "qwen3_moe", "dots1"])
 def test_a_second_name_with_an_equal_value_passes(name: str, alias: str) -> None:
-    """As GLM-5.2-NVFP4 has `num_experts` beside `n_routed_experts`."""
+    """GLM-5.2-NVFP4 has `num_experts` beside `n_routed_experts`."""
     names = ("n_routed_experts", "num_experts", "num_local_experts")
     count = next(CONFIGS[name][key] for key in names if key in CONFIGS[name])
     build(CONFIGS[name] | {alias: count})

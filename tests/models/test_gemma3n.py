@@ -31,7 +31,7 @@ ROWS, AUDIO, END, ANSWER = 20, 249, 248, 8
 
 
 def sound(seed: int, frames: int) -> MediaItem:
-    """A random spectrogram."""
+    """Return a random spectrogram."""
     features = np.random.default_rng(seed).normal(-2, 2, (frames, 16)).astype(np.float32).tobytes()
     return MediaItem.of("audio", features, (frames, 16), ROWS, bidirectional=False)
 
@@ -87,7 +87,7 @@ def prompt(item: MediaItem) -> Prompt:
 
 
 def spelled(*parts: int | MediaItem) -> Prompt:
-    """Tokens and sounds of so many tokens of text, a sound, and so on."""
+    """Return tokens and sounds of so many tokens of text, a sound, and so on."""
     tokens: list[int] = []
     media: list[PlacedMedia] = []
     for part in parts:

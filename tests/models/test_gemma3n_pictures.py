@@ -30,7 +30,7 @@ GOLDEN_SIDES = (128, 256)
 
 
 def shown(seed: int, side: int = 128) -> MediaItem:
-    """A square picture of random colours around one of its own."""
+    """Return a square picture of random colours around one of its own."""
     rng = np.random.default_rng(seed)
     colours = rng.integers(0, 200, 3) + rng.integers(0, 56, (side, side, 3))
     features = colours.astype(np.uint8).tobytes()

@@ -64,7 +64,7 @@ def opened(folder: Path, loaded: LoadedModel) -> Assistant:
 
 
 def reference_guesses(model: Any, assistant: Any, end: int) -> list[list[float]]:
-    """Logits of the guesses after the first `end` tokens and the next one, as published."""
+    """Return logits of the guesses after the first `end` tokens and the next one, as published."""
     with torch.no_grad():
         out = model(
             torch.tensor([TOKENS[:end]]),

@@ -51,14 +51,14 @@ class Tower:
     def opened(
         self, folder: Path, config: dict[str, Any], weights: dict[str, mx.array], dtype: str = ""
     ) -> MediaEncoder:
-        """The encoder of a checkpoint that is written to the folder."""
+        """Return the encoder of a checkpoint that is written to the folder."""
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(config))
         mx.save_safetensors(str(folder / "model.safetensors"), weights)
         return open_model(str(folder), dtype=dtype).model.encoders[self.kind]
 
     def encoded(self, encoder: MediaEncoder) -> mx.array:
-        """The rows of `item`."""
+        """Return the rows of `item`."""
         (rows,) = encoded(encoder, self.item)
         return rows
 
@@ -102,7 +102,7 @@ def _differ(ours: mx.array, theirs: mx.array) -> float:
 
 
 def _channels_first(name: str, array: mx.array) -> mx.array:
-    """A weight as transformers has it."""
+    """Return a weight as transformers has it."""
     if name.endswith("depthwise_conv1d.weight"):
         return array.swapaxes(1, 2)
     return array.transpose(0, 3, 1, 2) if name.endswith(".conv.weight") else array

@@ -69,7 +69,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Both]:
 
 
 def inputs(items: Sequence[MediaItem]) -> dict[str, Any]:
-    """Media as their processors give them."""
+    """Return media as their processors give them."""
     pictures, frames, sounds = ([each for each in items if each.kind == kind] for kind in MARKS)
     given: dict[str, Any] = {}
     if pictures:
@@ -122,7 +122,9 @@ def test_rows_match(opened: Callable[[str], Both], item: MediaItem) -> None:
 def test_logits_and_greedy_tokens_match(
     opened: Callable[[str], Both], name: str, case: str
 ) -> None:
-    """By the mask that transformers has for static caches; see `models.gemma4_unified`."""
+    """The reference uses the mask that transformers has for static caches; see
+    `models.gemma4_unified`.
+    """
     reference, loaded = opened(name)
     tokens, placed = spelled(CASES[case])
     if case == "a picture larger than the window":

@@ -39,7 +39,7 @@ ANSWER = 12
 
 
 def shown(seed: int, rows: int, columns: int) -> MediaItem:
-    """A picture, with rows for ends of lines and two around it."""
+    """Return a picture, with rows for ends of lines and two around it."""
     item = picture(seed, rows, columns)
     return replace(item, tokens=item.tokens + rows // 2 + 2)
 
@@ -77,7 +77,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
 
 
 def pairs_by_axis(section: list[int]) -> Callable[[Any], Any]:
-    """Both halves of a pair turn with the same axis, as in Tencent's own code and in vLLM's.
+    """Let both halves of a pair turn with the same axis, as in Tencent's own code and in vLLM's.
 
     transformers 5.23 takes sections twice as long instead of twice, so that a pair's halves turn
     with different ones.
@@ -92,7 +92,7 @@ def pairs_by_axis(section: list[int]) -> Callable[[Any], Any]:
 
 
 def given(items: list[MediaItem]) -> dict[str, Any]:
-    """Pictures as transformers' processor gives them: row by row, colour by colour."""
+    """Return pictures as transformers' processor gives them: row by row, colour by colour."""
     import torch
 
     parts = []
@@ -158,7 +158,7 @@ def opened(folder: Path, config: dict[str, Any], weights: dict[str, mx.array]) -
 
 
 def requests() -> list[Request]:
-    """The prompts, as requests."""
+    """Return the prompts, as requests."""
     texts = prompts([1] * len(PROMPTS), tokens=20)
     return [
         replace(text, prompt=tuple(tokens), media=tuple(media))

@@ -50,7 +50,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
 
 
 def given(items: list[MediaItem]) -> dict[str, Any]:
-    """Pictures as transformers' processor gives them."""
+    """Return pictures as transformers' processor gives them."""
     import torch
 
     def scaled(raw: np.ndarray, size: int, colours: Colours) -> Any:

@@ -1,4 +1,4 @@
-"""What a step launches on a Mac, counted on a CPU, beside mlx-lm's step of the same model."""
+"""Kernel launches of a step on a Mac, counted on a CPU, beside mlx-lm's step of the same model."""
 
 from __future__ import annotations
 

@@ -257,7 +257,7 @@ WHOLE: dict[str, dict[str, Any]] = {
 
 
 def _drawn(config: dict[str, Any], dtype: mx.Dtype) -> nn.Module:
-    """mlx-lm's model in float32 with weights as a checkpoint in `dtype` has them."""
+    """Return mlx-lm's model in float32 with weights as a checkpoint in `dtype` has them."""
     model_class, arguments = _get_classes(config)
     model = model_class(arguments.from_dict(deepcopy(config)))
     if config["model_type"] == "gemma3":  # tied, which mlx-lm learns from a checkpoint

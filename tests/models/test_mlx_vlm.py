@@ -72,7 +72,7 @@ Opened = Callable[[str], LoadedModel]
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Opened:
-    """A family's model as its publisher lays it out."""
+    """Return a family's model as its publisher lays it out."""
     known: dict[str, LoadedModel] = {}
 
     def find(name: str) -> LoadedModel:
@@ -109,7 +109,7 @@ def test_positions_rows_logits_and_tokens_match(opened: Opened, name: str, case:
 
 
 def requests(name: str) -> list[Request]:
-    """The prompts, as requests."""
+    """Return the prompts, as requests."""
     known = FAMILIES[name].PROMPTS
     texts = prompts([1] * len(known), tokens=20)
     return [
@@ -133,7 +133,7 @@ IN_COMPANY = [
 
 @pytest.fixture(scope="module")
 def expected(opened: Opened) -> Any:
-    """What each request gets alone, computed once a family and format."""
+    """Return what each request gets alone, computed once a family and format."""
     known: dict[tuple[str, str], Any] = {}
 
     def find(name: str, format: KVFormat) -> Any:
@@ -166,7 +166,7 @@ def test_as_if_alone(
 
 
 def turned(item: MediaItem) -> MediaItem:
-    """Another picture of the same shape."""
+    """Return another picture of the same shape."""
     return MediaItem.of("image", item.features[::-1], item.shape, item.tokens)
 
 
@@ -239,7 +239,7 @@ def test_packed_checkpoints_are_read(tmp_path: Path, name: str, conversion: bool
 def shown(
     folder: Path, model_type: str, size: str, *, detail: Detail = "auto", **config: Any
 ) -> MediaItem:
-    """What the processor of a family makes of a picture."""
+    """Return what the processor of a family makes of a picture."""
     (folder / "config.json").write_text(json.dumps({"model_type": model_type} | config))
     processor = open_processors(folder, ["image"])["image"]
     file = io.BytesIO()
@@ -249,7 +249,7 @@ def shown(
 
 
 def colours(item: MediaItem, patch: int, rows: int, columns: int) -> np.ndarray:
-    """Some of the pixels, square by square and row by row, as the model takes them."""
+    """Return some of the pixels, square by square and row by row, as the model takes them."""
     raw = np.frombuffer(item.features, np.uint8).reshape(-1, rows, columns, patch, patch, 3)
     scaled = (raw / 255 - EVEN_COLOURS.mean) / EVEN_COLOURS.std
     return scaled.swapaxes(2, 3).flatten()[PIXELS]

@@ -1,4 +1,4 @@
-"""In a narrow type everything is computed in it: nothing on the way makes activations float32."""
+"""A model in a narrow type computes everything in it: nothing turns activations into float32."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.parity import Company, prompts
 
 
 def written(name: str, folder: Path) -> Path:
-    """A random model of the family."""
+    """Return a random model of the family."""
     if name in tiny_models.CONFIGS:
         return tiny_models.tiny_model(folder, name)
     tiny_models.write_model(folder, registered.CONFIGS[name])
@@ -57,7 +57,7 @@ def test_they_stay_narrow_beside_kernels_for_float32(
 
 
 def computed_types(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> set[mx.Dtype]:
-    """The types of what is attended to and of a step's last rows, with weights in bfloat16."""
+    """Return the types of what is attended to and of a step's last rows, with weights in bfloat16."""
     types: set[mx.Dtype] = set()
     attend, finish = StepInputs.attend, EagerExecutor._finish
 

@@ -35,7 +35,7 @@ QWEN = {
 
 
 def extra_layer(count: int) -> Mapping[str, str]:
-    """The names of a head behind `count` layers, as DeepSeek V3 and GLM publish it."""
+    """Return the names of a head behind `count` layers, as DeepSeek V3 and GLM publish it."""
     layer = f"model.layers.{count}"
     return {
         "fc": f"{layer}.eh_proj",

@@ -35,7 +35,7 @@ TEXT, SEEN = (PROMPTS[case] for case in ("text alone", "two of different sizes")
 
 
 def asked(name: str, loaded: LoadedModel, *, seen: bool) -> tuple[list[int], Any, dict[str, Any]]:
-    """Tokens, their media, and the same as transformers takes it."""
+    """Return tokens, their media, and the same as transformers takes it."""
     if not seen:
         return (*TEXT, {})
     if name in GEMMA4:

@@ -211,7 +211,7 @@ _KIMI = (
 
 
 def moonshots(weights: Weights) -> Weights:
-    """The tensors as Moonshot publishes them, whose decoder is named as in conversions."""
+    """Return the tensors as Moonshot publishes them, whose decoder is named as in conversions."""
     heads, head_dim = 4, 16
     half, quarter = head_dim // 2, head_dim // 4
     # A pair's columns come first, then its rows, and its elements stand together.
@@ -240,7 +240,7 @@ def moonshots(weights: Weights) -> Weights:
 
 
 def converted(name: str, weights: Weights) -> Weights:
-    """The tensors as mlx-vlm names them; those that it publishes are what the oracle saves."""
+    """Return the tensors as mlx-vlm names them; those that it publishes are what the oracle saves."""
     if name == "kimi_k25":
         return moonshots(weights)
     ready: Weights = {}

@@ -81,7 +81,7 @@ def theirs(name: str, weights: Weights, *, conversion: bool) -> Weights:
 
 
 def _internvit(key: str, array: mx.array) -> tuple[str, mx.array]:
-    """InternViT's tensor as it is published."""
+    """Return InternViT's tensor as it is published."""
     for other, ours in _INTERNVIT:
         if ours in key:
             key = key.replace(ours, other)

@@ -59,7 +59,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Both]:
 
 
 def pixels(loaded: LoadedModel, items: list[MediaItem]) -> Any:
-    """Tiles as image processors give them, `[tiles, 3, TILE, TILE]`."""
+    """Return tiles as image processors give them, `[tiles, 3, TILE, TILE]`."""
     kind = loaded.model.encoders["image"].visual.kind
     colours, side, patch = kind.colours, kind.side, kind.patch
     raw = np.frombuffer(b"".join(item.features for item in items), np.uint8)
@@ -69,7 +69,7 @@ def pixels(loaded: LoadedModel, items: list[MediaItem]) -> Any:
 
 
 def pictures(loaded: LoadedModel, items: list[MediaItem]) -> dict[str, Any]:
-    """Pictures as their image processor gives them."""
+    """Return pictures as their image processor gives them."""
     if not items:
         return {}
     name = loaded.config["model_type"]
@@ -103,7 +103,7 @@ def inputs(loaded: LoadedModel, tokens: list[int], media: list[PlacedMedia]) -> 
 
 
 def rows_of(reference: Any, loaded: LoadedModel, item: MediaItem) -> Any:
-    """What their encoder makes of a picture, `[rows, hidden]`."""
+    """Return what their encoder makes of a picture, `[rows, hidden]`."""
     with torch.no_grad():
         found = reference.model.get_image_features(**pictures(loaded, [item])).pooler_output
     parts = found if isinstance(found, list | tuple) else [found]
@@ -120,7 +120,7 @@ def test_rows_match(opened: Callable[[str], Both], name: str) -> None:
 
 
 def watched(name: str) -> tuple[list[int], list[PlacedMedia]]:
-    """A video: all frames are one item; of InternVL, each is an item in a picture's place."""
+    """Return a video: all frames are one item; of InternVL, each is an item in a picture's place."""
     if name == "llava_onevision":
         return prompt(4, film(1, 3), 9, in_grid(name, 3), 5)
     tokens, media = prompt(4, *(tiles(seed, 1, whole=False) for seed in range(3)), 9)
@@ -158,7 +158,9 @@ def test_videos_match(opened: Callable[[str], Both], name: str) -> None:
 
 
 def every_case() -> list[Any]:
-    """Every day one of each family, and one of the decoders that others have, too."""
+    """Return all cases. `DAILY` of each family runs every day, and of one family on another's
+    decoder.
+    """
     daily = {*CONFIGS, "internvl-gpt_oss"}
     return [
         pytest.param(name, case, marks=() if name in daily and case == DAILY else pytest.mark.slow)

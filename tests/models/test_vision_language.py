@@ -68,7 +68,7 @@ def _text_name(key: str, *, old: bool, conversion: bool) -> str:
 
 
 def published_experts(weights: Weights) -> Weights:
-    """Qwen3-VL-MoE's, gate and up in one, transposed."""
+    """Return Qwen3-VL-MoE's, gate and up in one, transposed."""
     ready = {}
     for key, array in weights.items():
         base, _, part = key.removesuffix(".weight").rpartition(".")
@@ -114,7 +114,7 @@ def test_conversions_over_recurrent_layers_are_read(name: str, tmp_path: Path) -
 
 
 def omni(weights: Weights, *, conversion: bool) -> Weights:
-    """Qwen3-Omni's tensors, beside parts that speak."""
+    """Return Qwen3-Omni's tensors, beside parts that speak."""
     parts = {".mlp.up_proj.": ".mlp.linear_fc1.", ".mlp.down_proj.": ".mlp.linear_fc2."}
     if not conversion:
         parts |= {"deepstack_merger_list": "merger_list", ".norm.": ".ln_q."}
@@ -173,7 +173,9 @@ GLM_TEXT = {
 
 
 def glm_converted(name: str, weights: Weights) -> Weights:
-    """GLM's tensors as mlx-vlm converts them: the dense decoder's gates in one, kernels last."""
+    """Return GLM's tensors as mlx-vlm converts them: the dense decoder's gates in one, kernels
+    last.
+    """
     ready: Weights = {}
     for key, array in weights.items():
         front, _, rest = key.partition(".")
@@ -223,7 +225,7 @@ PADDLE = {
 
 
 def paddle(weights: Weights, *, conversion: bool) -> Weights:
-    """PaddleOCR-VL's tensors, with parts that are left out."""
+    """Return PaddleOCR-VL's tensors, with parts that are left out."""
     unread = "visual.vision_model.embeddings.packing_position_embedding.weight"
     ready: Weights = {} if conversion else {unread: mx.ones(4)}
     for key, array in weights.items():
@@ -264,7 +266,7 @@ def test_names_of_paddles_checkpoints_are_read(tmp_path: Path) -> None:
 
 
 def ernie(weights: Weights, *, conversion: bool) -> Weights:
-    """ERNIE 4.5 VL's tensors."""
+    """Return ERNIE 4.5 VL's tensors."""
     encoder = {"merger.norm": "ln", "mlp.up_proj": "mlp.fc1", "mlp.down_proj": "mlp.fc2"}
     for ours, kind in (("merger", "spatial_linear"), ("temporal", "temporal_linear")):
         for part, number in (("linear_fc1", 0), ("linear_fc2", 2), ("ln", 3)):
@@ -289,7 +291,7 @@ def ernie(weights: Weights, *, conversion: bool) -> Weights:
 
 
 def ernie_experts(key: str, array: mx.array, weights: Weights, *, conversion: bool) -> Weights:
-    """A tensor of a router, or of stacked experts."""
+    """Return a tensor of a router, or of stacked experts."""
     base, kind, last = re.fullmatch(r"(.*)\.(text|vision)_moe\.(.*)", key).groups()
     number = int(kind == "vision")
     if conversion:
@@ -319,7 +321,7 @@ def test_names_of_ernies_checkpoints_are_read(tmp_path: Path) -> None:
 
 
 def packed(weights: Weights, prefix: str) -> tuple[Weights, Weights]:
-    """The tensors with the decoder's matrices in 4 bits, and with what those stand for.
+    """Return the tensors with the decoder's matrices in 4 bits, and with what those stand for.
 
     Converters leave encoders alone.
     """

@@ -49,7 +49,7 @@ Both = tuple[Any, LoadedModel]
 
 
 def cases(names: Iterable[str], of: Iterable[str], daily: str) -> list[Any]:
-    """All names with all cases; every day one, but for two families that stand for the others."""
+    """Return all names with all cases. `daily` runs every day, and each case of `EVERY_CASE`."""
     return [
         pytest.param(
             name, case, marks=() if case == daily or name in EVERY_CASE else pytest.mark.slow
@@ -75,7 +75,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Both]:
 def inputs(
     name: str, loaded: LoadedModel, media: list[PlacedMedia], tokens: list[int]
 ) -> dict[str, Any]:
-    """Media as processors give it, and which tokens stand for it."""
+    """Return media as processors give it, and which tokens stand for it."""
     kinds = torch.zeros(1, len(tokens), dtype=torch.long)
     given: dict[str, Any] = {"attention_mask": torch.ones_like(kinds)}
     items = [part for each in media for part in parts_of(each.item)]
@@ -143,7 +143,7 @@ def pixels(loaded: LoadedModel, items: list[MediaItem]) -> dict[str, Any]:
 
 
 def levels(reference: Any, loaded: LoadedModel, item: MediaItem) -> list[Any]:
-    """What their encoders make of an item, `[rows, hidden]` a level."""
+    """Return the outputs of transformers' encoder for an item, `[rows, hidden]` for each level."""
     if len(parts := parts_of(item)) > 1:
         (seen, *deeper), (heard,) = (levels(reference, loaded, part) for part in parts)
         (tokens, (placed,)) = prompt(item)

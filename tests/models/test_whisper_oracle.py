@@ -74,7 +74,7 @@ def processor(tmp_path_factory: pytest.TempPathFactory) -> WhisperAudioProcessor
 
 
 def noise(seed: int, seconds: float) -> Samples:
-    """Sound whose loudness and pitch change."""
+    """Return sound whose loudness and pitch change."""
     at = np.arange(int(seconds * 16000)) / 16000
     tone = np.sin(2 * np.pi * (200 + 40 * seed) * at * (1 + 0.1 * np.sin(at)))
     rough = np.random.default_rng(seed).normal(size=at.shape)

@@ -32,7 +32,7 @@ Pass = Callable[[Program], Program]
 
 
 def opened(name: str, folder: Path, dtype: str = "float32") -> LoadedModel:
-    """A small model of a configuration, with random weights."""
+    """Return a small model of a configuration, with random weights."""
     path = write_model(folder / name, CONFIGS[name])
     if name == "glm4":
         with_published_names(path / "model.safetensors")

@@ -18,7 +18,7 @@ EVERYDAY = "llama gemma4_moe gemma4_ple gpt_oss qwen3_5_moe falcon_h1 deepseek_v
 
 
 def kinds(program: Program) -> Counter[str]:
-    """How many launches of each kind a step is."""
+    """Return how many launches of each kind a step is."""
     return Counter(
         node.attributes["what"] if node.kind == FUSED else node.kind
         for node in program.nodes

@@ -40,7 +40,7 @@ def adjusted(
 
 
 def dry_penalties(tokens: list[int], params: SamplingParams, vocab: int) -> list[float]:
-    """What DRY takes from the logit of each token, place by place."""
+    """Return what DRY takes from the logit of each token, place by place."""
     if params.dry_penalty_last_n > 0:
         tokens = tokens[-params.dry_penalty_last_n :]
     penalties = [0.0] * vocab
@@ -76,7 +76,7 @@ def probabilities(x: Floats, params: SamplingParams) -> Floats:
 
 
 def draw_order(p: Floats, params: SamplingParams) -> list[int]:
-    """How the sampler lines tokens up: by id, or best first where it must rank them."""
+    """Return how the sampler lines tokens up: by id, or best first where it must rank them."""
     if params.top_k == 0 and params.top_p == 1:
         return list(range(len(p)))
     n = next((n for n in (64, 256) if 0 < params.top_k <= n), len(p))
@@ -87,7 +87,7 @@ def draw_order(p: Floats, params: SamplingParams) -> list[int]:
 def could_draw(
     p: Floats, params: SamplingParams, token: int, seed: int, position: int, slack: float = 1e-5
 ) -> bool:
-    """Whether `token` is what the row's uniforms pick, up to rounding at the borders.
+    """Return whether `token` is what the row's uniforms pick, up to rounding at the borders.
 
     The first uniform picks a block of tokens, unless there is but one, the second a token in it.
     """
@@ -106,7 +106,7 @@ def could_draw(
 
 
 def chi_square(counts: npt.NDArray[np.int64], p: Floats) -> float:
-    """Standard deviations by which the statistic exceeds its mean; rare outcomes are pooled."""
+    """Return standard deviations by which the statistic exceeds its mean; rare outcomes are pooled."""
     expected = p * counts.sum()
     common = expected >= 5
     pooled = (

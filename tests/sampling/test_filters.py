@@ -28,7 +28,7 @@ ROWS = 60
 
 
 def typical(p: reference.Floats, mass: float) -> reference.Floats:
-    """The tokens nearest to the expected surprise, up to a mass."""
+    """Return the tokens nearest to the expected surprise, up to a mass."""
     ids = np.flatnonzero(p)
     surprise = -np.log(p[ids])
     nearest = ids[np.argsort(np.abs(surprise - (p[ids] * surprise).sum()), kind="stable")]

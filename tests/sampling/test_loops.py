@@ -20,7 +20,7 @@ def first_find(tokens: list[int], detector: LoopDetector) -> tuple[int, int] | N
 
 
 def shortest_cycle(tokens: list[int], repeats: int, least: int, longest: int) -> int | None:
-    """By the definition: each of the last tokens equals the one a cycle before."""
+    """Return the cycle by its definition: each of the last tokens equals the one a cycle before."""
     for cycle in range(1, longest + 1):
         length = max(repeats * cycle, least)
         tail = tokens[-length:]

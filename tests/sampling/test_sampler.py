@@ -129,7 +129,7 @@ def test_the_ends_of_the_unit_interval_draw_possible_tokens(kind: str, vocab: in
 
 
 def mixed_rows() -> list[RowSampling]:
-    """All kinds at once, with every adjustment somewhere."""
+    """Return rows of all kinds of sampling, with every adjustment in one of them."""
     rows = [RowSampling(seeded(params, i), 11 + i) for i, params in enumerate(KINDS.values())]
     history = History(np.array([1, 2, 2], np.int32), np.array([3, 3], np.int32))
     pending = mx.array([4], dtype=mx.int32)

@@ -29,7 +29,7 @@ ENGINE = "quire.engine.worker"
 
 @dataclass
 class Heard:
-    """What one client hears.
+    """Events that one client receives.
 
     Attributes:
         ended: whether the stream said that it is over.
@@ -42,14 +42,14 @@ class Heard:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
-    """Two replicas that run two sequences each, so that most requests wait."""
+    """Yield two replicas that run two sequences each, so that most requests wait."""
     arguments = ("--replicas", "2", "--max-sequences", "2")
     with quire_serve(tmp_path_factory.mktemp("faults"), *arguments) as child:
         yield child
 
 
 def processes(child: Child, name: str) -> list[psutil.Process]:
-    """The server's processes with this in their command line."""
+    """Return the server's processes with this in their command line."""
     found = []
     for each in psutil.Process(child.process.pid).children(recursive=True):
         try:

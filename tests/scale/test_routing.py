@@ -1,4 +1,4 @@
-"""Where requests go: by what replicas have cached, by sessions, and by load."""
+"""Requests are routed by cached prefixes, by sessions, and by load."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def route(*tokens: int, session: str = "") -> Route:
 
 
 def joined(*tokens: int, salt: str = "") -> bytes:
-    """What a replica reports that has cached this prompt."""
+    """Return what a replica reports that has cached this prompt."""
     keys = chains(NAMES.root(NAMES.format(None), salt), content_of(tokens, ()), NAMES.block_size)
     return b"".join(key[:SHORT] for key in keys)
 

@@ -50,7 +50,9 @@ Tables = dict[tuple[int, int], list[Block | None]]
 
 
 def block_bytes(key: PoolKey) -> int:
-    """Blocks of different groups and formats differ in size; layers kept plain have no tails."""
+    """Return blocks of different groups and formats differ in size; layers kept plain have no
+    tails.
+    """
     if key.tail and key.group in key.format.skip_layers:
         return 0
     return 3 + 2 * key.group + 2 * key.tail + key.format.has_tail
@@ -117,7 +119,7 @@ class Simulation:
         self.answers[request.id] = []
 
     def sequence(self, name: str) -> Sequence:
-        """A request that has not ended."""
+        """Return a request that has not ended."""
         return next(s for s in (*self.scheduler.running, *self.scheduler.waiting) if s.id == name)
 
     def truncate(self, name: str, length: int) -> None:
@@ -176,7 +178,9 @@ class Simulation:
             assert steps < limit, "somebody starves"
 
     def check_nothing_leaks(self) -> None:
-        """When all is done, every block is free or kept, and everything kept can be let go of."""
+        """Assert that every block is free or cached at the end, and that cached ones can be
+        evicted.
+        """
         assert live_blocks(self.manager) == 0
         self.scheduler.sharing.index.clear()
         assert kept_blocks(self.manager) == 0
@@ -207,7 +211,7 @@ class Simulation:
         return StepResult(sampled)
 
     def _sample(self, rows: ScheduledSequence) -> tuple[int, ...]:
-        """One token for each sampled row; behind a wrong draft, one that must not be taken."""
+        """Return one token for each sampled row; behind a wrong draft, one that must not be taken."""
         tokens = []
         right = True
         for position in range(rows.end - rows.sampled + 1, rows.end + 1):
@@ -218,7 +222,7 @@ class Simulation:
         return tuple(tokens)
 
     def _check_masks(self, plan: StepPlan) -> None:
-        """What a `Counting` constraint allows is how many tokens came before."""
+        """Assert that a `Counting` constraint allowed only the number of tokens before."""
         masks = self.scheduler.masks(plan)
         for rows in plan.sequences:
             sequence = self.scheduler._by_number.get(rows.number)
@@ -254,12 +258,12 @@ class Simulation:
         self.disk.spill(change.name, as_host_block(content))
 
     def token(self, name: str, position: int) -> int:
-        """What the 'model' draws for a position: fixed, so that resuming must repeat it."""
+        """Return what the 'model' draws for a position: fixed, so that resuming must repeat it."""
         drawn = hash((name, position, self._cuts[name])) % 50 + 100
         return self._drawn.setdefault((name, position), drawn)
 
     def _truth(self, rows: ScheduledSequence, position: int) -> int:
-        """A sequence's own token, as it was known when the step was planned, or a draft."""
+        """Return a sequence's own token, as it was known when the step was planned, or a draft."""
         if rows.sampled > 1 and position > rows.end - rows.sampled:
             return rows.tokens[position - rows.start]
         content = self._contents[rows.number]
@@ -348,7 +352,7 @@ class Simulation:
 
 
 def last_visible(group: KVGroup, rows: ScheduledSequence, row: int) -> int:
-    """The row's own key, or the last of its image where its rows see each other."""
+    """Return the row's own key, or the last of its image where its rows see each other."""
     if group.spec.bidirectional_media:
         for start, end in rows.bidirectional:
             if start <= row < end:

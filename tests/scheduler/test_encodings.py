@@ -1,4 +1,4 @@
-"""What encoding costs, and which features are kept."""
+"""Encodings take their part of a step's time, and some features are kept."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def work(rows: int, count: int = 1) -> EncoderWork:
 
 
 def served(encodings: Encodings, *items: MediaItem, number: int = 0) -> list[MediaItem]:
-    """A request of these items, from its first step to its end: what was encoded for it."""
+    """Return a request of these items, from its first step to its end: what was encoded for it."""
     each = sequence(number, *items)
     made: list[MediaItem] = []
     while encodings.update_needs([each]):
@@ -119,7 +119,7 @@ def test_keys_take_turns_at_encoders() -> None:
 
 
 def together(number: int, shape: int = 10) -> Sequence:
-    """A request of one picture, of which four of a shape are encoded by one call."""
+    """Return a request of one picture, of which four of a shape are encoded by one call."""
     own = sequence(number, picture(100 + number, shape))
     pieces = {own.request.media[0].item.key: Pieces(4, shape, together=4)}
     return Sequence(own.request, KVFormat(), b"", number, SequenceParts(pieces=pieces))

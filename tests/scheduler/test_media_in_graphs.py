@@ -11,7 +11,7 @@ from tests.scheduler.simulation import GROUPS, Simulation, Tables
 
 
 def shown(name: str, before: int, rows: int) -> Request:
-    """A prompt with a picture of so many rows, always the same one, and two tokens after it."""
+    """Return a prompt with a picture of so many rows, always the same one, and two tokens after it."""
     item = MediaItem("image", b"", (1, rows), rows, b"same")
     first = 100 * ord(name)
     prompt = tuple(range(first, first + before + rows + 2))
@@ -20,7 +20,7 @@ def shown(name: str, before: int, rows: int) -> Request:
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, int]]]:
-    """The sequences of each step, and how many rows each has."""
+    """Return the sequences of each step, and how many rows each has."""
     found: list[list[tuple[str, int]]] = []
     execute = Simulation._execute
 

@@ -1,4 +1,4 @@
-"""What planning costs for prompts as long as agents send them."""
+"""Planning calls few functions, even for prompts as long as agents send them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_waiting_for_room_costs_running_streams_nothing(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_that_generates_is_planned_and_read_by_few_calls(kind: str) -> None:
-    """At 256 streams that is most of what a step takes on the host."""
+    """Planning and reading of rows is most of a step's host time at 256 streams."""
     scheduler = make(KINDS[kind], 1200)
     for number in range(64):
         scheduler.add(Request(f"r{number}", (number, 1, 2), max_tokens=500), PLAIN)

@@ -17,7 +17,7 @@ AIM_S = 60e-3
 
 @dataclass(frozen=True)
 class Machine:
-    """What steps take.
+    """Step times of a simulated machine.
 
     Attributes:
         decode_s: of a step that only generates.
@@ -43,7 +43,7 @@ class Machine:
         return read + (alone + self.fixed_s if self.graphed else max(alone, self.fixed_s))
 
     def measured(self) -> MeasuredSteps:
-        """What warm-up finds out."""
+        """Return the step times that warm-up would measure."""
         budget = PrefillBudget(AIM_S, 2.0, 2048)
         for rows in (2, 8, *(32 << n for n in range(7))):
             budget.observe(1, 0, 0, self.seconds(1, 0))
@@ -124,7 +124,7 @@ class Run:
         return sum(tokens > 0 for *_, tokens in self.steps[started:])
 
     def share_of_prompts(self, last: int) -> float:
-        """The time of prompts by that of streams, in the last steps."""
+        """Return the time of prompts by that of streams, in the last steps."""
         steps = self.steps[-last:]
         alone = sum(self.machine.seconds(streams, 0) for _, streams, _ in steps)
         return sum(seconds for seconds, *_ in steps) / alone - 1
@@ -246,7 +246,7 @@ def test_a_first_burst_on_a_gpu_without_graphs_is_read_in_three_steps(slow_s: fl
     loaded: set[int] = set()
 
     def noise(tokens: int) -> float:
-        """Kernels for each size are loaded when they are first needed."""
+        """Return kernels for each size are loaded when they are first needed."""
         first = tokens.bit_length() not in loaded
         loaded.add(tokens.bit_length())
         return 1.0 + first * slow_s / 0.04
@@ -393,7 +393,7 @@ def test_encoders_leave_prompts_half_of_a_step() -> None:
 
 
 def with_graphs() -> PrefillBudget:
-    """A step that is launched layer by layer takes 36 ms and more; a graph of 64 rows 8 ms."""
+    """Return a step that is launched layer by layer takes 36 ms and more; a graph of 64 rows 8 ms."""
     budget = PrefillBudget(0.06, 2.0, 2048, GPU.measured())
     for rows in (8, 64):
         budget.observe(rows, 0, 0, 0.0027 if rows == 8 else 0.008)

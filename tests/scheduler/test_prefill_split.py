@@ -1,4 +1,4 @@
-"""How prompts share a step."""
+"""Prompts share the token budget of a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who waits for whom, what is found again, and where recurrent state is kept."""
+"""Prefix sharing: which prompt waits for which, what is reused, where recurrent states are kept."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_a_sequence_cut_back_registers_anew_what_it_says_then() -> None:
 
 
 def _nodes(simulation: Simulation) -> list[Node]:
-    """Every node of the index but the roots."""
+    """Return every node of the index but the roots."""
     nodes: list[Node] = []
     pending = list(simulation.scheduler.sharing.index._roots.values())
     while pending:
@@ -231,7 +231,7 @@ def _nodes(simulation: Simulation) -> list[Node]:
 
 @pytest.mark.parametrize("states", [2, 3, 20])
 def test_the_index_of_a_recurrent_model_is_bounded_by_its_states(states: int) -> None:
-    """Whether a snapshot finds room or not, no node is left that leads to none."""
+    """Each leaf of the index has a state, whether or not a snapshot found room."""
     budget = states * block_bytes(PoolKey(0, PLAIN))
     simulation = Simulation(ONLY_RECURRENT, budget, chunk=20)
     counts = []

@@ -44,7 +44,7 @@ class Watched(Simulation):
         )
 
     def steps(self, count: int) -> Counter[str]:
-        """Steps so often; returns the rows of each key since then."""
+        """Run so many steps; return the rows that each key got in them."""
         self.rows.clear()
         for _ in range(count):
             self.step()
@@ -52,7 +52,7 @@ class Watched(Simulation):
 
     @property
     def runs(self) -> Counter[str]:
-        """How many sequences of each key run."""
+        """Number of running sequences of each key."""
         return Counter(each.id[0] for each in self.scheduler.running)
 
 

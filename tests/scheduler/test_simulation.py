@@ -134,7 +134,7 @@ class Guessing:
 
 
 def drafted(guessing: Guessing, *args: Any, **named: Any) -> Simulation:
-    """A simulation whose requests may be drafted."""
+    """Return a simulation whose requests may be drafted."""
     guessing.simulation = Simulation(*args, drafters=(guessing,), **named)
     return guessing.simulation
 
@@ -168,7 +168,7 @@ def prompt_of(arrival: Arrival, earlier: list[Prompt]) -> Prompt:
 
 
 def least_budget(kind: str) -> int:
-    """What the most wasteful format needs for one sequence."""
+    """Return what the most wasteful format needs for one sequence."""
     limits = Simulation(GROUPS[kind], 1 << 20).scheduler.limits
     return max(limits.worst_case_bytes(format, CONTEXT, 11) for format in FORMATS)
 

@@ -13,7 +13,7 @@ CHEAP = {1: 2.1, 32: 2.6, 64: 4.0, 128: 7.0, 256: 12.0}
 
 
 def host(sequences: int, rows: int) -> float:
-    """Milliseconds of planning and launching, as measured beside `MIXTURE`."""
+    """Return milliseconds of planning and launching, as measured beside `MIXTURE`."""
     return 0.7 + 0.03 * sequences + 0.004 * rows
 
 

@@ -59,7 +59,7 @@ class Oracle:
 
 
 def token(position: int) -> int:
-    """The token at a position of every answer."""
+    """Return the token at a position of every answer."""
     return 2 * (position % 50)
 
 

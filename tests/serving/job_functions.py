@@ -55,7 +55,7 @@ async def spin(given: object, started: str) -> None:
 
 
 async def ask_at_once(given: Opened, count: int) -> Sequence[object]:
-    """From several threads."""
+    """Ask the server from several threads at once."""
     with ThreadPoolExecutor(4) as threads:
         return list(threads.map(given.ask, repeat("double"), range(count)))
 

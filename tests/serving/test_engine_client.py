@@ -54,7 +54,7 @@ def shared(opened: Opened) -> ProcessEngine:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def client() -> AsyncIterator[ProcessEngine]:
-    """An engine of the test's own, which it may end."""
+    """Yield an engine of the test's own, which it may end."""
     engine = await ProcessEngine.start(EngineConfig(str(MODEL_DIR)), "warning")
     yield engine
     await engine.close()
@@ -69,7 +69,7 @@ async def end_of(ticket: Ticket) -> Output:
 
 
 def running(worker: str) -> psutil.Process:
-    """The engine's process."""
+    """Return the engine's process."""
     children = psutil.Process().children()
     (process,) = [child for child in children if worker in child.cmdline()]
     return process

@@ -1,4 +1,4 @@
-"""How much media requests in flight may hold."""
+"""Requests in flight may hold a limited amount of media."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ LOAD_S = 5.0
 
 @cache
 def tokenizer() -> Tokenizer:
-    """One for all loadings."""
+    """Return a tokenizer that all loaded models share."""
     return Tokenizer.open(MODEL_DIR)
 
 
@@ -323,7 +323,7 @@ def test_a_model_goes_when_nobody_asked_for_as_long_as_it_is_kept(
 
 
 def test_who_waits_for_a_model_gets_it_however_soon_it_goes() -> None:
-    """On the loop that servers run on: it turns to timers first."""
+    """The test uses the event loop that servers run on, which turns to timers first."""
     uvloop = pytest.importorskip("uvloop")
 
     async def check() -> None:

@@ -1,4 +1,4 @@
-"""From messages and texts to prompts."""
+"""Messages and texts become prompts."""
 
 from __future__ import annotations
 

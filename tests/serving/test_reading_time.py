@@ -13,7 +13,7 @@ def seconds(done: int, token_s: float, place_s: float) -> float:
 
 
 def read(reading: ReadingTime, first: int, end: int, token_s: float, place_s: float) -> None:
-    """In chunks of two sizes, as they are read beside others."""
+    """Read a prompt in chunks of two sizes, as beside other prompts."""
     done = first
     while True:
         reading.observe(done, 100 + seconds(done, token_s, place_s))
@@ -43,7 +43,7 @@ def test_reading_that_speeds_up_counts_by_its_mean() -> None:
 
 
 def test_who_comes_later_counts() -> None:
-    """From the half on a neighbour takes half of the time."""
+    """A neighbour takes half of the time from the middle of the prompt on."""
     reading = ReadingTime()
     read(reading, 0, 10_000, 1e-3, 0.0)
     for done in range(10_200, 15_001, 200):

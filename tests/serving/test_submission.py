@@ -1,4 +1,4 @@
-"""From prepared generations to requests in the engine."""
+"""Prepared generations become requests in the engine."""
 
 from __future__ import annotations
 

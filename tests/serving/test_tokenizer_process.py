@@ -39,7 +39,7 @@ async def apart(
 
 
 def shown(tokenizer: Tokenizer) -> list[object]:
-    """What a server makes of a tokenizer."""
+    """Return what a server makes of a tokenizer."""
     controls = Controls(tokenizer, control_tokens(tokenizer, "<|turn>"))
     found: list[object] = [tokenizer.special_tokens, tokenizer.added_tokens, tokenizer.eos_ids]
     found += [tokenizer.vocab_size, tokenizer.special_ids]

@@ -1,4 +1,4 @@
-"""What hostile clients send, again and again, beside ordinary load."""
+"""Hostile requests that are sent again and again beside ordinary load."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Target:
     engine: int
 
     def post(self, path: str, body: dict[str, Any], leave_s: float = 120) -> int:
-        """The status of a request that is answered; its client leaves after some seconds."""
+        """Return the status of a request that is answered; its client leaves after some seconds."""
         with httpx.Client(base_url=self.url, timeout=leave_s) as client:
             return client.post(path, json={"model": self.model, "max_tokens": 2} | body).status_code
 
@@ -52,13 +52,13 @@ class Target:
         return self.post(CHAT, {"messages": [{"role": "user", "content": "Hello"}]} | fields)
 
     def connect(self) -> socket.socket:
-        """A bare connection."""
+        """Return a bare connection."""
         parts = urlsplit(self.url)
         return socket.create_connection((parts.hostname, parts.port), timeout=30)
 
 
 def bad_schema(target: Target, draw: random.Random) -> int:
-    """Schemas that ended the process, or kept it busy."""
+    """Return schemas that ended the process, or kept it busy."""
     links: dict[str, Any] = {f"a{i}": {"$ref": f"#/$defs/a{i + 1}"} for i in range(1200)}
     links["a1200"] = {"type": "string"}
     schema = draw.choice(
@@ -74,24 +74,24 @@ def bad_schema(target: Target, draw: random.Random) -> int:
 
 
 def many_blocks(target: Target, draw: random.Random) -> int:
-    """Many small parts of one message."""
+    """Return many small parts of one message."""
     blocks = [{"type": "text", "text": "a"}] * draw.choice((2_000, 20_000))
     messages = [{"role": "user", "content": blocks}]
     return target.post("/v1/messages/count_tokens", {"messages": messages})
 
 
 def no_messages(target: Target, draw: random.Random) -> int:
-    """A list of what are no messages."""
+    """Return a list of what are no messages."""
     return target.ask(messages=[1] * draw.choice((10_000, 500_000)))
 
 
 def many_stops(target: Target, draw: random.Random) -> int:
-    """A long stop string, and many choices."""
+    """Return a long stop string, and many choices."""
     return target.ask(stop="ab" * 20_000, n=draw.choice((8, 128)))
 
 
 def bad_image(target: Target, draw: random.Random) -> int:
-    """Images that are none, and paths of many parts."""
+    """Return images that are none, and paths of many parts."""
     url = draw.choice(("data:,%%%" * 100_000, "file:///" + "a/" * 100_000, "http://127.0.0.1/"))
     part = {"type": "image_url", "image_url": {"url": url}}
     return target.ask(messages=[{"role": "user", "content": [part]}])
@@ -99,15 +99,16 @@ def bad_image(target: Target, draw: random.Random) -> int:
 
 @cache
 def _jpeg(side: int) -> str:
-    """A square that is small as a file."""
+    """Return a square that is small as a file."""
     file = io.BytesIO()
     PIL.Image.new("L", (side, side), 128).save(file, "jpeg", progressive=True, quality=10)
     return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
 
 
 def bomb(target: Target, draw: random.Random) -> int:
-    """Images that are small files and large when decoded; of those that may be, the client leaves
-    while they are."""
+    """Return images that are small files and large when decoded; of those that may be, the client
+    leaves while they are.
+    """
     side = draw.choice((4_000, 9_000))
     part = {"type": "image_url", "image_url": {"url": _jpeg(side)}}
     body = {"messages": [{"role": "user", "content": [part] * 6}]}

@@ -19,7 +19,7 @@ WORDS = "the red cat saw one small boat near a green hill and two birds".split()
 
 
 def small_model(folder: Path) -> Path:
-    """A random Llama with the embedded model's tokenizer: the server is what is soaked."""
+    """Return a random Llama with the embedded model's tokenizer: the server is what is soaked."""
     size = json.loads((MODEL_DIR / "config.json").read_text())["text_config"]["vocab_size"]
     write_model(folder, llama_config(vocab_size=size, max_position_embeddings=4096))
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
@@ -48,7 +48,7 @@ class Mix:
         return head + " ".join(self.draw.choices(WORDS, k=length))
 
     def request(self) -> tuple[str, dict[str, Any]]:
-        """A route and a valid body."""
+        """Return a route and a valid body."""
         body: dict[str, Any] = {"model": self.model, "max_tokens": self.draw.randint(1, 16)}
         body |= self.draw.choice(
             (
@@ -73,7 +73,7 @@ class Mix:
 
 
 async def finish(client: httpx.AsyncClient, route: str, body: dict[str, Any]) -> str:
-    """A request that is read to its end."""
+    """Return a request that is read to its end."""
     response = await client.post(route, json=body)
     assert response.status_code == 200, response.text
     if body.get("stream"):
@@ -87,7 +87,7 @@ async def finish(client: httpx.AsyncClient, route: str, body: dict[str, Any]) ->
 
 
 async def cancel(client: httpx.AsyncClient, route: str, body: dict[str, Any], wait: float) -> str:
-    """A client that goes away: after the first event, or `wait` seconds into a whole answer."""
+    """Return a client that goes away: after the first event, or `wait` seconds into a whole answer."""
     body = body | {"max_tokens": 400}
     try:
         async with asyncio.timeout(wait + 5 * bool(body.get("stream"))):

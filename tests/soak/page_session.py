@@ -51,7 +51,7 @@ class Server:
 
 
 class Session:
-    """What one does with the page at random, and a ledger of what was written and shown."""
+    """Random acts on the page, and a ledger of what was written and shown."""
 
     def __init__(self, tabs: list[Any], server: Server, seed: int) -> None:
         self.random = random.Random(seed)
@@ -236,7 +236,7 @@ def words(text: str) -> str:
 
 
 class Ledger:
-    """What a session left in the browser, held against what was written and shown."""
+    """A session's conversations in the browser, compared with what was written and shown."""
 
     def __init__(self, session: Session, stored: list[list[str]], problems: list[str]) -> None:
         self.session = session

@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(int(SECONDS) + 900)]
 
 @dataclass
 class Soaked:
-    """What ordinary clients and attackers got."""
+    """Answers and faults that ordinary clients and attackers got."""
 
     done: Counter[str] = field(default_factory=Counter)
     attempts: Counter[str] = field(default_factory=Counter)
@@ -44,7 +44,7 @@ class Soaked:
 
 
 async def known(client: httpx.AsyncClient, target: Target, number: int) -> str:
-    """A greedy answer, which depends on nothing but its prompt."""
+    """Return a greedy answer, which depends on nothing but its prompt."""
     message = {"role": "user", "content": f"Repeat this text. {number} red cats, green hill"}
     body = {"model": target.model, "messages": [message], "temperature": 0, "max_tokens": 12}
     response = await client.post("/v1/chat/completions", json=body)
@@ -100,7 +100,7 @@ def attack(target: Target, over: threading.Event, seed: int, soaked: Soaked) -> 
 
 
 def soak(target: Target, seconds: float, seed: int) -> Soaked:
-    """Both kinds of clients at once."""
+    """Run well-behaved and hostile clients at once; return what was seen."""
     soaked, over = Soaked(), threading.Event()
     attackers = [
         threading.Thread(target=attack, args=(target, over, seed + number, soaked))
@@ -118,7 +118,7 @@ def soak(target: Target, seconds: float, seed: int) -> Soaked:
 
 
 def settled(child: Child) -> dict[str, int]:
-    """What is held when nothing is in flight, and connections that were left are closed."""
+    """Wait until nothing is in flight and abandoned connections are closed; return what is held."""
     child.wait_idle()
     now = child.held()
     for _ in range(20):

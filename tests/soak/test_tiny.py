@@ -47,7 +47,7 @@ GENERATING = tuple(ASKED)[:4]
 
 @dataclass
 class Sent:
-    """What was sent, and what the answers said.
+    """Requests that were sent, and their answers.
 
     Attributes:
         responses: by path and status.
@@ -84,7 +84,7 @@ class Sent:
 
 
 def _usage(stream: str) -> dict[str, int]:
-    """The usage that a stream ends with."""
+    """Return the usage that a stream ends with."""
     usage: dict[str, int] = {}
     for line in stream.splitlines():
         if line.startswith("data: {"):
@@ -112,7 +112,7 @@ async def round_of(url: str, sent: Sent, seed: int) -> None:
 
 
 def counted(metrics: str, name: str) -> int:
-    """The sum of a counter's samples."""
+    """Return the sum of a counter's samples."""
     return sum(
         int(float(each)) for each in re.findall(rf"^{name}(?:{{.*}})? (\S+)$", metrics, re.M)
     )

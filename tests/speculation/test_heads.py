@@ -65,7 +65,7 @@ def test_the_shipped_head_is_right_more_often_than_not() -> None:
 
 
 def questions(ends: frozenset[int]) -> list[Request]:
-    """One question of each of some skills, as the demonstration model reads it."""
+    """Return one question of each of some skills, as the demonstration model reads it."""
     tokenizer = Tokenizer.open(MODEL_DIR)
     template = ChatTemplate.open(MODEL_DIR, tokenizer.special_tokens)
     asked = []

@@ -1,4 +1,4 @@
-"""How near a model that sees or hears comes to its reference."""
+"""Agreement of a model that sees or hears with its reference."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def differ(ours: mx.array, theirs: Any) -> float:
-    """The largest difference, relative to the largest of their values.
+    """Return the largest difference, relative to the largest of their values.
 
     Args:
         theirs: an array of any library in the host's memory, of the same shape.

@@ -121,7 +121,7 @@ class _Extension:
     """Replays nothing."""
 
     def pointer(self, array: mx.array) -> int:
-        """Another for each array."""
+        """Return another for each array."""
         return id(array)
 
     def replay(self, workspace: mx.array, rows: int, **_: object) -> mx.array:

@@ -6,10 +6,10 @@ from quire.cache.block_manager import BlockManager
 
 
 def live_blocks(manager: BlockManager) -> int:
-    """How many somebody uses."""
+    """Return how many somebody uses."""
     return sum(pool.live for pool in manager.capacity.pools.values())
 
 
 def kept_blocks(manager: BlockManager) -> int:
-    """How many are kept for reuse and used by nobody."""
+    """Return how many are kept for reuse and used by nobody."""
     return sum(len(pool.kept) for pool in manager.capacity.pools.values())

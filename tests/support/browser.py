@@ -16,7 +16,7 @@ BROWSER = next(filter(None, map(shutil.which, _BROWSERS)), None)
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """For one module: while it runs, no other event loop can run in this thread."""
+    """Yield a browser for one module. No other event loop can run in this thread meanwhile."""
     sync_api = pytest.importorskip("playwright.sync_api")
     if BROWSER is None:
         pytest.skip("no browser is installed")
@@ -28,7 +28,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def page(browser: Any) -> Iterator[Any]:
-    """A fresh profile; a request to another host, and an error in the page, fail the test."""
+    """Yield a fresh profile; a request to another host, and an error in the page, fail the test."""
     context = browser.new_context()
     page = context.new_page()
     page.set_default_timeout(HANG_S * 1000)

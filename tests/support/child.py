@@ -47,20 +47,22 @@ class Child:
         return engine
 
     def metrics(self) -> str:
-        """The text of /metrics."""
+        """Return the text of /metrics."""
         return _HTTP.get(f"{self.url}/metrics").text
 
     def samples(self) -> dict[str, float]:
-        """The values of /metrics by their names, which have their labels."""
+        """Return the values of /metrics by their names, which have their labels."""
         lines = [line for line in self.metrics().splitlines() if not line.startswith("#")]
         return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
 
     def live(self) -> dict[str, float]:
-        """What is in flight: requests, sequences, and bytes of blocks that they hold."""
+        """Return what is in flight: requests, sequences, and bytes of blocks that they hold."""
         return {name: float(value) for name, value in GAUGES.findall(self.metrics())}
 
     def held(self) -> dict[str, int]:
-        """What the server's processes hold now, summed; memory in bytes that no other shares."""
+        """Return what the server's processes hold now, summed; memory in bytes that no other
+        shares.
+        """
         server = psutil.Process(self.process.pid)
         family = [server, *server.children(recursive=True)]
         return {
@@ -114,7 +116,7 @@ def running(
 
 @contextmanager
 def quire_serve(folder: Path, *arguments: str, module: str = "quire") -> Iterator[Child]:
-    """The real command; without a model among the arguments it serves the embedded one.
+    """Yield the real command; without a model among the arguments it serves the embedded one.
 
     Args:
         module: what runs the command.

@@ -1,4 +1,4 @@
-"""Which kernels a GPU would have to compile, seen without one: MLX's by their types, and ours.
+"""Kernels that a GPU would have to compile, found without one: MLX's by their types, and Quire's.
 
 MLX 0.32.4 compiles for CUDA at first use what gathers and scatters, once for each choice of types
 and number of index arrays, and what `mx.compile` fuses. All else it has ready.
@@ -80,7 +80,7 @@ def _products(
 
 
 class _At:
-    """In the place of `mx.array.at`."""
+    """Stands in for `mx.array.at`."""
 
     @staticmethod
     def of(kind: Any, found: Needed) -> property:
@@ -110,7 +110,7 @@ class _At:
 
 
 def _index_types(array: mx.array, index: object, *, writes: bool) -> tuple[mx.Dtype, int] | None:
-    """The type and number of index arrays that MLX makes of an index; None where it slices.
+    """Return the type and number of index arrays that MLX makes of an index; None where it slices.
 
     A number alone is gathered; beside arrays numbers and slices become arrays of uint32.
     """

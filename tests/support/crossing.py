@@ -63,7 +63,7 @@ CONFIG: dict[str, Any] = {
 
 
 def picture(seed: int, rows: int, columns: int) -> MediaItem:
-    """A picture of so many tiles: random colours, in patches that differ from each other."""
+    """Return a picture of so many tiles: random colours, in patches that differ from each other."""
     features = random_patches(seed, rows * columns * SIDE**2, PATCH)
     return MediaItem.of("image", features, (rows, columns), 1, bidirectional=False)
 

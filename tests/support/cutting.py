@@ -38,7 +38,7 @@ class CutOff:
 
     @property
     def cut(self) -> bool:
-        """Whether it came to the await at which it is cut off."""
+        """Whether the request came to the await at which it is cut off."""
         return self.awaits > self.at
 
     async def run(self) -> None:
@@ -52,7 +52,7 @@ class CutOff:
         await _Counted(self)
 
     def start(self) -> Generator[Any, None, None]:
-        """The application's own coroutine, as an iterator over its awaits."""
+        """Yield the application's own coroutine, as an iterator over its awaits."""
         data = b"" if self.body is None else json.dumps(self.body).encode()
         scope = {
             "type": "http",

@@ -21,7 +21,7 @@ DRAFT_VOCABULARY = 128
 
 
 def head_config(loaded: LoadedModel, **changes: Any) -> dict[str, Any]:
-    """The configuration of a head for a model, as SpecForge writes it."""
+    """Return the configuration of a head for a model, as SpecForge writes it."""
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",

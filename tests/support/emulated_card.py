@@ -135,7 +135,7 @@ class PreciseOperations(UnfusedOperations):
 
 
 class _CUDA:
-    """What is asked of the device."""
+    """Stands in for the CUDA device."""
 
     kernel_language = "cuda"
     kernels = None

@@ -35,7 +35,7 @@ def emulate(
     shared_memory: int = 0,
     aligned: int = 16,
 ) -> Kernel:
-    """In the place of `cuda_kernel`; `aligned` is of how many bytes arrays are."""
+    """Return an emulated kernel, as `cuda_kernel` does. Arrays are aligned to `aligned` bytes."""
     assert shared_memory <= 227 << 10, "more shared memory than a multiprocessor has"
     return EmulatedCUDA(
         name, inputs, outputs, body, header, shared_memory=shared_memory, aligned=aligned
@@ -102,7 +102,7 @@ def _named(element: str) -> str:
 
 
 def _without_own(header: str) -> Iterator[str]:
-    """What is left of a kernel's functions: the header here has its own of some."""
+    """Yield what is left of a kernel's functions: the header here has its own of some."""
     while found := re.search(
         r"^(?:template <[^>]*>\n)?__device__ __forceinline__ [\w ]*?(\w+)\((?:[^()]|\([^)]*\))*\) ",
         header,

@@ -108,7 +108,7 @@ class Emulated:
         ]
 
     def _source(self, given: Sequence[str], results: Sequence[str]) -> str:
-        """The kernel as a function, and what runs it over a grid."""
+        """Return the source of the kernel as a function, with the loop that runs it over a grid."""
         buffers = [f"const {each}" for each in given] + list(results)
         names = [*self.inputs, *self.outputs]
         # As MLX does: the attributes that the body itself mentions.
@@ -150,12 +150,12 @@ class Emulated:
 def emulate(
     name: str, inputs: Sequence[str], outputs: Sequence[str], body: str, header: str
 ) -> Kernel:
-    """A `Target.compile`."""
+    """Return a `Target.compile`."""
     return Emulated(name, inputs, outputs, body, header)
 
 
 def guarded(array: np.ndarray) -> np.ndarray:
-    """A copy that ends where the next address may not be touched, or up to 15 bytes before."""
+    """Return a copy that ends where the next address may not be touched, or up to 15 bytes before."""
     page = mmap.PAGESIZE
     size = -(-array.nbytes // 16) * 16
     pages = mmap.mmap(-1, -(-size // page) * page + page)

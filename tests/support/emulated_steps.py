@@ -60,7 +60,7 @@ def launch(kernel: Kernel, aligned: int = 16) -> None:
 
 
 def memory_of(array: mx.array) -> np.ndarray:
-    """An array's own memory, computed."""
+    """Return an array's own memory, computed."""
     mx.eval(array)
     bits = array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
     mx.eval(bits)

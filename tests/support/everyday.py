@@ -1,4 +1,4 @@
-"""Which cases of a matrix are tried every day; the slow run tries all."""
+"""Chooses the cases of a matrix that run every day; the slow run has all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def everyday(cases: Iterable[Any], daily: Callable[..., bool]) -> list[Any]:
-    """The cases as parameters; those that are not `daily` are marked slow.
+    """Return the cases as parameters; those that are not `daily` are marked slow.
 
     A case that is a tuple is the values of several parameters, as `itertools.product` gives them.
     """

@@ -36,7 +36,7 @@ def _grouped() -> dict[str, Any]:
 
 
 def _latent(**changes: Any) -> dict[str, Any]:
-    """Multi-head latent attention; the head sizes are no multiples of each other."""
+    """Return multi-head latent attention; the head sizes are no multiples of each other."""
     return (
         ROUTED
         | {

@@ -1,4 +1,4 @@
-"""What configurations of families have in common."""
+"""Parts that configurations of several families share."""
 
 from __future__ import annotations
 

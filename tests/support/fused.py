@@ -42,13 +42,13 @@ CONVERTED = CONFIG
 
 
 def shown(seed: int, lines: int, columns: int) -> MediaItem:
-    """A picture of so many patches, of random colours around one of each."""
+    """Return a picture of so many patches, of random colours around one of each."""
     features = random_patches(seed, lines * columns, PATCH)
     return MediaItem.of("image", features, (lines, columns), AROUND + lines * columns)
 
 
 def prompt(*parts: int | MediaItem) -> Prompt:
-    """Tokens and media of so many tokens of text, a picture, and so on."""
+    """Return tokens and media of so many tokens of text, a picture, and so on."""
     tokens: list[int] = []
     media: list[PlacedMedia] = []
     for part in parts:
@@ -72,7 +72,7 @@ PROMPTS: dict[str, Prompt] = {
 
 
 def weights(config: dict[str, Any] = CONFIG) -> dict[str, mx.array]:
-    """Random ones, by this package's names."""
+    """Return random weights, by this package's names."""
     found = random_weights(config)
     first = found["model.layers.0.self_attn.places"]
     return {key: first if key.endswith("places") else array for key, array in found.items()}
@@ -108,7 +108,7 @@ def published(ours: dict[str, mx.array]) -> dict[str, mx.array]:
 
 
 def converted(theirs: dict[str, mx.array]) -> dict[str, mx.array]:
-    """What a publisher's tensors are in a conversion by mlx-vlm."""
+    """Return what a publisher's tensors are in a conversion by mlx-vlm."""
     ready = {}
     for key, array in theirs.items():
         key = key.replace("tok_embeddings", "embed_tokens").replace("feed_forward", "mlp")

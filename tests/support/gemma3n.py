@@ -8,7 +8,7 @@ from tests.support.families import CONFIGS
 
 
 def gemma3n_config() -> dict[str, Any]:
-    """Gemma 3n that hears: 16 frames of 16 bins are a row, of which a sound has 20."""
+    """Return Gemma 3n that hears: 16 frames of 16 bins are a row, of which a sound has 20."""
     return {
         "model_type": "gemma3n",
         "text_config": CONFIGS["gemma3n_text"],
@@ -30,7 +30,7 @@ def gemma3n_config() -> dict[str, Any]:
 
 
 def gemma3n_seeing_config() -> dict[str, Any]:
-    """Gemma 3n that also sees: 32 by 32 pixels are a row, of which a picture has 16."""
+    """Return Gemma 3n that also sees: 32 by 32 pixels are a row, of which a picture has 16."""
     inverted = {"block_type": "uir", "dw_kernel_size_end": 0, "exp_ratio": 2.0, "act_layer": None}
     edge = {"block_type": "er", "exp_kernel_size": 3, "exp_ratio": 2.0, "out_chs": 8}
     edge |= {"act_layer": None}

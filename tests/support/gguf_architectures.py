@@ -1,4 +1,4 @@
-"""What llama.cpp calls each `model_type` that is served."""
+"""Names in llama.cpp of each `model_type` that is served."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def write_gguf(
 
 
 def metadata(config: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of the architecture."""
+    """Return the keys of the architecture."""
     keys = {key: config[name] for name, key in _KEYS.items() if config.get(name) is not None}
     rope = config.get("rope_parameters") or {}
     rope = rope.get("full_attention", rope)
@@ -224,7 +224,7 @@ def _changed(kind: str, config: Mapping[str, Any], name: str, array: Numbers) ->
 
 
 def _tiled(config: Mapping[str, Any], name: str, array: Numbers) -> Numbers:
-    """Qwen3.5's delta nets: heads of values in turns of those of keys, decays as they are."""
+    """Return Qwen3.5's delta nets: heads of values in turns of those of keys, decays as they are."""
     keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
 
     def tiled(part: Numbers) -> Numbers:
@@ -260,7 +260,7 @@ _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
 
 
 def _separated(config: Mapping[str, Any], weights: Mapping[str, Numbers]) -> dict[str, Numbers]:
-    """Experts stacked, gate and up apart, latent keys and values apart."""
+    """Return experts stacked, gate and up apart, latent keys and values apart."""
     ready: dict[str, Numbers] = {}
     numbered: dict[str, dict[int, Numbers]] = {}
     in_rows = config["model_type"] == "mistral4"  # experts' matrices have their outputs first

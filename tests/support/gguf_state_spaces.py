@@ -1,4 +1,4 @@
-"""What llama.cpp's converter makes of state spaces and of Granite's blocks, beside their names."""
+"""Changes that llama.cpp's converter makes to state spaces and to Granite's blocks."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def keys(config: Config) -> dict[str, Any]:
 
 
 def _is_first(config: Config) -> bool:
-    """Whether the state spaces are Mamba's first, without attention."""
+    """Return whether the state spaces are Mamba's first, without attention."""
     return config["model_type"] in ("mamba", "falcon_mamba")
 
 
 def _kinds(config: Config) -> list[str]:
-    """What each layer is."""
+    """Return what each layer is."""
     listed = config.get("layers_block_type") or config.get("layer_types")
     if listed is not None:
         return list(listed)
@@ -70,7 +70,7 @@ def _kinds(config: Config) -> list[str]:
 
 
 def converted(config: Config, weights: Mapping[str, Numbers]) -> dict[str, Numbers]:
-    """The tensors under names that the package knows."""
+    """Return the tensors under names that the package knows."""
     ready: dict[str, Numbers] = {}
     for name, array in weights.items():
         ready |= dict(_split(config, name, _multiplied(config, name, array)))
@@ -95,7 +95,7 @@ def _split(config: Config, name: str, array: Numbers) -> Iterator[tuple[str, Num
 
 
 def _multiplied(config: Config, name: str, array: Numbers) -> Numbers:
-    """Falcon-H1's multipliers, within the matrices."""
+    """Return Falcon-H1's multipliers, within the matrices."""
     if config["model_type"] != "falcon_h1" or not name.endswith(".weight"):
         return array
     gate, down = config["mlp_multipliers"]

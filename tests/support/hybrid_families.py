@@ -8,7 +8,7 @@ from tests.support.family_shapes import EXPERTS, FULL, LINEAR, SLIDING, config
 
 
 def _hybrid(**changes: Any) -> dict[str, Any]:
-    """Granite 4's layers, one of three with attention."""
+    """Return Granite 4's layers, one of three with attention."""
     return {
         "layer_types": [LINEAR, FULL, LINEAR],
         "shared_intermediate_size": 96,
@@ -24,7 +24,7 @@ def _hybrid(**changes: Any) -> dict[str, Any]:
 
 
 def _multiplied(**changes: Any) -> dict[str, Any]:
-    """Falcon-H1's layers, each multiplier another number."""
+    """Return Falcon-H1's layers, each multiplier another number."""
     return {
         "head_dim": 16,
         "mamba_d_ssm": 128,
@@ -44,7 +44,7 @@ def _multiplied(**changes: Any) -> dict[str, Any]:
 
 
 def _state_spaces(**changes: Any) -> dict[str, Any]:
-    """Nemotron-H's layers: each is one block."""
+    """Return Nemotron-H's layers: each is one block."""
     return {
         "head_dim": 16,
         "mamba_num_heads": 8,
@@ -57,7 +57,7 @@ def _state_spaces(**changes: Any) -> dict[str, Any]:
 
 
 def _channels(**changes: Any) -> dict[str, Any]:
-    """Kimi Linear's layers, without what it has no use for: it rotates nothing."""
+    """Return Kimi Linear's layers, without what it has no use for: it rotates nothing."""
     own = {"kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24}
     shape = config("kimi_linear", num_key_value_heads=4, moe_intermediate_size=32, **own)
     return {name: value for name, value in shape.items() if name != "rope_parameters"} | changes

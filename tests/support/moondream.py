@@ -75,13 +75,13 @@ CONVERTED: dict[str, Any] = {
 
 
 def shown(seed: int, down: int, across: int) -> MediaItem:
-    """A picture of so many squares that overlap, of random colours around one of each patch."""
+    """Return a picture of so many squares that overlap, of random colours around one of each patch."""
     features = random_patches(seed, (1 + down * across) * SIDE**2, PATCH)
     return MediaItem.of("image", features, (down, across), ROWS)
 
 
 def prompt(*parts: int | MediaItem) -> Prompt:
-    """Tokens and media of so many tokens of text, a picture, and so on."""
+    """Return tokens and media of so many tokens of text, a picture, and so on."""
     tokens: list[int] = []
     media: list[PlacedMedia] = []
     for part in parts:
@@ -106,7 +106,7 @@ PROMPTS: dict[str, Prompt] = {
 
 
 def weights() -> dict[str, mx.array]:
-    """Random ones, by this package's names, with what makes an MLP of experts one of theirs."""
+    """Return random weights by this package's names, with the tensors of a mixture of experts."""
     found = random_weights(CONFIG)
     for name, array in found.items():
         if ".experts." in name and name.endswith(".bias"):
@@ -170,7 +170,7 @@ def published(ours: dict[str, mx.array]) -> dict[str, mx.array]:
 
 
 def converted(theirs: dict[str, mx.array]) -> dict[str, mx.array]:
-    """What a publisher's tensors are in a conversion by mlx-vlm."""
+    """Return what a publisher's tensors are in a conversion by mlx-vlm."""
     ready = {}
     for key, array in theirs.items():
         part, _, rest = key.removeprefix("model.").partition(".")

@@ -11,7 +11,7 @@ import pytest
 
 
 def assert_compiles(text: str, folder: Path, spilled: int = 0) -> None:
-    """For Hopper. Skips the test where there is no nvcc.
+    """Compile a source for Hopper. Skip the test where there is no nvcc.
 
     Args:
         spilled: bytes that a thread may spill from its registers.

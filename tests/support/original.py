@@ -11,7 +11,7 @@ Config = dict[str, Any]
 
 
 def _chat(converted: Config, **more: Any) -> Config:
-    """OpenGVLab's configuration of a converted InternVL."""
+    """Return OpenGVLab's configuration of a converted InternVL."""
     vision = dict(converted["vision_config"])
     kept = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     return {

@@ -37,7 +37,7 @@ LENGTHS = (1, 5, 40, 64, 65, 130)
 
 @dataclass
 class Generated:
-    """What a request got: tokens, the logits each was drawn from, log-probabilities, its end."""
+    """The answer to a request: tokens, the logits of each, log-probabilities, finish reason."""
 
     tokens: list[int] = field(default_factory=list)
     logits: dict[int, mx.array] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Generated:
 
 
 def executor_of(engine: Engine) -> EagerExecutor:
-    """The executor of an engine, whose parts a test looks at."""
+    """Return the executor of an engine, whose parts a test looks at."""
     assert isinstance(engine._executor, EagerExecutor)
     return engine._executor
 
@@ -118,7 +118,7 @@ def with_media(
     items: Iterable[tuple[int, MediaItem]],
     stands: Callable[[MediaItem], Sequence[int]],
 ) -> Request:
-    """The request with media among its tokens.
+    """Return the request with media among its tokens.
 
     Args:
         items: each with the number of tokens of text before it.
@@ -136,7 +136,7 @@ def with_media(
 
 
 def prompts(lengths: Iterable[int] = LENGTHS, tokens: int = 28, seed: int = 0) -> list[Request]:
-    """Greedy requests with unrelated prompts of the given lengths.
+    """Return greedy requests with unrelated prompts of the given lengths.
 
     Of `LENGTHS` answers of 28 tokens go past a page (from 40), and past the window (from 5). The
     second one's least length makes its tokens wait for masks.
@@ -157,7 +157,7 @@ def prompts(lengths: Iterable[int] = LENGTHS, tokens: int = 28, seed: int = 0) -
 def alone(
     loaded: LoadedModel, config: EngineConfig, requests: list[Request]
 ) -> dict[str, Generated]:
-    """Each request in an engine of its own, its prompt read in one piece."""
+    """Serve each request in an engine of its own, its prompt read in one piece."""
     config = replace(config, prefix_cache=False)
     answers: dict[str, Generated] = {}
     for request in requests:
@@ -173,7 +173,9 @@ def answered(
     max_step_tokens: int = 7,
     never: Iterable[int] = (),
 ) -> Generated:
-    """What one prompt with its media gets, read so many tokens a step, none of them of `never`."""
+    """Return what one prompt with its media gets, read so many tokens a step, none of them of
+    `never`.
+    """
     (request,) = prompts([1], tokens=count)
     sampling = replace(request.sampling, logit_bias=tuple((token, -100.0) for token in never))
     asked = replace(request, prompt=tuple(tokens), media=tuple(media), sampling=sampling)
@@ -186,7 +188,7 @@ def answered(
 def count_encodes(
     loaded: LoadedModel, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> list[tuple[int, ...]]:
-    """The shapes of a kind's items, one for each time that an item is encoded from now on."""
+    """Return the shapes of a kind's items, one for each time that an item is encoded from now on."""
     shapes: list[tuple[int, ...]] = []
     encoder = type(loaded.model.encoders[kind])
     encode = encoder.encode
@@ -237,7 +239,7 @@ def opener(folder: Path, configs: Mapping[str, dict[str, Any]]) -> Callable[[str
 def answers_alone(
     opened: Callable[[str], Opened], requests: Callable[[str], list[Request]]
 ) -> Expected:
-    """What each of a family's requests gets alone in a KV format, computed once."""
+    """Return what each of a family's requests gets alone in a KV format, computed once."""
 
     @cache
     def find(name: str, format: KVFormat) -> dict[str, Generated]:
@@ -295,7 +297,7 @@ def chunked(size: int) -> Scenario:
 def preempted(
     loaded: LoadedModel, config: EngineConfig, wanted: list[Request]
 ) -> dict[str, Generated]:
-    """A budget that holds the longest request and some more: the younger ones give way."""
+    """Return a budget that holds the longest request and some more: the younger ones give way."""
     longest = max(len(request.prompt) + request.max_tokens for request in wanted)
     stored = replace(config.kv_format, skip_layers=config.kv_skip_layers or ())
     least = assemble(loaded, config).worst_case_bytes(stored, longest)
@@ -316,7 +318,8 @@ def under_pressure(
 def _pressed(
     loaded: LoadedModel, config: EngineConfig, wanted: list[Request], least: int
 ) -> dict[str, Generated]:
-    """Answers with the least of some budgets in which a second request starts and both outgrow it.
+    """Return answers with the least of some budgets in which a second request starts and both
+    outgrow it.
 
     Where tails take most of the bytes, `page` above all, little more than `least` lets no second
     one start.

@@ -44,7 +44,7 @@ CONVERTED: dict[str, Any] = {
 
 
 def weights() -> dict[str, mx.array]:
-    """Random ones, by this package's names."""
+    """Return random weights, by this package's names."""
     return fused.weights(CONFIG)
 
 

@@ -10,7 +10,7 @@ SIZES = {"small": (20, 90), "usual": (333, 200), "large": (700, 1500), "narrow":
 
 
 def photograph(size: tuple[int, int]) -> PIL.Image.Image:
-    """A slope of colours with some noise."""
+    """Return a slope of colours with some noise."""
     width, height = size
     rng = np.random.default_rng(width)
     slope = np.linspace(0, 200, width)[None, :, None] * np.linspace(0.2, 1, height)[:, None, None]

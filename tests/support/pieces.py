@@ -14,7 +14,7 @@ Piece = MediaItem | int
 
 
 def spelled(pieces: Sequence[Piece]) -> tuple[list[int], list[PlacedMedia]]:
-    """Tokens of a prompt, and the items among them."""
+    """Return tokens of a prompt, and the items among them."""
     tokens, placed = [2], []
     for piece in pieces:
         if isinstance(piece, MediaItem):

@@ -35,7 +35,7 @@ class Schedule:
 
     @classmethod
     def draw(cls, seed: int) -> Schedule:
-        """Two to four requests, some of which start alike."""
+        """Return two to four requests, some of which start alike."""
         rng = random.Random(seed)
         shared = tuple(rng.randrange(3, 250) for _ in range(128))
         requests, arrivals = [], []
@@ -99,7 +99,7 @@ class Schedule:
         return replace(config, kv_memory=int(least * 1.25))
 
     def run(self, loaded: LoadedModel, config: EngineConfig) -> dict[str, Generated]:
-        """What each request got; nothing holds a block at the end."""
+        """Return each request's answer; assert that nothing holds a block at the end."""
         company = Company(
             loaded,
             replace(config, max_step_tokens=self.max_step_tokens, prefix_cache=self.prefix_cache),
@@ -120,7 +120,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Deviation:
-    """How far a schedule's answers are from those that each request gets alone.
+    """Differences between a schedule's answers and those that each request gets alone.
 
     Attributes:
         logits: the largest relative difference of two logits.
@@ -132,7 +132,7 @@ class Deviation:
 
     @property
     def within(self) -> bool:
-        """Whether the promise holds."""
+        """Whether all differences are within the promised bounds."""
         return self.logits <= TOLERANCE and self.tokens == 0
 
 

@@ -11,12 +11,12 @@ from quire.cache.host_block import HostBlock
 
 
 def as_host_block(content: dict[int, int]) -> HostBlock:
-    """A simulated block as arrays."""
+    """Return a simulated block as arrays."""
     return (("int64", np.array(sorted(content.items()), dtype=np.int64).reshape(-1, 2)),)
 
 
 def from_host_block(block: HostBlock) -> dict[int, int]:
-    """What `as_host_block` was given."""
+    """Return what `as_host_block` was given."""
     return {int(place): int(token) for place, token in block[0][1]}
 
 

@@ -16,7 +16,7 @@ from quire.serving.ticket import Ticket
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What a request gets.
+    """The scripted answer to a request.
 
     Attributes:
         tokens: emitted `group` an output; cut at the request's max_tokens and at its stop tokens,
@@ -159,13 +159,13 @@ class ScriptedEngine:
 
 
 def _vector(request: Request) -> tuple[float, ...]:
-    """A result of the length that the request's task has."""
+    """Return a result of the length that the request's task has."""
     labels = request.task.labels if isinstance(request.task, Score) else range(8)
     return tuple(-1.0 - number for number, _ in enumerate(labels))
 
 
 def _cut(request: Request, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason]:
-    """The tokens up to the first that ends the answer; one is added if the script has none."""
+    """Return the tokens up to the first that ends the answer; one is added if the script has none."""
     if len(tokens) < request.max_tokens and request.stop_token_ids:
         tokens = (*tokens, min(request.stop_token_ids))
     for index, token in enumerate(tokens[: request.max_tokens]):

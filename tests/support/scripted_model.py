@@ -35,7 +35,7 @@ _LOUD = 100.0
 
 @dataclass(frozen=True)
 class Script:
-    """What a script token makes the model say.
+    """The answer that a script token makes the model give.
 
     Attributes:
         after: tokens between the script token and the end of the prompt.
@@ -99,7 +99,7 @@ class Scripted(LanguageModel):
         return self._args.vocab_size
 
     def __call__(self, step: ForwardContext) -> mx.array:
-        """The next token of each row, `[T, 1]`."""
+        """Return the next token of each row, `[T, 1]`."""
         script = step.tokens - self._args.first_script  # [T]
         names_one = (script >= 0) & (script < len(self._args.scripts))
         loudness = mx.where(names_one, _LOUD * (step.positions + 1), 0)

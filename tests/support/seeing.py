@@ -205,14 +205,14 @@ CONFIGS["glm46v, experts"] = CONFIGS["glm4v_moe"] | {"model_type": "glm46v"}
 
 
 def picture(seed: int, rows: int, columns: int) -> MediaItem:
-    """A picture of so many patches: random colours, in squares that differ from each other."""
+    """Return a picture of so many patches: random colours, in squares that differ from each other."""
     features = random_patches(seed, rows * columns, PATCH)
     tokens = rows * columns // MERGE**2
     return MediaItem.of("image", features, (rows, columns), tokens, bidirectional=False)
 
 
 def film(seed: int, moments: int, rows: int, columns: int, step: int = 500_000) -> MediaItem:
-    """A video of so many moments of two frames each, `step` microseconds apart."""
+    """Return a video of so many moments of two frames each, `step` microseconds apart."""
     rng = np.random.default_rng(seed)
     shape = (moments, rows, columns, step)
     pixels = rng.integers(0, 256, (moments * rows * columns, 2 * PATCH * PATCH * 3), dtype=np.uint8)
@@ -221,7 +221,7 @@ def film(seed: int, moments: int, rows: int, columns: int, step: int = 500_000) 
 
 
 def speech(seed: int, frames: int) -> MediaItem:
-    """A random spectrogram: 13 rows for each whole 100 frames."""
+    """Return a random spectrogram: 13 rows for each whole 100 frames."""
     rng = np.random.default_rng(seed)
     features = rng.normal(0.0, 0.6, (frames, BINS)).astype(np.float32)
     tokens = frames // 100 * 13 + -(-(frames % 100) // 8)
@@ -229,14 +229,14 @@ def speech(seed: int, frames: int) -> MediaItem:
 
 
 def heard_film(seen: MediaItem, heard: MediaItem) -> MediaItem:
-    """A video with its sound, of which 13 rows make a second."""
+    """Return a video with its sound, of which 13 rows make a second."""
     features, shape = seen.features + heard.features, (*seen.shape, *heard.shape)
     tokens = seen.tokens + heard.tokens
     return MediaItem.of("video", features, shape, tokens, bidirectional=False)
 
 
 def parts_of(item: MediaItem) -> tuple[MediaItem, ...]:
-    """A video and its sound; of other items the item."""
+    """Return a video and its sound; of other items the item."""
     if item.kind != "video" or len(item.shape) < 6:
         return (item,)
     (moments, rows, columns, _), (frames, bins) = item.shape[:4], item.shape[4:]
@@ -270,7 +270,7 @@ def _between_marks(item: MediaItem) -> Spelled:
 def prompt(
     *parts: int | MediaItem, spell: Callable[[MediaItem], Spelled] = _between_marks
 ) -> Prompt:
-    """Tokens and media of so many tokens of text, an item, and so on.
+    """Return tokens and media of so many tokens of text, an item, and so on.
 
     Args:
         spell: what stands before an item, for it, and behind it.

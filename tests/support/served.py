@@ -74,7 +74,7 @@ class Served:
     marks: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, folder: Path) -> Path:
-        """The folder, which is made."""
+        """Return the folder, which is made."""
         backend = byte_level()
         texts = [*_MARKS.values(), *_ENDS.values()]
         backend.add_special_tokens(texts)
@@ -92,7 +92,7 @@ class Served:
 
 
 def _with_ids(value: Any, ids: Mapping[int, int]) -> Any:
-    """A configuration with the tokenizer's ids."""
+    """Return a configuration with the tokenizer's ids."""
     if not isinstance(value, dict):
         return value
     found = {}

@@ -46,12 +46,14 @@ def leaving(url: str, path: str, body: object) -> Iterator[socket.socket]:
 
 
 def answered(raw: socket.socket) -> bool:
-    """Whether an answer to what was sent has started to come."""
+    """Return whether an answer to what was sent has started to come."""
     return bool(select.select([raw], [], [], 0)[0])
 
 
 def one_model(client: EngineClient, name: str, config: ServerConfig) -> Models:
-    """A server's only model, loaded; what is unloaded is assembled again around the same engine."""
+    """Return a server's only model, loaded; what is unloaded is assembled again around the same
+    engine.
+    """
     model_config = ModelConfig(EngineConfig(""), replace(config, served_name=name))
 
     async def opener(
@@ -65,7 +67,9 @@ def one_model(client: EngineClient, name: str, config: ServerConfig) -> Models:
 
 
 def slow_models(client: EngineClient, opening: threading.Event) -> Models:
-    """Unloaded models `a` and `b`; one that is loaded has 2 of 5 GB read until `opening` is set."""
+    """Return unloaded models `a` and `b`; one that is loaded has 2 of 5 GB read until `opening` is
+    set.
+    """
 
     async def opener(
         model_config: ModelConfig, on_progress: OnProgress, make_room: MakeRoom

@@ -199,7 +199,7 @@ EVERY_PATCH = ("phi4-siglip", "llava-pixtral")
 
 
 def shown(name: str, seed: int, rows: int, columns: int) -> MediaItem:
-    """A picture for a family, of random colours."""
+    """Return a picture for a family, of random colours."""
     item = picture(seed, rows, columns)
     if name in ("mistral3", "llava-pixtral"):  # each line has an end
         item = replace(item, tokens=item.tokens + rows // 2)
@@ -207,7 +207,7 @@ def shown(name: str, seed: int, rows: int, columns: int) -> MediaItem:
 
 
 def cases(name: str) -> dict[str, Prompt]:
-    """Prompts for a family."""
+    """Return prompts for a family."""
     return {
         "two of different sizes": prompt(3, shown(name, 2, 4, 4), shown(name, 3, 10, 6), 8),
         "text alone": prompt(40),

@@ -1,4 +1,4 @@
-"""What a run of the tests left out, and what for."""
+"""Reports the tests that a run left out, and what they need."""
 
 from __future__ import annotations
 

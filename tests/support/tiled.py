@@ -175,7 +175,7 @@ OTHER_DECODERS: dict[str, dict[str, Any]] = {
 
 
 def tiles(seed: int, count: int, *, whole: bool) -> MediaItem:
-    """A picture of so many tiles, each of random colours around one of its own."""
+    """Return a picture of so many tiles, each of random colours around one of its own."""
     features = random_patches(seed, count, TILE)
     return MediaItem.of("image", features, (count,), count, bidirectional=whole)
 
@@ -188,7 +188,7 @@ SIZES = ((9, 30), (20, 7), (40, 40), (16, 16), (31, 33), (90, 11), (5, 5))
 
 
 def in_grid(name: str, seed: int) -> MediaItem:
-    """A picture of random colours for a model with grids."""
+    """Return a picture of random colours for a model with grids."""
     config = CONFIGS[name]
     most = 4 if name == "llava_onevision" else None
     sizes = tuple((down, across) for down, across in config["image_grid_pinpoints"])
@@ -201,13 +201,13 @@ def in_grid(name: str, seed: int) -> MediaItem:
 
 
 def film(seed: int, frames: int) -> MediaItem:
-    """A video of so many frames for LLaVA-OneVision, each of which becomes one row."""
+    """Return a video of so many frames for LLaVA-OneVision, each of which becomes one row."""
     features = tiles(seed, frames, whole=False).features
     return MediaItem.of("video", features, (frames,), frames + 1, bidirectional=False)
 
 
 def cases(name: str) -> dict[str, Prompt]:
-    """Prompts for a family, each with pictures of several tiles."""
+    """Return prompts for a family, each with pictures of several tiles."""
     whole = name in WHOLE
 
     def shown(seed: int, count: int) -> MediaItem:

@@ -27,7 +27,7 @@ FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention
 
 
 def llama_config(**changes: Any) -> dict[str, Any]:
-    """Llama 3.1 in small: grouped queries, stretched RoPE, an untied head."""
+    """Return Llama 3.1 in small: grouped queries, stretched RoPE, an untied head."""
     return {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
@@ -55,7 +55,7 @@ def llama_config(**changes: Any) -> dict[str, Any]:
 
 
 def gemma4_config(**changes: Any) -> dict[str, Any]:
-    """Gemma 4 31B in small: two head sizes, full layers with one projection for K and V."""
+    """Return Gemma 4 31B in small: two head sizes, full layers with one projection for K and V."""
     return {
         "model_type": "gemma4_text",
         "architectures": ["Gemma4ForCausalLM"],
@@ -92,7 +92,7 @@ def gemma4_config(**changes: Any) -> dict[str, Any]:
 
 
 def gemma4_moe_config(**changes: Any) -> dict[str, Any]:
-    """Gemma 4 26B-A4B in small: experts beside the dense block."""
+    """Return Gemma 4 26B-A4B in small: experts beside the dense block."""
     moe = {
         "enable_moe_block": True,
         "num_experts": 8,
@@ -103,7 +103,9 @@ def gemma4_moe_config(**changes: Any) -> dict[str, Any]:
 
 
 def gemma4_ple_config(**changes: Any) -> dict[str, Any]:
-    """Gemma 4 E2B in small: per-layer embeddings, shared KV, wide MLPs in the sharing layers."""
+    """Return Gemma 4 E2B in small: per-layer embeddings, shared KV, wide MLPs in the sharing
+    layers.
+    """
     small = {
         "num_hidden_layers": 6,
         "layer_types": [SLIDING, SLIDING, FULL, SLIDING, SLIDING, FULL],
@@ -117,7 +119,8 @@ def gemma4_ple_config(**changes: Any) -> dict[str, Any]:
 
 
 def gemma4_vision_config(text: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
-    """Gemma 4 with its vision encoder in small: 2 x 2 patches of 4 x 4 pixels are a soft token.
+    """Return Gemma 4 with its vision encoder in small: 2 x 2 patches of 4 x 4 pixels are a soft
+    token.
 
     Args:
         text: the text part; if not given, `gemma4_config()` whose images are seen whole.
@@ -159,7 +162,7 @@ def gemma4_vision_config(text: dict[str, Any] | None = None, **changes: Any) -> 
 
 
 def gemma4_audio_config(text: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
-    """Gemma 4 with both of its encoders in small: four frames of 16 bins are a row.
+    """Return Gemma 4 with both of its encoders in small: four frames of 16 bins are a row.
 
     Args:
         changes: of the audio part.
@@ -181,7 +184,7 @@ def gemma4_audio_config(text: dict[str, Any] | None = None, **changes: Any) -> d
 
 
 def sound(frames: int, seed: int = 0) -> MediaItem:
-    """A random spectrogram for a model of `gemma4_audio_config`."""
+    """Return a random spectrogram for a model of `gemma4_audio_config`."""
     rng = np.random.default_rng(seed)
     features = rng.normal(-2.0, 2.0, (frames, MEL_BINS)).astype(np.float32).tobytes()
     tokens = -(-frames // 4)
@@ -189,7 +192,7 @@ def sound(frames: int, seed: int = 0) -> MediaItem:
 
 
 def prompt_with(image: MediaItem, count: int) -> tuple[list[int], list[PlacedMedia]]:
-    """A text for a model of `gemma4_vision_config` with an image in it so many times."""
+    """Return a text for a model of `gemma4_vision_config` with an image in it so many times."""
     tokens, images = [2, 40, 41, 42], []
     for turn in range(count):
         tokens.append(BEGIN_IMAGE)
@@ -200,7 +203,7 @@ def prompt_with(image: MediaItem, count: int) -> tuple[list[int], list[PlacedMed
 
 
 def qwen3_config(**changes: Any) -> dict[str, Any]:
-    """Qwen3 in small."""
+    """Return Qwen3 in small."""
     qwen3 = {
         "model_type": "qwen3",
         "architectures": ["Qwen3ForCausalLM"],
@@ -214,7 +217,7 @@ def qwen3_config(**changes: Any) -> dict[str, Any]:
 
 
 def qwen3_moe_config(**changes: Any) -> dict[str, Any]:
-    """Qwen3-MoE in small, its middle layer dense."""
+    """Return Qwen3-MoE in small, its middle layer dense."""
     moe = {
         "model_type": "qwen3_moe",
         "architectures": ["Qwen3MoeForCausalLM"],
@@ -229,7 +232,7 @@ def qwen3_moe_config(**changes: Any) -> dict[str, Any]:
 
 
 def qwen3_5_config(**changes: Any) -> dict[str, Any]:
-    """Qwen3.5 in small: three delta-net layers, one of full attention."""
+    """Return Qwen3.5 in small: three delta-net layers, one of full attention."""
     return {
         "model_type": "qwen3_5_text",
         "architectures": ["Qwen3_5ForCausalLM"],
@@ -262,7 +265,7 @@ def qwen3_5_config(**changes: Any) -> dict[str, Any]:
 
 
 def qwen3_5_moe_config(**changes: Any) -> dict[str, Any]:
-    """Qwen3.5 with experts, in small."""
+    """Return Qwen3.5 with experts, in small."""
     moe = {
         "model_type": "qwen3_5_moe_text",
         "architectures": ["Qwen3_5MoeForCausalLM"],
@@ -287,7 +290,7 @@ CONFIGS = {
 
 
 def random_weights(config: dict[str, Any], seed: int = 0) -> dict[str, mx.array]:
-    """Float32 tensors with this package's names, the same for the same config and seed."""
+    """Return float32 tensors with this package's names, the same for the same config and seed."""
     model = build(config)
     key = mx.random.key(seed)
     weights = {}
@@ -310,7 +313,7 @@ def random_weights(config: dict[str, Any], seed: int = 0) -> dict[str, mx.array]
 
 
 def with_small_scores(weights: dict[str, mx.array]) -> dict[str, mx.array]:
-    """Gemma 4's weights with attention scores around one, so that rounding stays small.
+    """Return Gemma 4's weights with attention scores around one, so that rounding stays small.
 
     It does not divide scores by the root of the head's size: its norms carry that.
     """

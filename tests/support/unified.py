@@ -32,7 +32,7 @@ def unified_config(**text: Any) -> dict[str, Any]:
 
 
 def wave(rows: int, seed: int = 0) -> MediaItem:
-    """A random sound, so many pieces long."""
+    """Return a random sound, so many pieces long."""
     rng = np.random.default_rng(seed)
     features = rng.normal(0.0, 0.2, (rows, SAMPLES)).astype(np.float32)
     return MediaItem.of("audio", features.tobytes(), features.shape, rows, bidirectional=False)

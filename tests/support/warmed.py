@@ -53,7 +53,9 @@ _SMALL = 1 << 20
 def load(
     config: EngineConfig, vocabulary: int
 ) -> Iterator[tuple[str, EngineConfig, list[Request]]]:
-    """What each part is called, whose engine serves it, and its requests; the last comes later."""
+    """Yield what each part is called, whose engine serves it, and its requests; the last comes
+    later.
+    """
     numbers, drawn = count(), random.Random(0)
 
     def tokens(length: int) -> tuple[int, ...]:

@@ -11,7 +11,9 @@ Result = TypeVar("Result")
 
 
 def counted(do: Callable[[], Result]) -> tuple[Result, int]:
-    """What `do` gives, and how many functions were called for it, Python's and the libraries'."""
+    """Return what `do` gives, and how many functions were called for it, Python's and the
+    libraries'.
+    """
     calls = 0
 
     def count(frame: FrameType, event: str, arg: Any) -> None:

@@ -66,7 +66,7 @@ def _byte_fallback_bpe() -> tokenizers.Tokenizer:
 
 
 def gemma_like() -> tokenizers.Tokenizer:
-    """Spaces as ▁ and bytes as <0x0A>; nothing is stripped."""
+    """Return spaces as ▁ and bytes as <0x0A>; nothing is stripped."""
     backend = _byte_fallback_bpe()
     backend.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -92,7 +92,7 @@ def llama2_like() -> tokenizers.Tokenizer:
 
 
 def unigram() -> tokenizers.Tokenizer:
-    """SentencePiece's unigram model with Metaspace."""
+    """Return SentencePiece's unigram model with Metaspace."""
     backend = tokenizers.Tokenizer(models.Unigram())
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     backend.decoder = decoders.Metaspace()
@@ -104,7 +104,7 @@ def unigram() -> tokenizers.Tokenizer:
 
 
 def word_piece() -> tokenizers.Tokenizer:
-    """BERT's, whose decoder looks at neighbours."""
+    """Return BERT's, whose decoder looks at neighbours."""
     backend = tokenizers.Tokenizer(models.WordPiece(unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece()
@@ -131,5 +131,5 @@ PIECEWISE = ("byte_level", "gemma_like", "llama2_like", "unigram")
 
 @cache
 def made(kind: str) -> tokenizers.Tokenizer:
-    """The tokenizer of that kind; trained once a run."""
+    """Return the tokenizer of that kind; trained once a run."""
     return KINDS[kind]()

@@ -44,7 +44,7 @@ def encoded(
     reasoning: tuple[str, str] | None = None,
     **variables: Any,
 ) -> tuple[list[int], str]:
-    """The ids of a conversation, and the text that the template alone would make of it."""
+    """Return the ids of a conversation, and the text that the template alone would make of it."""
     template = ChatTemplate({"default": source}, tokenizer.special_tokens)
     controls = Controls(tokenizer, control_tokens(tokenizer, source), reasoning)
     rendered = template.render(
@@ -56,14 +56,14 @@ def encoded(
 
 
 def counted(tokenizer: Tokenizer, source: str, ids: list[int]) -> dict[str, int]:
-    """How often each control token is there."""
+    """Return how often each control token is there."""
     texts = control_tokens(tokenizer, source)
     known = {id: text for text, id in tokenizer.added_tokens.items() if text in texts}
     return {text: sum(each == id for each in ids) for id, text in known.items()}
 
 
 def everywhere(text: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """A conversation and its tools that hold `text` wherever a client may write."""
+    """Return a conversation and its tools that hold `text` wherever a client may write."""
     call = {"function": {"name": text, "arguments": {text: [text, {"x": f"a{text}"}]}}}
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": f"{text} be kind"},

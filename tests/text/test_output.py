@@ -1,4 +1,4 @@
-"""From the engine's outputs to events: stops, logprobs, usage, one end."""
+"""The engine's outputs become events: text, stop strings, log-probabilities, usage, one end."""
 
 from __future__ import annotations
 

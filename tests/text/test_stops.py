@@ -24,7 +24,9 @@ def run(stops: list[str], pieces: list[str]) -> tuple[list[str], str | None]:
 
 
 def expected(stops: list[str], text: str) -> tuple[str, str | None]:
-    """By `str.find` on the whole: the first to be complete, of those the longest."""
+    """Find the stop string with `str.find` on the whole text: the first to be complete, then the
+    longest.
+    """
     found = [(text.find(stop) + len(stop), -len(stop), stop) for stop in stops if stop in text]
     if not found:
         return text, None

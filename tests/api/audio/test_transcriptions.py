@@ -21,7 +21,7 @@ from tests.support.child import Child
 
 @pytest.fixture(scope="module")
 def said() -> tuple[bytes, str]:
-    """A recording of digits, and what they are."""
+    """Return a recording of digits, and what they are."""
     with (SKILLS / "sound_digits.jsonl").open() as lines:
         item = json.loads(next(lines))
     (content,) = [each["content"] for each in item["messages"]]

@@ -24,7 +24,7 @@ NAME = "whisper-tiny"
 
 
 def recording(seconds: float, seed: int = 0) -> bytes:
-    """A WAV file of rough sound."""
+    """Return a WAV file of rough sound."""
     samples = np.random.default_rng(seed).normal(0, 3000, int(seconds * 16000))
     written = io.BytesIO()
     with wave.open(written, "wb") as file:

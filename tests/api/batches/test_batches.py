@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def keeping(tokenizer: Tokenizer, folder: Path) -> Iterator[Served]:
-    """A server that keeps files."""
+    """Yield a server that keeps files."""
     with ExitStack() as stack:
         yield start(stack, tokenizer, ServerConfig(files=str(folder)))
 
@@ -55,7 +55,7 @@ def upload(client: OpenAI, text: str) -> str:
 
 
 def ended(client: OpenAI, batch_id: str) -> Batch:
-    """A batch that is over."""
+    """Return a batch that is over."""
 
     def over() -> bool:
         return client.batches.retrieve(batch_id).status in (
@@ -202,7 +202,7 @@ def test_messages_are_batched(served: Served) -> None:
 
 
 def left_by_a_kill(folder: Path, status: str) -> str:
-    """A batch of three requests, one of them answered, as a killed server leaves it."""
+    """Return a batch of three requests, one of them answered, as a killed server leaves it."""
     store = FileStore(folder, (), 1 << 20)
     files = store.of("")
     texts = (line(f"r{n}", prompt="x").encode() for n in range(3))

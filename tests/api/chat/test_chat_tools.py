@@ -109,7 +109,7 @@ def test_a_choice_of_none_of_the_tools_is_refused(serve: Serve) -> None:
 
 
 def accepts(served: Served, call: str) -> bool:
-    """Whether the grammar of the last request allows an answer."""
+    """Return whether the grammar of the last request allows an answer."""
     grammar, tokenizer = served.engine.requests[-1].grammar, served.tokenizer
     assert grammar is not None
     compiler = GrammarCompiler(backend_of(tokenizer), tokenizer.vocab_size, tokenizer.eos_ids)

@@ -28,7 +28,7 @@ def ask(served: Served, started: Any, **more: Any) -> httpx.Response:
 
 
 def last(served: Served) -> tuple[str, GrammarSpec]:
-    """The prompt and the grammar that the engine got."""
+    """Return the prompt and the grammar that the engine got."""
     request = served.engine.requests[-1]
     assert request.grammar is not None
     return served.tokenizer.decode(request.prompt), request.grammar

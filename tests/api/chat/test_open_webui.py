@@ -55,7 +55,7 @@ def ask(served: Served, *messages: dict[str, Any], **more: Any) -> httpx.Respons
 
 
 def prompt(served: Served) -> str:
-    """The last one that the engine got."""
+    """Return the last one that the engine got."""
     return served.tokenizer.decode(served.engine.requests[-1].prompt)
 
 
@@ -110,7 +110,7 @@ def test_text_that_is_no_format_is_passed_over(serve: Serve) -> None:
     "more", [{}, {"continue_final_message": True, "add_generation_prompt": False}]
 )
 def test_continue_response(serve: Serve, more: dict[str, Any]) -> None:
-    """By itself, and as Open WebUI says it where the connection's provider is llama.cpp."""
+    """Open WebUI asks for it in two forms; the second is for connections to llama.cpp."""
     served = serve(" 5 6")
     assert passed(ask(served, ASKED, BEGUN, **more)) == []
     assert prompt(served).endswith(BEGUN["content"])

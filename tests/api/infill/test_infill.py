@@ -21,7 +21,7 @@ MARKS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>", "
 
 @pytest.fixture(scope="module")
 def coder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server whose tokenizer has Qwen Coder's marks."""
+    """Yield a server whose tokenizer has Qwen Coder's marks."""
     folder = tmp_path_factory.mktemp("coder")
     for path in MODEL_DIR.glob("*.json*"):
         shutil.copy(path, folder)

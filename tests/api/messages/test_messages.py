@@ -56,7 +56,7 @@ def prompt_of(served: Served, number: int = -1) -> str:
 
 
 def plain(message: Any) -> dict[str, Any]:
-    """A message without what is made anew each time."""
+    """Return a message without what is made anew each time."""
     body: dict[str, Any] = message.to_dict()
     body.pop("id")
     for block in body["content"]:
@@ -160,7 +160,7 @@ def test_a_tool_loop_goes_round(serve: Serve) -> None:
 
 
 def _answered(served: Served, asked: Any, **changes: str) -> list[Any]:
-    """A conversation whose last answer thought, then called, and got its result."""
+    """Return a conversation whose last answer thought, then called, and got its result."""
     first = create(served, tools=[TOOL], thinking=asked)
     blocks = [block.to_dict() for block in first.content]
     for block in blocks:
@@ -439,7 +439,7 @@ def test_the_sdks_tool_runner(serve: Serve) -> None:
 
     @beta_tool
     def get_weather(city: str) -> str:
-        """The weather of a city."""
+        """Return the weather of a city."""
         return f"Rain in {city}."
 
     served = serve()

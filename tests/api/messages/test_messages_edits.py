@@ -19,7 +19,7 @@ COUNTED = {"type": "tool_uses", "value": 1}
 
 
 def said(*names: str) -> list[dict[str, Any]]:
-    """A conversation in which the tools were called one after the other."""
+    """Return a conversation in which the tools were called one after the other."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Read them."}]
     for number, name in enumerate(names):
         use = {"type": "tool_use", "id": f"t{number}", "name": name, "input": {"n": 70 + number}}

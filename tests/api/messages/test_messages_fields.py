@@ -329,7 +329,7 @@ def test_examples_of_a_tools_input_are_part_of_its_schema(serve: Serve) -> None:
 
 
 def _claude_code(header: str, countdown: str) -> dict[str, Any]:
-    """A request as Claude Code sends it, with the parts that it changes each time."""
+    """Return a request as Claude Code sends it, with the parts that it changes each time."""
     result = {"type": "tool_result", "tool_use_id": "t1", "content": "4 degrees"}
     return {
         "system": [{"type": "text", "text": header}, {"type": "text", "text": "You are an agent."}],

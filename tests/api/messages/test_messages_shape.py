@@ -57,7 +57,7 @@ def events_of(
 
 
 def outline(events: list[tuple[str, dict[str, Any]]]) -> list[str]:
-    """Names of events, deltas by their kind, repeats once."""
+    """Return names of events, deltas by their kind, repeats once."""
     names: list[str] = []
     for name, data in events:
         kind = f" {data['delta']['type']}" if name == "content_block_delta" else ""

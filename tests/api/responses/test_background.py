@@ -19,7 +19,7 @@ TEXT = "one two three four five six"
 
 
 def held(serve: Serve) -> tuple[Served, OpenAI, threading.Event]:
-    """A server whose answers stop behind two tokens until the event is set."""
+    """Return a server whose answers stop behind two tokens until the event is set."""
     go_on = threading.Event()
     served = serve()
     tokens = served.ids(TEXT)
@@ -82,7 +82,7 @@ def test_it_goes_on_when_its_client_leaves(serve: Serve) -> None:
 
 
 def silent(serve: Serve) -> tuple[Served, OpenAI]:
-    """A server whose answers have no end."""
+    """Return a server whose answers have no end."""
     served = serve()
     tokens = served.ids(TEXT)
     served.engine.reset(lambda _: Script(tokens, silent=True))

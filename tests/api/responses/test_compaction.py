@@ -69,7 +69,7 @@ def test_a_summary_of_another_server_is_named(serve: Serve) -> None:
 
 @pytest.mark.parametrize("words", [2000, 6000])
 def test_a_long_conversation_loses_its_start(serve: Serve, words: int) -> None:
-    """Without room for the conversation, even the summary is made of the last turns alone."""
+    """If the conversation does not fit, even the summary is made of the last turns alone."""
     served = serve("Short.", context_length=4096)
     long = {"role": "user", "content": " ".join(["word"] * words)}
     turns = [long, {"role": "assistant", "content": "Yes."}, *TURNS]

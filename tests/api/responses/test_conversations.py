@@ -23,7 +23,7 @@ def texts(items: Any) -> list[str]:
 
 
 def said(served: Served, conversation_id: str) -> list[str]:
-    """The texts of a conversation, the oldest first."""
+    """Return the texts of a conversation, the oldest first."""
     return texts(client(served).conversations.items.list(conversation_id, order="asc"))
 
 

@@ -44,7 +44,7 @@ def prompt_of(served: Served) -> str:
 
 
 def plain(response: Any) -> dict[str, Any]:
-    """A response without what is made anew each time."""
+    """Return a response without what is made anew each time."""
     body: dict[str, Any] = response.to_dict()
     for name in ("id", "created_at", "completed_at"):
         body.pop(name)

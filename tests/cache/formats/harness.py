@@ -21,7 +21,7 @@ TOLERANCE = 1e-4
 
 @dataclass
 class Answers:
-    """What requests got, by id."""
+    """Answers of requests, by id."""
 
     tokens: dict[str, list[int]] = field(default_factory=dict)
     logits: dict[str, list[np.ndarray]] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Bench:
     kv_format: KVFormat = field(default_factory=KVFormat)
 
     def engine(self, seen: list[tuple[list[tuple[str, int]], mx.array]]) -> Engine:
-        """An engine whose logits are collected in `seen`."""
+        """Return an engine whose logits are collected in `seen`."""
 
         def observe(rows: list[SampledRow], logits: mx.array) -> None:
             seen.append(([(row.id, row.position) for row in rows], logits))
@@ -122,7 +122,7 @@ def _collect(seen: list[tuple[list[tuple[str, int]], mx.array]], answers: Answer
 def requests(
     format: KVFormat, lengths: tuple[int, ...], new: int = 24, seed: int = 0
 ) -> list[Request]:
-    """Greedy requests with random prompts."""
+    """Return greedy requests with random prompts."""
     rng = random.Random(seed)
     return [
         Request(
@@ -137,7 +137,7 @@ def requests(
 
 
 def difference(want: Answers, got: Answers, ids: list[str]) -> float:
-    """The largest difference of any logit; infinite where tokens differ."""
+    """Return the largest difference of any logit; infinite where tokens differ."""
     worst = 0.0
     for id in ids:
         if want.tokens[id] != got.tokens[id]:

@@ -37,7 +37,7 @@ class Server:
     client: httpx.Client
 
     def ask(self, part: str, **more: Any) -> dict[str, Any]:
-        """One part's answer, 12 tokens whatever they are."""
+        """Return one part's answer, 12 tokens whatever they are."""
         prompt, fields = PARTS[part]
         body = {"prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
         response = self.client.post("/v1/completions", json={**body, **fields, **more})
@@ -47,7 +47,7 @@ class Server:
         return answer
 
     def text(self, part: str) -> str:
-        """The text of one part's answer."""
+        """Return the text of one part's answer."""
         text: str = self.ask(part)["choices"][0]["text"]
         return text
 
@@ -66,7 +66,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def alone(server: Server) -> dict[str, str]:
-    """What each part gets by itself, on a cold cache."""
+    """Return what each part gets by itself, on a cold cache."""
     return {part: server.text(part) for part in PARTS}
 
 

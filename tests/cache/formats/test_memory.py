@@ -26,7 +26,7 @@ def array_bytes(store: LayerStore) -> int:
 
 
 def filled(format: KVFormat, shape: LayerShape, blocks: int, tails: int) -> LayerStore:
-    """A store with room for so many blocks."""
+    """Return a store with room for so many blocks."""
     store = make_store(shape, format)
     store.resize(blocks, ())
     if store.has_tail:
@@ -35,7 +35,7 @@ def filled(format: KVFormat, shape: LayerShape, blocks: int, tails: int) -> Laye
 
 
 def model_bytes(layout: tuple[FullKV | WindowKV, ...], format: KVFormat, tokens: int) -> int:
-    """Bytes of the arrays of one sequence, the blocks that a window holds at most counted."""
+    """Return bytes of the arrays of one sequence, the blocks that a window holds at most counted."""
     total = 0
     for spec in layout:
         shape = LayerShape.of(spec, BLOCK, mx.bfloat16)
@@ -121,7 +121,7 @@ def _skipped(groups: tuple[KVGroup, ...]) -> tuple[int, ...]:
 
 
 def prefill_peak(format: KVFormat, tokens: int, rows: int) -> int:
-    """Peak bytes of writing a long prompt and reading it with its last chunk.
+    """Return peak bytes of writing a long prompt and reading it with its last chunk.
 
     The last chunk sees the most keys, so the peak of the whole prefill is its peak.
     """

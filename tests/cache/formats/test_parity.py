@@ -53,7 +53,7 @@ class Case:
     alone: Answers
 
     def worst(self, got: Answers, ids: tuple[int, ...] = tuple(range(len(LENGTHS)))) -> float:
-        """The largest difference of a logit to what each request gets alone."""
+        """Return the largest difference of a logit to what each request gets alone."""
         return difference(self.alone, got, [f"{self.format.name}:{id}" for id in ids])
 
 
@@ -71,7 +71,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], LoadedMo
 
 
 def alone(loaded: LoadedModel, format: KVFormat) -> Answers:
-    """Each request by itself, each in an engine of its own."""
+    """Serve each request alone, in an engine of its own."""
     answers = Answers()
     for request in requests(format, LENGTHS, NEW):
         got = Bench(loaded).run([request])

@@ -74,7 +74,7 @@ def test_planted_faults_fail_the_command(
 
 
 def with_outliers(folder: str, factor: float) -> LoadedModel:
-    """The model with two key channels of each head grown, and their queries shrunk to match.
+    """Return the model with two key channels of each head grown, and their queries shrunk to match.
 
     Keys are normed, then rotated: a channel's partner in its rotation grows with it. The scales lie
     in `q_norm` and `k_norm`, which hold for all heads of a layer.

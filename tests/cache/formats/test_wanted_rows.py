@@ -22,7 +22,7 @@ LENGTHS = (1, 40, 63, 64, 65, 128, 130, 192)
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    """Gemma 4 with layers that share others' keys."""
+    """Return Gemma 4 with layers that share others' keys."""
     return open_model(str(tiny_model(tmp_path_factory.mktemp("ple"), "gemma4_ple")))
 
 

@@ -14,7 +14,7 @@ from quire.device.cpu.kernels import NoKernels, load_kernels
 
 @pytest.fixture(scope="session")
 def compiled() -> Any:
-    """The extension. Without a compiler there is none, and the engine goes without."""
+    """Return the extension. Without a compiler there is none, and the engine goes without."""
     if mx.default_device() != mx.cpu:
         pytest.skip("kernels for CPUs")
     try:
@@ -25,7 +25,7 @@ def compiled() -> Any:
 
 @pytest.fixture(params=CPU_KERNELS)
 def ops(compiled: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """The extension with each instruction set that this processor has."""
+    """Yield the extension with each instruction set that this processor has."""
     if not compiled.use(request.param):
         pytest.skip(f"no {request.param} here")
     yield compiled

@@ -1,4 +1,4 @@
-"""How many threads are worth starting, on machines that are described by their files."""
+"""The number of threads to start, on machines that are described by files of /sys and /proc."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quire.device.cpu.cores import usable_cores
 
 
 def machine(root: Path, cpus: int, **files: str) -> Path:
-    """A root whose `/sys` lists processors, and holds files given as `a__b=text` for `a/b`."""
+    """Return a root whose `/sys` lists processors, and holds files given as `a__b=text` for `a/b`."""
     written = {"sys/devices/system/cpu/present": f"0-{cpus - 1}\n", **files}
     for place, text in written.items():
         path = root / place.replace("__", "/")

@@ -20,7 +20,7 @@ CODECS: list[Codec] = [
 
 
 def drawn(codec: Codec) -> mx.array:
-    """Vectors of many lengths, one of them zero, one too long for float16."""
+    """Return vectors of many lengths, one of them zero, one too long for float16."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((40, 2, codec.dim)) * 10.0 ** rng.uniform(-6, 3, (40, 2, 1))
     x[0, 0] = 0

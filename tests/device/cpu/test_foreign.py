@@ -25,7 +25,7 @@ Digests = dict[str, dict[str, str]]
 
 
 def results(folder: Path, compiler: str, machine: str, emulator: Sequence[str] = ()) -> Digests:
-    """Digests of the bits of each result, by what was computed, of each instruction set."""
+    """Return digests of the bits of each result, by what was computed, of each instruction set."""
     units = build.instruction_sets(machine)
     sets = {each.sources[0] for each in units}
     others = set(build.SOURCES.glob("isa_*.cpp")) - sets  # empty on this machine

@@ -1,4 +1,4 @@
-"""What a layer does to rows as one operation: the bits of the operations apart."""
+"""A layer as one compiled operation gives the same bits as its operations one by one."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def drawn(*shape: int, seed: int = 0) -> mx.array:
 
 
 def relative_error(y: mx.array, x: mx.array, weight: mx.array) -> float:
-    """Against the product in float64."""
+    """Return the relative error against the product in float64."""
     exact = np.array(x).astype(np.float64) @ np.array(weight).astype(np.float64).T
     return float(np.abs(np.array(y) - exact).max() / np.abs(exact).max())
 

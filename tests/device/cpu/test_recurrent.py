@@ -44,7 +44,7 @@ RULES = {
 
 
 def drawn(rule: Rule, n: int, t: int) -> Inputs:
-    """Rows that are mixed, their gates, and a state."""
+    """Return rows that are mixed, their gates, and a state."""
     keys = mx.random.split(mx.random.key(0), 6)
     heads = rule.value_heads
     columns = (rule.key_dim,) if rule.by_column else ()
@@ -71,7 +71,7 @@ def advanced(ops: Any, rule: Rule, inputs: Inputs) -> list[mx.array]:
 
 
 def reference(rule: Rule, inputs: Inputs) -> list[mx.array]:
-    """In MLX's operations."""
+    """Return the results of MLX's operations."""
     return list(delta_rule(*inputs, rule.key_heads, 1e-6))
 
 
@@ -152,7 +152,9 @@ Space = tuple[mx.array, mx.array, mx.array, mx.array, mx.array, mx.array]
 
 
 def space(n: int, t: int, by_column: bool) -> Space:
-    """Values, keys, queries, steps, rates and a state: Mamba's if `by_column`, else Mamba 2's."""
+    """Return values, keys, queries, steps, rates and a state: Mamba's if `by_column`, else Mamba
+    2's.
+    """
     draws = mx.random.split(mx.random.key(2), 6)
     heads, head_dim, groups, columns = (12, 1, 1, 16) if by_column else (6, 7, 3, 48)
     return (

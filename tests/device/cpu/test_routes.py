@@ -25,7 +25,7 @@ ROUTERS: dict[str, Router] = {
 
 
 def in_order(chosen: mx.array, weights: mx.array) -> tuple[Any, Any]:
-    """Experts and weights of each row, by expert."""
+    """Return experts and weights of each row, by expert."""
     order = np.argsort(np.array(chosen), axis=1)
     return tuple(np.take_along_axis(np.array(each), order, 1) for each in (chosen, weights))
 

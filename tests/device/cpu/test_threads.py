@@ -34,7 +34,7 @@ def products(ops: Any, count: int) -> None:
 
 
 def helpers() -> dict[str, str]:
-    """The state of each thread of this process: "S" sleeps."""
+    """Return the state of each thread of this process: "S" sleeps."""
     states = {}
     for folder in Path("/proc/self/task").iterdir():
         states[folder.name] = (folder / "stat").read_text().rsplit(")", 1)[1].split()[0]
@@ -62,7 +62,7 @@ def test_threads_that_wait_for_work_sleep(compiled: Any) -> None:
 
 
 def _ticks(thread: str) -> str:
-    """Nanoseconds that a thread has run."""
+    """Return nanoseconds that a thread has run."""
     return Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[0]
 
 

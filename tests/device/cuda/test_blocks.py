@@ -83,7 +83,7 @@ def store_of(shape: LayerShape, format: KVFormat) -> PackedStore:
 
 
 def written(store: PackedStore, spans: list[tuple[int, int]]) -> WrittenBlocks | None:
-    """Rows of all sequences, random ones."""
+    """Return rows of all sequences, random ones."""
     shape = store.shape
     spec = FullKV(shape.kv_heads, shape.head_dim, value_dim=shape.value_dim)
     rows = [

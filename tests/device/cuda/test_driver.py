@@ -1,4 +1,4 @@
-"""What recording a graph asks the driver for."""
+"""Recording a graph makes the expected calls of the driver."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def warpgroups(
 
 @pytest.fixture
 def cut(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cut:
-    """How warpgroups' products are cut."""
+    """Return how warpgroups' products are cut."""
     found = getattr(request, "param", CUTS[0])
     assert isinstance(found, Cut)
     monkeypatch.setattr(warpgroup_gemm, "chosen", lambda gemm: found)

@@ -1,4 +1,4 @@
-"""How products of few rows are cut on cards of several sizes."""
+"""Products of few rows are cut among thread blocks, on cards of several sizes."""
 
 from __future__ import annotations
 

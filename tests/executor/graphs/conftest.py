@@ -15,7 +15,7 @@ from tests.executor.graphs.recorded import Compared
 
 @pytest.fixture
 def wholes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[CUDAGraphs]]:
-    """The graphs that engines open from now on."""
+    """Yield the graphs that engines open from now on."""
     found: list[CUDAGraphs] = []
 
     def noted(*arguments: Any, **options: Any) -> CUDAGraphs | None:
@@ -31,7 +31,7 @@ def wholes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[CUDAGraphs]]:
 
 @pytest.fixture
 def recorded_prompts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The prompt rows of each recorded step that has any."""
+    """Return the prompt rows of each recorded step that has any."""
     found: list[int] = []
     observe = PrefillBudget.observe
 

@@ -19,7 +19,7 @@ Arrays = Mapping[int, mx.array]
 
 
 def bits_of(array: mx.array) -> np.ndarray:
-    """A copy of an array's elements; bfloat16 as integers."""
+    """Return a copy of an array's elements; bfloat16 as integers."""
     wide = array.dtype == mx.bfloat16
     return np.ascontiguousarray(np.array(array.view(mx.uint16) if wide else array))
 
@@ -57,7 +57,7 @@ def run_kernel(
 
 
 def random_inputs(program: Program, node: Node, sizes: Mapping[str, int]) -> dict[int, mx.array]:
-    """Arrays for what a node reads of the step."""
+    """Return arrays for what a node reads of the step."""
     random = np.random.default_rng(0)
     found = {}
     for id in node.inputs:
@@ -76,14 +76,14 @@ def random_inputs(program: Program, node: Node, sizes: Mapping[str, int]) -> dic
 def expected_of(
     program: Program, node: Node, given: Arrays, sizes: Mapping[str, int]
 ) -> dict[int, mx.array]:
-    """What MLX's operations compute of a node."""
+    """Return what MLX's operations compute of a node."""
     known = {id: each.array for id, each in program.constants.items()} | dict(given)
     run_node(program, node, known=known, operations=Operations(), sizes=sizes)
     return {id: known[id] for id in node.outputs}
 
 
 def difference(program: Program, node: Node, kernel: RowKernel, rows: int) -> float:
-    """The largest difference from MLX, relative to the largest element."""
+    """Return the largest difference from MLX, relative to the largest element."""
     sizes = dict.fromkeys(program.symbols, rows)
     given = random_inputs(program, node, sizes)
     expected = expected_of(program, node, given, sizes)

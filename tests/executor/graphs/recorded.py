@@ -175,7 +175,9 @@ class Compared:
 
 
 def streams_of(counts: list[int], named: str = "") -> list[list[Request]]:
-    """So many requests at a time; ids are `NAMED COUNT-rN`, and of another name all are others."""
+    """Return groups of so many requests; their ids are `NAMED COUNT-rN`, and each name has other
+    prompts.
+    """
     return [
         [
             replace(each, id=f"{named}{count}-{each.id}", max_tokens=TOKENS)

@@ -33,7 +33,7 @@ def six_bits_down(model: nn.Module) -> None:
 
 @pytest.fixture(scope="module")
 def recorded() -> tuple[Recorder, Recording, Survey]:
-    """A step of two layers, whose last products no kernel computes."""
+    """Return a step of two layers, whose last products no kernel computes."""
     model = packed_model(FAMILIES["llama"] | {"hidden_size": 576}, six_bits_down)
     layout, body = KVLayout.of(model.layout), recordable(trace(model).body)
     inputs = InputLayout(len(layout.groups), MAX_ROWS, 100, id)

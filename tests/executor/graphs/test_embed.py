@@ -23,7 +23,7 @@ TOKENS = mx.array([31, 0, 7, 7, 16], mx.int32)
 
 
 def embedded(table: mx.array | PackedWeight, width: int, dtype: mx.Dtype) -> mx.array:
-    """Rows of a table by a generated kernel."""
+    """Return rows of a table by a generated kernel."""
     values = {0: Value((T,), mx.int32), 1: Value((T, width), dtype)}
     attributes = {"table": Weight("table", table), "dtype": dtype}
     node = Node("embed", (0,), (1,), ("tokens",), (), attributes)

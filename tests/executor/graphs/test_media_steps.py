@@ -50,7 +50,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def graphed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
-    """Rows of each step with media, and whether it ran as a graph."""
+    """Return rows of each step with media, and whether it ran as a graph."""
     found: list[tuple[int, bool]] = []
     compute = CUDAGraphs.compute
 
@@ -66,7 +66,7 @@ def graphed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
 
 
 def asked(name: str, seed: int) -> list[Request]:
-    """Two questions about pictures, of which one has 16 rows and the other two of 6 and 4."""
+    """Return two questions about pictures, of which one has 16 rows and the other two of 6 and 4."""
     one, other = (replace(each, max_tokens=2) for each in prompts([5, 9], seed=seed))
     shown = [
         showing(one, ((3, 8, 8),), seed),

@@ -37,7 +37,7 @@ FULL_BLOCKS = [4, 0, 1]
 
 
 def rows_of(reached: Sequence[int], counts: Sequence[int], format: KVFormat) -> list[HandRows]:
-    """The next rows of the sequences, of which some are computed."""
+    """Return the next rows of each sequence that has any in this step."""
     return [
         HandRows(start, count, format, (table,), (number,))
         for number, (start, count, table) in enumerate(zip(reached, counts, TABLES, strict=True))
@@ -63,12 +63,14 @@ class Layer:
         return build_metadata(0, self._spec, rows_of(reached, counts, self._format), 64)
 
     def step(self, metadata: AttentionMetadata, projected: dict[str, mx.array]) -> mx.array:
-        """What rows attended to."""
+        """Return what rows attended to."""
         coding = self._coding if self._format.has_tail else lambda runner, inputs: iter(())
         return attended(self.store, metadata, projected, SCALE, coding)
 
     def _coding(self, runner: EmulatedRunner, inputs: InputLayout) -> Iterator[Kernel]:
-        """What codes the blocks that are full, as `Recording` launches it behind all layers."""
+        """Yield the kernels that encode full blocks, as `Recording` launches them behind all
+        layers.
+        """
         arrays, at = self.store.arrays(), inputs.group(0)
         dim = self._spec.head_dim
         stores = mx.array(np.array([runner.address(each) for each in arrays], np.int64))
@@ -141,7 +143,7 @@ def assert_blocks_are_alike(store: LayerStore, expected: LayerStore, lengths: li
 
 
 def _joined(parts: list[list[mx.array]]) -> mx.array:
-    """The rows of the sequences, one behind the other."""
+    """Return the rows of the sequences, one behind the other."""
     return mx.concatenate([each for of_sequence in parts for each in of_sequence])
 
 

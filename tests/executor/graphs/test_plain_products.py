@@ -32,7 +32,7 @@ KINDS = [*CODED, "bfloat16", "float32", FEW_COLUMNS]
 
 
 def product_of(kind: str) -> tuple[PlainProduct, mx.array]:
-    """A product, and the matrix in float32."""
+    """Return a product, and the matrix in float32."""
     mx.random.seed(1)
     if kind not in CODED:
         dtype = mx.float32 if kind == "float32" else mx.bfloat16

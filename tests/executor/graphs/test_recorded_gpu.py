@@ -53,7 +53,7 @@ def test_logits_over_codes_have_the_same_bits_in_any_batch(
     "format", dict.fromkeys([KVFormat(), *(each for each, _ in CODED_FORMATS)]), ids=str
 )
 def test_keys_that_thread_blocks_share_give_the_same_bits_in_any_batch(format: KVFormat) -> None:
-    """Without `batch_invariant`, steps of 1 and of 64 rows split so many keys differently."""
+    """Steps of 1 and of 64 rows would split so many keys differently without `batch_invariant`."""
     scenarios = [name for name in SCENARIOS if name != "pre-empted and resumed"]
     wanted = prompts((3, 700, 650), tokens=40)
     assert_the_same_bits_in_any_batch(
@@ -64,7 +64,7 @@ def test_keys_that_thread_blocks_share_give_the_same_bits_in_any_batch(format: K
 def test_rows_turn_by_their_positions(
     wholes: list[CUDAGraphs], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Behind a picture they are not the tokens' numbers."""
+    """Positions behind a picture are not the tokens' numbers."""
     loaded = replace(opened(FAMILIES["qwen3_moe"]), fingerprint="twice as far")
 
     def doubled(model: LanguageModel, tokens: tuple[int, ...], media: object) -> Any:

@@ -122,7 +122,7 @@ class _States:
 
 
 def drawn(case: Case) -> tuple[dict[str, mx.array], dict[str, mx.array]]:
-    """What the step gives, and weights; decays are no extremes."""
+    """Return what the step gives, and weights; decays are no extremes."""
     random = np.random.default_rng(5)
 
     def array(shape: tuple[int, ...]) -> mx.array:
@@ -139,7 +139,7 @@ def drawn(case: Case) -> tuple[dict[str, mx.array], dict[str, mx.array]]:
 def expected_of(
     case: Case, given: dict[str, mx.array], weights: dict[str, mx.array], pool: mx.array
 ) -> tuple[mx.array, list[mx.array]]:
-    """The result, and each sequence's state, by MLX's operations."""
+    """Return the result, and each sequence's state, by MLX's operations."""
     spans, first = [], 0
     for each in STEP:
         spans.append(np.arange(first, first + each.count, dtype=np.int32)[None])
@@ -163,7 +163,7 @@ def expected_of(
 def recorded(
     case: Case, given: dict[str, mx.array], weights: dict[str, mx.array], pool: mx.array
 ) -> tuple[EmulatedRunner, Recorder, mx.array]:
-    """The recorded kernel of a node, and where its result goes."""
+    """Return the recorded kernel of a node, and where its result goes."""
     runner, spec = EmulatedRunner(), RecurrentState((case.state,))
     layout = KVLayout.of((spec,))
     inputs = InputLayout(1, MAX_ROWS, 1, runner.address)

@@ -36,7 +36,7 @@ activation, which MLX rounds in between."""
 
 
 def regions(program: Program) -> Iterator[Node]:
-    """The regions of rows of a program."""
+    """Yield the regions of rows of a program."""
     for node in program.nodes:
         if node.kind == FUSED and node.attributes["what"] == "rows":
             yield node
@@ -92,7 +92,7 @@ def alone(
     arguments: tuple[object, ...] = (),
     **attributes: object,
 ) -> tuple[Program, Node]:
-    """A program of one node, whose inputs are the step's."""
+    """Return a program of one node, whose inputs are the step's."""
     values = {number: Value(*each) for number, each in enumerate(shapes)}
     values[len(shapes)] = Value(*out)
     roles = ("x", "y")[: len(shapes)] if attributes else ()

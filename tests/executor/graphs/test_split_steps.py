@@ -32,7 +32,7 @@ def extension(monkeypatch: pytest.MonkeyPatch) -> EmulatedExtension:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[CUDAGraphs]:
-    """The graphs of each rank that engines open from now on."""
+    """Return the graphs of each rank that engines open from now on."""
     found: list[CUDAGraphs] = []
     begin = CUDAGraphs.__init__
 

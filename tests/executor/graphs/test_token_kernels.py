@@ -114,7 +114,9 @@ def test_kernels_agree_with_the_reference(
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
 @pytest.mark.parametrize("format", [KVFormat("uniform", 8, 4), KVFormat("turbo", 3.5, 3.5)])
 def test_rows_are_coded_and_attend(format: KVFormat) -> None:
-    """From a layer's products on, against the reference over the format's own codes."""
+    """Kernels from a layer's products on are compared with the reference over the format's own
+    codes.
+    """
     heads, kv_heads, dim = 4, 2, 64
     spec = FullKV(kv_heads, dim)
     rows = [HandRows(start, 1, format, ((2 * n, 2 * n + 1),)) for n, start in enumerate((0, 70, 5))]

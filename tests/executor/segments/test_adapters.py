@@ -38,7 +38,7 @@ def kernels() -> Iterator[None]:
 
 
 def drawn(loaded: LoadedModel, rank: int, seed: int) -> LowRank:
-    """Factors of every matrix of a layer that is no stack of experts."""
+    """Return factors of every matrix of a layer that is no stack of experts."""
     mx.random.seed(seed)
     parameters, made = named_parameters(loaded.model), {}
     for path in sorted(multiplied(loaded.model)):

@@ -45,7 +45,7 @@ def opened(folder: Path, name: str, content: bytes, config: Mapping[str, Any]) -
 
 
 def trained(**options: Any) -> bytes:
-    """A SentencePiece model of `made.CORPUS`."""
+    """Return a SentencePiece model of `made.CORPUS`."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(made.CORPUS * 5),

@@ -119,7 +119,7 @@ def check_factors(merged: LoadedModel, plain: LoadedModel, adapter: Path) -> Non
 
 
 def make_adapter(folder: Path, tensors: dict[str, mx.array] | None = None, **changes: Any) -> str:
-    """An adapter of rank 2 for one matrix of 64 x 64."""
+    """Return an adapter of rank 2 for one matrix of 64 x 64."""
     folder.mkdir()
     usual = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
     (folder / "adapter_config.json").write_text(json.dumps(usual | changes))

@@ -50,7 +50,7 @@ def read(folder: Path) -> dict[str, mx.array]:
 
 
 def numbered(weights: dict[str, mx.array]) -> dict[str, mx.array]:
-    """Experts as Hugging Face's Qwen3-MoE has them: a matrix each."""
+    """Return experts as Hugging Face's Qwen3-MoE has them: a matrix each."""
     named: dict[str, mx.array] = {}
     for name, array in weights.items():
         base, _, part = name.partition(".experts.")
@@ -60,7 +60,7 @@ def numbered(weights: dict[str, mx.array]) -> dict[str, mx.array]:
 
 
 def stacked(weights: dict[str, mx.array]) -> dict[str, mx.array]:
-    """Experts as transformers 5 has them: gate and up in one array of all."""
+    """Return experts as transformers 5 has them: gate and up in one array of all."""
     named = {}
     for name, array in weights.items():
         base, found, part = name.partition(".experts.")
@@ -75,7 +75,7 @@ def stacked(weights: dict[str, mx.array]) -> dict[str, mx.array]:
 
 
 def rounded(weights: dict[str, mx.array], made: Path) -> dict[str, mx.array]:
-    """The weights with the values that the packed copy has for them."""
+    """Return the weights with the values that the packed copy has for them."""
     config = json.loads((made / "config.json").read_text())["quantization"]
     default = {name: config[name] for name in ("group_size", "bits", "mode")}
     copy = read(made)

@@ -35,7 +35,7 @@ def _blocks(path: str, matrix: mx.array) -> Packed:
 
 
 def _exponents(high: int, wide: int) -> Pack:
-    """Scales that are powers of two, in bytes, of blocks; 0 is all columns."""
+    """Return scales that are powers of two, in bytes, of blocks; 0 is all columns."""
 
     def pack(path: str, matrix: mx.array) -> Packed:
         rows, columns = matrix.shape
@@ -162,7 +162,7 @@ def _group_scales(path: str, matrix: mx.array) -> Packed:
 
 
 def _scales_in_fp8(path: str, matrix: mx.array) -> Packed:
-    """Scales of the type that the weights have: no exponents."""
+    """Return scales of the type that the weights have: no exponents."""
     rows, columns = matrix.shape
     scale = mx.to_fp8(mx.random.uniform(0.01, 0.02, (rows, columns // 32)))
     wide = mx.repeat(mx.from_fp8(scale, mx.float32), 32, axis=1)
@@ -239,7 +239,7 @@ UNPACKED = ("int1", "int7", "int4-in-another-order", "int4-groups-of-16")
 
 
 def _separate_experts(weights: dict[str, mx.array]) -> dict[str, mx.array]:
-    """One tensor an expert, as these libraries write them."""
+    """Return one tensor an expert, as these libraries write them."""
     ready = {}
     for name, array in weights.items():
         if ".experts." not in name:
@@ -268,7 +268,7 @@ def _as_fp8(file: Path, of: bytes = b"", kind: bytes = b"F8_E4M3") -> None:
 
 
 def _kinds(name: str) -> dict[bytes, bytes]:
-    """What headers call the bytes of tensors, by the end of their names."""
+    """Return what headers call the bytes of tensors, by the end of their names."""
     e4m3 = b"F8_E4M3"
     if name.startswith("fp8-exponents"):
         return {rb"\.weight": e4m3, rb"weight_scale(?:_inv)?": b"F8_E8M0"}

@@ -24,7 +24,7 @@ Numbers = npt.NDArray[Any]
 
 
 def _codes(matrix: Numbers, bits: int, groups: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-    """Asymmetric codes `[in, out]`, zero points and scales `[groups, out]` of `[in, out]`."""
+    """Return asymmetric codes `[in, out]`, zero points and scales `[groups, out]` of `[in, out]`."""
     top = 2**bits - 1
     count = groups.max() + 1
     low = np.stack([matrix[groups == g].min(0) for g in range(count)])
@@ -115,7 +115,7 @@ def _write(folder: Path, config: dict[str, Any], weights: dict[str, mx.array]) -
 
 
 def _separate(weights: dict[str, mx.array]) -> dict[str, mx.array]:
-    """One tensor an expert."""
+    """Return one tensor an expert."""
     ready = {}
     for name, array in weights.items():
         path, experts, rest = name.partition(".experts.")
@@ -166,7 +166,7 @@ def _opened(
     bits: Callable[[str], int | None],
     groups: Callable[[int], Numbers],
 ) -> tuple[LoadedModel, LoadedModel]:
-    """A model with packed matrices, whose logits are those of the other's plain ones."""
+    """Return a model with packed matrices, whose logits are those of the other's plain ones."""
     config = qwen3_moe_config(moe_intermediate_size=64, tie_word_embeddings=False)
     packed, plain = {}, {}
     for key, array in _separate(random_weights(config)).items():
@@ -210,7 +210,7 @@ def test_what_is_not_known_is_refused_by_name(
 
 
 def _packed_matrix(config: dict[str, Any]) -> tuple[str, dict[str, mx.array]]:
-    """A model's tensors with one matrix in GPTQ's codes, and the path of that."""
+    """Return a model's tensors with one matrix in GPTQ's codes, and the path of that."""
     weights, path = random_weights(config), "model.layers.1.mlp.up_proj"
     matrix = np.array(weights.pop(f"{path}.weight")).T
     parts, _ = _gptq(1)(matrix, 4, np.arange(matrix.shape[0]) // 32)

@@ -70,7 +70,7 @@ def _entry(file: Path) -> dict[str, object]:
 
 
 def _files(path: Path) -> Path:
-    """A repository of GGUF files: a model in two types, and an encoder beside them."""
+    """Return a repository of GGUF files: a model in two types, and an encoder beside them."""
     source, folder = tiny_model(path / "source", "llama"), path / "files"
     folder.mkdir()
     for word, kind in (("F32", Type.F32), ("Q8_0", Type.Q8_0)):

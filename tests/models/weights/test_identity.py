@@ -20,7 +20,7 @@ from tests.support.tiny_models import tiny_model
 
 @pytest.fixture
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The files of which pieces were hashed. All files count as large and long settled."""
+    """Return the files of which pieces were hashed. All files count as large and long settled."""
     files: list[Path] = []
     original = WeightIdentity._hash_piece
 

@@ -128,7 +128,7 @@ def timm(key: str) -> str:
 
 
 def laid_out(key: str, array: mx.array) -> mx.array:
-    """A kernel with its colours second; places and tokens with an axis in front."""
+    """Return a kernel with its colours second; places and tokens with an axis in front."""
     if "patch_embed" in key and key.endswith("weight"):
         side = round((array.shape[1] // 3) ** 0.5)
         return array.reshape(-1, side, side, 3).moveaxis(-1, 1)
@@ -140,7 +140,7 @@ def laid_out(key: str, array: mx.array) -> mx.array:
 
 
 def joined(weights: Weights) -> Weights:
-    """Queries, keys and values in one."""
+    """Return queries, keys and values in one."""
     ready = {key: a for key, a in weights.items() if ".attn." not in key or "_proj." not in key}
     for key in weights:
         if ".attn.q_proj." in key:
@@ -311,7 +311,7 @@ _KIMI = {
 
 
 def _moonshots(**changes: Any) -> dict[str, Any]:
-    """Kimi K2.5 by its publisher's keys."""
+    """Return Kimi K2.5 by its publisher's keys."""
     converted = SIGLIP["kimi_k25"]
     vision = {_KIMI.get(key, key): value for key, value in converted["vision_config"].items()}
     more = {"pos_emb_type": "divided_fixed", "merge_type": "sd2_tpool", "projector_ln_eps": 1e-5}

@@ -31,7 +31,7 @@ PACKINGS = [("affine", bits, 32) for bits in (2, 3, 4, 5, 6, 8)] + [
 def _pack(
     name: str, array: mx.array, mode: str, bits: int, group: int
 ) -> tuple[dict[str, mx.array], mx.array]:
-    """The tensors of one packed matrix, and the matrix that they stand for."""
+    """Return the tensors of one packed matrix, and the matrix that they stand for."""
     parts = mx.quantize(array, group_size=group, bits=bits, mode=mode)
     base = name.removesuffix(".weight")
     tensors = dict(zip((name, f"{base}.scales", f"{base}.biases"), parts, strict=False))

@@ -59,7 +59,7 @@ def _call(draw: random.Random, dialect: str) -> str:
 
 
 def _damaged(draw: random.Random, text: str, dialect: str) -> str:
-    """A text with some of its characters or markers left out, repeated, moved or replaced."""
+    """Return a text with some of its characters or markers left out, repeated, moved or replaced."""
     markers = MARKERS[dialect]
     pattern = "|".join(map(re.escape, markers))
     units = re.split(f"({pattern})|(?<=.)", text) if markers else list(text)
@@ -83,7 +83,7 @@ def _damaged(draw: random.Random, text: str, dialect: str) -> str:
 
 
 def output(draw: random.Random, dialect: str) -> str:
-    """One answer: reasoning, text and calls, damaged or not; or nothing but fragments."""
+    """Return one answer: reasoning, text and calls, damaged or not; or nothing but fragments."""
     if draw.random() < 0.25:
         fragments = [*FRAGMENTS, *MARKERS[dialect] * 3, *SPACES, "make", "now", "word"]
         return "".join(draw.choice(fragments) for _ in range(draw.randint(1, 25)))
@@ -99,7 +99,7 @@ def output(draw: random.Random, dialect: str) -> str:
 
 
 def cut_at_random(draw: random.Random, text: str, mean: int) -> list[str]:
-    """Pieces of a text of `mean` characters on average."""
+    """Return pieces of a text of `mean` characters on average."""
     pieces, at = [], 0
     while at < len(text):
         size = draw.randint(1, 2 * mean - 1)
@@ -109,7 +109,7 @@ def cut_at_random(draw: random.Random, text: str, mean: int) -> list[str]:
 
 
 def units(dialect: str, text: str, *, with_ids: bool) -> list[tuple[bool, str]]:
-    """Runs of ordinary text (False), and the markers that are tokens of their own (True)."""
+    """Return runs of ordinary text (False), and the markers that are tokens of their own (True)."""
     markers = MARKERS[dialect] if with_ids else []
     if not markers:
         return [(False, text)]
@@ -145,7 +145,7 @@ def _fed(parser: Parser, token_id: int | None, piece: str) -> list[Delta]:
 
 
 def joined(deltas: Iterable[Delta]) -> list[tuple[str, str]]:
-    """Kinds and texts of deltas, up to the one that ends the answer."""
+    """Return kinds and texts of deltas, up to the one that ends the answer."""
     found: list[tuple[str, str]] = []
     for delta in deltas:
         kind, text = type(delta).__name__, ""

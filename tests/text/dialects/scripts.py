@@ -127,7 +127,7 @@ TOOLS = [
 
 @cache
 def tokenizer(dialect: str, with_ids: bool = True) -> Tokenizer:
-    """A byte-level tokenizer that has the dialect's markers as tokens, or has none of them."""
+    """Return a byte-level tokenizer that has the dialect's markers as tokens, or has none of them."""
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -146,13 +146,15 @@ def vocabulary(dialect: str, with_ids: bool = True) -> Vocabulary:
 
 
 def encode(dialect: str, pieces: Iterable[str], with_ids: bool = True) -> list[int]:
-    """Token ids of each piece on its own, so that cuts between pieces are cuts between tokens."""
+    """Return token ids of each piece on its own, so that cuts between pieces are cuts between
+    tokens.
+    """
     made_with = tokenizer(dialect, with_ids)
     return [id for text in pieces for id in made_with.encode(text, add_special_tokens=False)]
 
 
 def spelled(dialect: str, text: str) -> list[int]:
-    """Token ids of a text whose markers are spelled by ordinary tokens."""
+    """Return token ids of a text whose markers are spelled by ordinary tokens."""
     made_with = tokenizer(dialect)
     return [
         id for character in text for id in made_with.encode(character, add_special_tokens=False)
@@ -170,7 +172,7 @@ def events(
     with_ids: bool = True,
     group: int = 1,
 ) -> list[Event]:
-    """The events of an answer whose tokens come `group` at a time."""
+    """Return the events of an answer whose tokens come `group` at a time."""
     made_with = tokenizer(dialect, with_ids)
     parser = DIALECTS[dialect].parser(
         encode(dialect, [prompt], with_ids), tools, vocabulary(dialect, with_ids)
@@ -186,7 +188,7 @@ def events(
 
 
 def answer(dialect: str, text: str, **how: Any) -> Answer:
-    """The whole answer that a text says."""
+    """Return the whole answer that a text says."""
     ids = encode(dialect, [text], how.get("with_ids", True))
     return fold(events(dialect, ids, **how))
 

@@ -18,13 +18,13 @@ JSON = json.dumps(ARGUMENTS)
 
 
 def in_tags(opening: str) -> str:
-    """ARGUMENTS as the XML of calls has them."""
+    """Return ARGUMENTS as the XML of calls has them."""
     values = {k: v if isinstance(v, str) else json.dumps(v) for k, v in ARGUMENTS.items()}
     return "".join(f"{opening.format(k)}{v}\n</parameter>\n" for k, v in values.items())
 
 
 def in_dsml() -> str:
-    """ARGUMENTS as DSML has them."""
+    """Return ARGUMENTS as DSML has them."""
     return "".join(
         f'<｜DSML｜parameter name="{key}" string="{str(isinstance(value, str)).lower()}">'
         f"{value if isinstance(value, str) else json.dumps(value)}</｜DSML｜parameter>\n"
@@ -33,7 +33,7 @@ def in_dsml() -> str:
 
 
 def in_python(quote: str) -> str:
-    """ARGUMENTS as keywords, strings in one kind of quotes."""
+    """Return ARGUMENTS as keywords, strings in one kind of quotes."""
     city = LONG.replace("\\", "\\\\").replace("\n", "\\n").replace(quote, f"\\{quote}")
     city = f"{quote}{city}{quote}"
     return f"get_weather(city={city}, days=3, tags=['a', ''], where={{'zip': '1'}}, limit=-1.5)"

@@ -130,7 +130,7 @@ def test_named_and_parallel(dialect: str) -> None:
 
 
 def sample(dialect: str, source: str, seed: int) -> tuple[list[int], bool]:
-    """Tokens drawn from those that the grammar allows, and whether they came to an end."""
+    """Return tokens drawn from those that the grammar allows, and whether they came to an end."""
     found, draw = matcher(dialect, source), random.Random(seed)
     known = tokenizer(dialect)
     stop, ids = known.token_id(STOP_TOKEN), []

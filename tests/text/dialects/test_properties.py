@@ -61,7 +61,7 @@ CLOSERS = {
 
 
 def arguments(dialect: str) -> st.SearchStrategy[dict[str, Any]]:
-    """Arguments of TOOL, some with the marker that closes a call in a string."""
+    """Return arguments of TOOL, some with the marker that closes a call in a string."""
     value = st.one_of(VALUE, VALUE.map(lambda text: text + CLOSERS[dialect] + text))
     return st.fixed_dictionaries(
         {},
@@ -313,12 +313,12 @@ def test_garbage_is_read_the_same_however_it_is_cut(
 
 
 def headers(dialect: str) -> bool:
-    """Whether text between markers may be structure too."""
+    """Return whether text between markers may be structure too."""
     return dialect in ("harmony", "gemma4")
 
 
 def bare_of(dialect: str, text: str) -> str:
-    """The text without white space, and without the markers that are never text."""
+    """Return the text without white space, and without the markers that are never text."""
     parser = DIALECTS[dialect].parser([], TOOLS, vocabulary(dialect))
     assert isinstance(parser, MarkerParser)
     layout = parser.layout

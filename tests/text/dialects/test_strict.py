@@ -55,7 +55,7 @@ def permitted(state: GrammarState, tokens: Iterable[int]) -> list[int]:
 
 
 def lets_through(dialect: str, text: str) -> bool:
-    """Whether an answer may be this text and then end."""
+    """Return whether an answer may be this text and then end."""
     state = state_of(dialect, [TOOLS[0], LOOSE])
     for token in encode(dialect, [text, STOP_TOKEN]):
         if not permits(state, token):

@@ -37,7 +37,7 @@ _HALVES = {
 
 
 def blocks(kind: Type) -> npt.NDArray[np.uint8]:
-    """Random bytes `[blocks, bytes of a block]` with scales that are finite numbers."""
+    """Return random bytes `[blocks, bytes of a block]` with scales that are finite numbers."""
     random = np.random.default_rng(int(kind))
     numbers, size = GGML_QUANT_SIZES[kind]
     codes = random.integers(0, 256, (_NUMBERS // numbers, size), dtype=np.uint8)

@@ -165,7 +165,7 @@ def _folder(name: str, folder: Path) -> Path:
 
 
 def _factors(name: str) -> dict[str, Any]:
-    """The rotations' own tensors: LongRoPE's factors, or Llama 3's, worked out."""
+    """Return the rotations' own tensors: LongRoPE's factors, or Llama 3's, worked out."""
     rope = CONFIGS[name].get("rope_parameters", {})
     if rope.get("rope_type") == "longrope":
         return {

@@ -33,7 +33,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with a model whose down projections are wide enough for blocks of 256."""
+    """Return a folder with a model whose down projections are wide enough for blocks of 256."""
     config = llama_config(rope_parameters=PLAIN, intermediate_size=256)
     folder = tmp_path / "published"
     folder.mkdir()
@@ -152,7 +152,7 @@ def test_what_is_not_served_is_refused_by_name(folder: Path, tmp_path: Path) -> 
 
 
 def _with(content: bytes, key: str, kind: int, value: bytes) -> bytes:
-    """A file's bytes with one more key, before the others; its tensors stay aligned."""
+    """Return a GGUF file's bytes with one more key before the others; its tensors stay aligned."""
     version, tensors, keys = struct.unpack_from("<IQQ", content, 4)
     entry = struct.pack("<Q", len(key)) + key.encode() + struct.pack("<I", kind) + value
     name = "pad"

@@ -33,7 +33,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def _writer(path: Path) -> gguf.GGUFWriter:
-    """A file of one layer without weights that matter."""
+    """Return a file of one layer without weights that matter."""
     writer = gguf.GGUFWriter(str(path), "llama")
     for key in ("block_count", "attention.head_count"):
         writer.add_uint32(f"llama.{key}", 1)
@@ -82,7 +82,7 @@ def test_same_ids_and_texts(kind: str, text: str, opened: dict[str, Tokenizer]) 
 
 @pytest.fixture(scope="module")
 def unigrams(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Tokenizer]:
-    """A SentencePiece model as its own library cuts by it, and its GGUF file."""
+    """Return a SentencePiece model as its own library cuts by it, and its GGUF file."""
     folder = tmp_path_factory.mktemp("unigrams")
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(made.CORPUS * 20),
