@@ -136,7 +136,9 @@ async def replay(target: Target, model: str, session: Session, max_tokens: int) 
 
 
 def summarise(answers: list[Timings]) -> dict[str, Any]:
-    """Return totals and times. `computed_tokens` is None where a server reports no cached tokens."""
+    """Return totals and times. `computed_tokens` is None where a server reports no cached
+    tokens.
+    """
     sent = sum(answer.prompt_tokens or 0 for answer in answers)
     reported = [answer.cached_tokens for answer in answers]
     cached = None if None in reported else sum(count or 0 for count in reported)
@@ -168,7 +170,7 @@ def measure(server: Server, model: Path, session: Session, args: argparse.Namesp
 
 
 def parse() -> argparse.Namespace:
-    """Command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     add = parser.add_argument
     add("--peers-python", default=sys.executable, help="python of the peers' environment")

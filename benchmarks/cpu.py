@@ -118,7 +118,9 @@ def make_models(folder: Path, shape: str) -> None:
 
 
 def own_file(shape: str) -> str:
-    """Return the name of a shape's 4-bit file for Quire; a mixture's and a hybrid's is llama.cpp's."""
+    """Return the name of a shape's 4-bit file for Quire; a mixture's and a hybrid's is
+    llama.cpp's.
+    """
     return shape if shape in SHAPES else f"{shape}-{KINDS[0]}.gguf"
 
 

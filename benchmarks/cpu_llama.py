@@ -43,7 +43,7 @@ def levels(work: Work, prompt: int, tokens: int, streams: Sequence[int]) -> list
 
 
 def measure(work: Work) -> Rates:
-    """See `cpu_work.Work`."""
+    """Measure the work of `cpu_work.Work`."""
     name = Path(work.llama).parent.name
     rates = Rates(
         weight_bytes=Path(work.model).stat().st_size, computes=f"{name}, {work.threads} threads"

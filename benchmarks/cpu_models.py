@@ -34,7 +34,9 @@ class Shape:
         return self.hidden // self.heads
 
     def matrices(self) -> dict[str, tuple[str, int, int]]:
-        """Return GGUF's name, columns and depth of each product, by Hugging Face's name in a layer."""
+        """Return GGUF's name, columns and depth of each product, by Hugging Face's name in a
+        layer.
+        """
         kv_width = self.kv_heads * self.head_dim
         return {
             "self_attn.q_proj": ("attn_q", self.hidden, self.hidden),

@@ -29,7 +29,7 @@ def finish(engine: Engine) -> None:
 
 
 def measure(work: Work) -> Rates:
-    """See `cpu_work.Work`."""
+    """Measure the work of `cpu_work.Work`."""
     device = open_device(work.blas, work.kernels, work.threads)
     loaded = open_model(work.model)
     config = EngineConfig(work.model, kv_memory=1 << 30, prefix_cache=False, blas=work.blas)

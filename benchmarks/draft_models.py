@@ -28,7 +28,7 @@ from quire.engine.factory import open_engine
 
 _HIDDEN, _WIDTH, _HEADS, _HEAD_DIM, _VOCAB = 512, 1024, 8, 64, 2048
 _QUIET = 0.02
-"""What the layers behind the first add, beside what they would."""
+"""Factor of what the layers behind the first add."""
 _PROMPT = 48
 
 

@@ -67,7 +67,7 @@ Figures = dict[str, dict[str, float]]
 
 
 def measure(folder: Path) -> Figures:
-    """Milliseconds, by kind of media; in the process that serves."""
+    """Return milliseconds by kind of media, measured in the process that serves."""
     from quire.core.config import EngineConfig
     from quire.core.media import MediaItem, PlacedMedia
     from quire.core.request import Request, SamplingParams

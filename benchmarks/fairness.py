@@ -27,7 +27,7 @@ TALK: Any = {"temperature": 0, "ignore_eos": True, "logit_bias": {"1000": 100}, 
 SHORT = 12
 WARM_UP_EVENTS = 30
 BEGUN_S = 0.5
-"""From the long request to the short one."""
+"""Seconds from the long request to the short one."""
 
 
 def prompt(tokens: int) -> list[int]:
@@ -50,7 +50,7 @@ def first_token_s(http: httpx.Client, tokens: int) -> float:
 
 
 def measure(http: httpx.Client, tokens: int, idle_s: float) -> str:
-    """A stream runs; a long prompt is read; in the midst of that a short request comes."""
+    """Run a stream, read a long prompt beside it, and send a short request meanwhile."""
     going, read = threading.Event(), threading.Event()
 
     def stream() -> list[float]:

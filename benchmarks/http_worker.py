@@ -28,7 +28,7 @@ class ScriptedEngine:
     def __init__(self, step_s: float) -> None:
         self.expected_step_s = step_s
         self._running: dict[str, list[int]] = {}
-        """By request: how many tokens it has, how many it is to get, and its prompt's."""
+        """Counts by request: its tokens so far, the tokens that it is to get, and its prompt's."""
         self._ended: list[Output] = []
         self._steps = 0
         self._due = 0.0

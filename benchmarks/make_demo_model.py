@@ -45,7 +45,7 @@ def write_model(folder: Path) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     write_model(parser.parse_args().out)

@@ -65,7 +65,7 @@ def make_tokenizer() -> Tokenizer:
 
 
 def make_config(family: str) -> dict[str, Any]:
-    """`config.json` of a Llama or a Qwen3 of this size."""
+    """Return `config.json` of a Llama or a Qwen3 of this size."""
     names = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
     return {
         "architectures": [names[family]],
@@ -92,7 +92,9 @@ def make_config(family: str) -> dict[str, Any]:
 
 
 def make_weights(family: str, seed: int) -> dict[str, mx.array]:
-    """Return random weights under Hugging Face's names. Special tokens' rows of the head are zero."""
+    """Return random weights under Hugging Face's names. Special tokens' rows of the head are
+    zero.
+    """
     mx.random.seed(seed)
     shapes = {
         "self_attn.q_proj": (HEADS * HEAD_DIM, HIDDEN),
@@ -147,7 +149,7 @@ def write_model(folder: Path, family: str = "llama", seed: int = 0) -> int:
 
 
 def main() -> None:
-    """Command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--family", choices=("llama", "qwen3"), default="llama")

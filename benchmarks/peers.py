@@ -73,7 +73,9 @@ async def load_server(target: Target, load: Load, args: argparse.Namespace) -> l
 
 
 def requests_of(streams: int, args: argparse.Namespace) -> int:
-    """Return requests of a level: enough for a second or two at one stream, several turns at many."""
+    """Return requests of a level: enough for a second or two at one stream, several turns at
+    many.
+    """
     asked: int = args.requests_a_stream * streams
     return max(int(args.min_requests), asked)
 
@@ -205,7 +207,7 @@ def run(args: argparse.Namespace, model: Path) -> dict[str, Any]:
 
 
 def parse() -> argparse.Namespace:
-    """Command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     add = parser.add_argument
     add("--peers-python", default=sys.executable, help="python of the peers' environment")

@@ -59,7 +59,9 @@ def ask(target: Target, model: str, item: SkillItem) -> tuple[bool, float, str]:
 def measure(
     server: Server, folder: Path, peers_python: str, items: list[SkillItem]
 ) -> dict[str, Any]:
-    """Measure one contender, by the number of questions at once. The first item only warms it up."""
+    """Measure one contender, by the number of questions at once. The first item only warms it
+    up.
+    """
     warm, *items = items
     rows: dict[str, Any] = {}
     try:

@@ -39,7 +39,7 @@ def _value(level: dict[str, Any] | None, name: str) -> str:
 
 
 def _ratios(contenders: dict[str, Any], streams: list[str]) -> list[str]:
-    """Quire over HTTP against its engine alone, and against the best peer over HTTP."""
+    """Return Quire's ratios over HTTP: to its engine alone, and to the best peer over HTTP."""
 
     def rate(name: str, count: str) -> float | None:
         level = contenders.get(name, {}).get("levels", {}).get(count)

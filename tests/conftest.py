@@ -52,7 +52,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def own_products() -> Iterator[None]:
-    """Each file starts with MLX's own products: an engine that a test opens may choose others."""
+    """Start each file with MLX's own products: an engine that a test opens may choose others."""
     yield
     if (device := sys.modules.get("quire.device.device")) is not None:
         device.current_device().choose_products("mlx")

@@ -72,7 +72,7 @@ def store_of(shape: cuda.Shape, format: KVFormat, blocks: int, rows: int) -> Pac
 
 
 def on_device(numbers: Any) -> mx.array:
-    """int32, where a step's inputs are."""
+    """Return int32 numbers in the memory of a step's inputs."""
     return in_device_memory(mx.array(np.array(numbers, np.int32)))
 
 
@@ -85,7 +85,9 @@ def random_like(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
 def pair(
     shape: cuda.Shape, format: KVFormat, rows: int, low: int, high: int, splits: int
 ) -> tuple[Pair, int]:
-    """Return one row of each of `rows` sequences that see the keys `[low, high)`; and bytes read."""
+    """Return one row of each of `rows` sequences that see the keys `[low, high)`; and bytes
+    read.
+    """
     each, heads = -(-high // BLOCK), shape.heads
     table = on_device(np.random.default_rng(0).permutation(rows * each))
     store = store_of(shape, format, rows * each, rows)

@@ -27,7 +27,7 @@ from workload import STREAMS
 
 _HERE = Path(__file__).parent
 _SETTINGS = {"MLX_ENABLE_TF32": "0", "MLX_USE_CUDA_GRAPHS": "0"}
-"""What `quire serve` sets for its engine; mlx-lm runs with MLX's own."""
+"""Variables that `quire serve` sets for its engine; mlx-lm runs with MLX's own."""
 
 
 def bytes_of_step(folder: Path, rows: int) -> float:

@@ -173,7 +173,7 @@ def linears() -> list[Row]:
 def experts_by_mlx(
     x: mx.array, chosen: mx.array, gate: packed.Packed, up: packed.Packed, down: packed.Packed
 ) -> mx.array:
-    """Sorted by expert; the activation left out."""
+    """Compute the experts' products by MLX, rows sorted by expert, without the activation."""
     flat = chosen.flatten()
     order = mx.argsort(flat)
 

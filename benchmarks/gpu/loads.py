@@ -190,7 +190,9 @@ def long_prompts(system: System, options: Options) -> Iterator[Row]:
 
 
 def pictures(system: System, options: Options) -> Iterator[Row]:
-    """Yield questions about one picture each, and prompts of text as long; 64 tokens answer each."""
+    """Yield questions about one picture each, and prompts of text as long; 64 tokens answer
+    each.
+    """
     for again in range(options.rounds):
         for count in options.pictures:
             seeds = [8_000_000 + 1000 * again + 100 * count + n for n in range(count)]

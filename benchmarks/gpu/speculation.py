@@ -44,7 +44,7 @@ from quire.scheduler.draft_lengths import EveryDraft
 from quire.scheduler.drafts import Draft, DraftQuery
 
 _SETTINGS = {"MLX_ENABLE_TF32": "0", "MLX_USE_CUDA_GRAPHS": "0"}
-"""What `quire serve` sets for its engine. MLX reads it when it is imported."""
+"""Variables that `quire serve` sets for its engine. MLX reads them when it is imported."""
 _PROMPT = 128
 _FIXED = (0, 1, 3, 7, 15)
 """Numbers of drafts whose steps are timed."""

@@ -30,7 +30,7 @@ NOTES = {
         "its first tokens are those of all prompts together",
     ],
 }
-"""What makes a system's figures differ from others' besides its speed."""
+"""Notes by system: reasons other than speed why its figures differ from others'."""
 
 
 def picture(seed: int) -> Any:

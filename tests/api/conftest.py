@@ -128,7 +128,9 @@ Serve = Callable[..., Served]
 
 @pytest.fixture
 def serve(tokenizer: Tokenizer, shared: Served) -> Iterator[Serve]:
-    """`serve(script, config=..., context_length=...)`: a server whose engine does as it is told."""
+    """Yield `serve(script, config=..., context_length=...)`, which starts a server with a scripted
+    engine.
+    """
     with ExitStack() as stack:
 
         def serve(

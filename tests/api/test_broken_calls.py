@@ -24,7 +24,9 @@ CUT_OFF = f"pre <|tool_call>call:add{{a:1,s:{Q}{LONG}"
 
 
 def tokens_of(served: Served, text: str) -> int:
-    """`max_tokens` under which a text is cut off if it is `CUT_OFF`, else ends by itself."""
+    """Return the `max_tokens` under which a text is cut off if it is `CUT_OFF`, else ends by
+    itself.
+    """
     return len(served.ids(text)) + (text != CUT_OFF)
 
 

@@ -40,7 +40,7 @@ ServeFolder = Callable[..., Served]
 
 @pytest.fixture
 def serve(tokenizer: Tokenizer, tmp_path: Path) -> Iterator[ServeFolder]:
-    """`serve(generation_config, **settings)`: the demonstration with another such file."""
+    """Yield `serve(generation_config, **settings)`: the demonstration with another such file."""
     with ExitStack() as stack:
 
         def serve(generation: dict[str, Any], **settings: Any) -> Served:

@@ -110,7 +110,9 @@ class Victim:
         return float(times.user + times.system)
 
     def jobs(self) -> list[psutil.Process]:
-        """Return the processes that read a request each, or make its grammar: children of children."""
+        """Return the processes that read a request each, or make its grammar: children of
+        children.
+        """
         server = psutil.Process(self.child.process.pid)
         return list(set(server.children(recursive=True)) - set(server.children()))
 
@@ -189,7 +191,9 @@ def _guarded(seen: Seen, watch: Any) -> None:
 
 @contextlib.contextmanager
 def attacked(folder: Path, *arguments: str) -> Iterator[Victim]:
-    """`quire serve` with the embedded model (or the one among `arguments`) on a measured loop."""
+    """Run `quire serve` with the embedded model (or the one among `arguments`) on a measured event
+    loop.
+    """
     turns = folder / "turns"
     turns.touch()
     common = ("serve", "--port", "0", "--log-level", "warning")

@@ -132,7 +132,7 @@ BENCH += ("--max-tokens", "4", "--prompt-tokens", "16")
 
 
 def asks(child: Child, *command: str) -> None:
-    """A command asks the server, and shows no key."""
+    """Run a command that asks the server; assert that it shows no key."""
     asked = [sys.executable, "-m", "quire", *command, "--url", child.url]
     process = subprocess.Popen(
         asked, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT

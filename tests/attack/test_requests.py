@@ -51,14 +51,16 @@ def described() -> dict[str, Any]:
 
 
 def unoffered() -> dict[str, Any]:
-    """Tools that no prompt holds, as none is to be called."""
+    """Return tools that no prompt holds, because `tool_choice` is "none"."""
     schema = {"type": "object", "properties": {f"p{n}": {"enum": ["a"]} for n in range(100_000)}}
     tool = {"type": "function", "function": {"name": "look", "parameters": schema}}
     return {"messages": [user("x")], "tools": [tool], "tool_choice": "none", "max_tokens": 1}
 
 
 def bombs() -> dict[str, Any]:
-    """Return reasoning that another server packed, which would unpack to a thousand times its size."""
+    """Return reasoning that another server packed, which would unpack to a thousand times its
+    size.
+    """
     data = Signer("stranger").pack("a" * (8 * MIB))
     said = {"role": "assistant", "content": [{"type": "redacted_thinking", "data": data}] * 60}
     return {"model": "quire-demo", "messages": [user("x"), said, user("y")], "max_tokens": 1}

@@ -29,7 +29,7 @@ SIZE, HEADS = 32, 4
 LAYERS = (FullKV(2, 32), FullKV(2, 32), WindowKV(1, 64, 40, value_dim=32), SharedKV(0))
 PLAIN, PAGE = KVFormat(), KVFormat("page", 4, 4, skip_layers=(1,))
 Seen = tuple[str, int, tuple[int, ...]]
-"""What a backend computed: the format as stored, head size, rows of each sequence."""
+"""Record of what a backend computed: the format as stored, head size, rows of each sequence."""
 
 
 @dataclass

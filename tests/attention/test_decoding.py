@@ -45,7 +45,7 @@ def shape_of(dim: int, dtype: mx.Dtype = mx.bfloat16) -> LayerShape:
 
 
 def forget() -> None:
-    """Kernels are made once a process, and tried once."""
+    """Forget kernels, which are made and verified once a process."""
     decoding._kernel.cache_clear()
     decoding._sound.clear()
 

@@ -83,7 +83,7 @@ def table_of(rng: random.Random, spec: AttentionSpec, start: int, end: int) -> l
 
 
 def images_in(rng: random.Random, start: int, end: int) -> tuple[tuple[int, int], ...]:
-    """Up to two images, the first of which may have started before `start`."""
+    """Return up to two images, the first of which may have started before `start`."""
     cuts = sorted(rng.sample(range(start, end + 1), min(4, end - start + 1)))
     starts, ends = cuts[::2], cuts[1::2]
     if rng.random() < 0.5:

@@ -73,7 +73,9 @@ def config(folder: Path, format: KVFormat = PLAIN, memory: int = 64 << 20) -> En
 
 
 def company(loaded: LoadedModel, config: EngineConfig) -> Company:
-    """Return an engine whose disk tier is open, so that the test does not depend on who is quicker."""
+    """Return an engine whose disk tier is open, so that the test does not depend on who is
+    quicker.
+    """
     company = Company(loaded, config)
     disk = company.engine._disk
     assert disk is not None

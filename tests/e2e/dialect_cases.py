@@ -146,7 +146,9 @@ def write_model(folder: Path, dialect: str, cases: Sequence[Case]) -> None:
 
 
 def _template(cases: Sequence[Case]) -> str:
-    """Return the messages as they are, then the opening of the script that the last of them names."""
+    """Return the messages as they are, then the opening of the script that the last of them
+    names.
+    """
     openings = {script_token(n): case.opening for n, case in enumerate(cases) if case.opening}
     return (
         f"{{%- set openings = {json.dumps(openings)} -%}}"

@@ -98,7 +98,7 @@ class Drawn:
 
     category: str
     turns: tuple[tuple[str, tuple[PIL.Image.Image, ...]], ...]
-    """What the user says turn by turn, each with its pictures."""
+    """The user's words turn by turn, each with its pictures."""
     said: tuple[str, ...]
     """The assistant's answers between those turns."""
     expected: str

@@ -40,7 +40,7 @@ Ask = Callable[..., Any]
 
 @pytest.fixture(scope="module", params=everyday(CALLS, lambda dialect: dialect == "gemma4"))
 def ask(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
-    """`ask(said, **fields)`: the choice of a model that thinks, then wants to say this."""
+    """Yield `ask(said, **fields)`: it returns the choice of a model that thinks, then says this."""
     dialect = request.param
     folder = tmp_path_factory.mktemp(dialect)
     opening = ASSISTANT if dialect == "harmony" else ""

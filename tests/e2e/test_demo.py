@@ -70,7 +70,8 @@ def formats(client: Client) -> dict[str, dict[str, Any]]:
 
 
 def check_format(client: Client, fields: dict[str, Any]) -> None:
-    """Eight at once under one format: calls, forced calls, thoughts, and bound answers.
+    """Ask eight questions at once under one format: calls, forced calls, thoughts, constrained
+    answers.
 
     Each says what it says alone in that format, and what is bound by a grammar keeps to it.
     """

@@ -120,7 +120,9 @@ async def _play(url: str, cases: Sequence[Case]) -> Played:
 
 @pytest.fixture(scope="module")
 def play(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, bool], Played]:
-    """Return a dialect's answers of every day, or its others; a server runs once and only for them."""
+    """Return a dialect's answers of every day, or its others; a server runs once and only for
+    them.
+    """
 
     @cache
     def play(dialect: str, daily: bool) -> Played:

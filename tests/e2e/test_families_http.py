@@ -117,7 +117,9 @@ def stream(client: Any, salt: str) -> str:
 
 
 def asked(family: Served) -> list[list[Part]]:
-    """Return text alone, each kind of file twice, two pictures, and one file of each kind together."""
+    """Return text alone, each kind of file twice, two pictures, and one file of each kind
+    together.
+    """
     each = [[FILES[kind](seed)] for kind in family.rows for seed in (1, 2)]
     return [[], *each, [shown(3), shown(4)], [FILES[kind](5) for kind in family.rows]]
 

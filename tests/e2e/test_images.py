@@ -161,7 +161,9 @@ def tokenize(client: Client, messages: list[Any], **fields: Any) -> list[int]:
 
 @pytest.fixture(scope="module")
 def mark(child: Child) -> int:
-    """Return the id of the token by which templates mark an image, and which its soft tokens have."""
+    """Return the id of the token by which templates mark an image, and which its soft tokens
+    have.
+    """
     with Client(child.url) as client:
         body = {"prompt": MARK, "add_special_tokens": False}
         (found,) = client.post("/tokenize", **body).json()["tokens"]

@@ -243,7 +243,7 @@ def test_a_small_budget_makes_requests_wait_and_loses_none(tmp_path: Path) -> No
         pressed = threading.Event()
 
         def ask(prompt: list[int]) -> dict[str, Any]:
-            """Again and again until the budget is too small for all."""
+            """Ask again and again until the budget is too small for all."""
             answer = client.complete(prompt, **LONG)
             while not pressed.is_set():
                 answer = client.complete(prompt, **LONG)

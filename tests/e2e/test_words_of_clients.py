@@ -1,4 +1,6 @@
-"""Errors and fields that clients act on, by the official SDKs: overflow, defaults, ignored fields."""
+"""Errors and fields that clients act on, by the official SDKs: overflow, defaults, ignored
+fields.
+"""
 
 from __future__ import annotations
 

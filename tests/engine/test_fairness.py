@@ -21,7 +21,7 @@ from quire.scheduler.prefill_budget import PrefillBudget
 
 LONG, SHORT = 2000, 12
 STEP_S, CHUNK_S, TOKEN_S = 10e-3, 1e-3, 1e-4
-"""What a step that generates costs, and what a chunk and a token of a prompt do beside."""
+"""Seconds of a step that generates, and what a prompt's chunk and token add to it."""
 
 
 class Counted(PrefillBudget):

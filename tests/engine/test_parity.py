@@ -46,7 +46,9 @@ CASES = [
 
 
 def wanted_of(family: str) -> list[Request]:
-    """Return all lengths where every scenario runs, and where a few have room beside their states."""
+    """Return all lengths where every scenario runs, and where a few have room beside their
+    states.
+    """
     many = family == WHOLE or family.startswith("qwen3_5")
     return prompts() if many else prompts((5, 40, 65, 130))
 

@@ -94,7 +94,9 @@ def served(loaded: LoadedModel, config: EngineConfig) -> tuple[Company, Recordin
 
 
 def expected(loaded: LoadedModel, tokens: list[int]) -> list[int]:
-    """Return the head's guess of the token at each position from 2 on, everything computed at once."""
+    """Return the head's guess of the token at each position from 2 on, everything computed at
+    once.
+    """
     step = SoloStep(loaded.model.layout, tokens)
     states = loaded.model(step)
     following = mx.array([*tokens[1:], 0], dtype=mx.int32)

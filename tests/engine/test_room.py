@@ -19,7 +19,9 @@ PROMPT = tuple(3 + number % 50 for number in range(236))
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    """Return a model whose window holds the whole request, so that each group needs its worst case."""
+    """Return a model whose window holds the whole request, so that each group needs its worst
+    case.
+    """
     folder = tmp_path_factory.mktemp("model")
     return open_model(str(write_model(folder, gemma4_config(sliding_window=512))))
 

@@ -37,9 +37,9 @@ from tests.support.registered import CONFIGS
 from tests.support.tiny_models import IMAGE, VIDEO
 
 THERE = {config["model_type"] for config in FAMILIES.values()}
-"""In `test_image_parity`."""
+"""Model types that `test_image_parity` covers."""
 CROSSING = {"mllama"}
-"""In `test_cross_parity`: pictures are looked at, and replace no embeddings."""
+"""Model types that `test_cross_parity` covers: their pictures replace no embeddings."""
 NAMES = tuple(
     name
     for name, config in CONFIGS.items()

@@ -64,7 +64,9 @@ Opened = Callable[[str], EngineConfig]
 
 
 def tolerance(format: KVFormat) -> float:
-    """Sums are rounded otherwise when they are split, which may turn a code of a packed format."""
+    """Return the tolerance of logits: split sums are rounded otherwise, which may turn a packed
+    code.
+    """
     return TOLERANCE if format.name == "plain" else TURNED
 
 

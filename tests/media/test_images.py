@@ -588,7 +588,9 @@ class TestCache:
 
 
 def folder(path: Path, processor_config: Any = None, config: Any = None) -> Path:
-    """Return the demonstration model's files with some values changed; a value of None goes away."""
+    """Return the demonstration model's files with some values changed; a value of None goes
+    away.
+    """
 
     def change(values: dict[str, Any], by: Any) -> dict[str, Any]:
         return {k: v for k, v in (values | (by or {})).items() if v is not None}

@@ -47,7 +47,7 @@ def added(visible: np.ndarray) -> mx.array:
 
 
 def pixels(item: MediaItem, rows: int, columns: int) -> mx.array:
-    """`[squares, rows * patch, columns * patch, 3]`, from -1 to 1."""
+    """Return pixels `[squares, rows * patch, columns * patch, 3]`, from -1 to 1."""
     raw = np.frombuffer(item.features, np.uint8).reshape(-1, rows, columns, PATCH, PATCH, 3)
     whole = raw.swapaxes(2, 3).reshape(-1, rows * PATCH, columns * PATCH, 3)
     return mx.array((whole / 255 - 0.5) / 0.5, mx.float32)

@@ -26,7 +26,7 @@ RIGHT_SINCE = {
     "gemma3n_text": ("5.23", "it has no answer for tokens beyond the per-layer table"),
     "minimax_m2": ("5.18", "it rotates whole heads"),
 }
-"""By model type, the first release of transformers that computes what the published code does, and
+"""The first release of transformers that computes what the published code does, by model type, and
 what those before it do instead."""
 
 
@@ -170,7 +170,9 @@ def reference_greedy(reference: Any, prompt: list[int], count: int, **media: Any
 def reference_answer(
     reference: Any, tokens: list[int], count: int, **media: Any
 ) -> tuple[Any, list[int]]:
-    """Return logits `[len(tokens), vocab]`, and `reference_greedy`; `media` as the model takes it."""
+    """Return logits `[len(tokens), vocab]`, and `reference_greedy`; `media` as the model takes
+    it.
+    """
     with torch.no_grad():
         logits = reference(torch.tensor([tokens]), **media).logits[0]
     greedy = reference_greedy(reference, tokens, count, **media)
@@ -236,7 +238,7 @@ def _inputs(items: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
 
 
 def _spectrograms(sounds: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
-    """Padded to the longest, and where they are not padding."""
+    """Return spectrograms padded to the longest, and a mask of what is not padding."""
     longest, bins = max(each.shape[0] for each in sounds), sounds[0].shape[1]
     features = torch.zeros(len(sounds), longest, bins)
     mask = torch.zeros(len(sounds), longest, dtype=torch.bool)

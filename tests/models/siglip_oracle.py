@@ -34,7 +34,7 @@ class Reference:
     rows: Callable[[MediaItem], torch.Tensor]
 
     def embeddings(self, tokens: Sequence[int], media: Sequence[PlacedMedia]) -> torch.Tensor:
-        """`[1, tokens, hidden]`, with pictures in their places."""
+        """Return embeddings `[1, tokens, hidden]`, with pictures in their places."""
         with torch.no_grad():
             embedded: torch.Tensor = self.text.get_input_embeddings()(torch.tensor([tokens]))
             for each in media:
@@ -110,7 +110,7 @@ def phi4_siglip(config: dict[str, Any], folder: Path) -> Reference:
 
 
 def lfm2_vl(config: dict[str, Any], folder: Path) -> Reference:
-    """All of it is in transformers."""
+    """Return the reference: all of it is in transformers."""
     whole = save_random(transformers.AutoConfig.for_model(**deepcopy(config)), folder)
 
     def rows(item: MediaItem) -> torch.Tensor:
@@ -130,7 +130,7 @@ def lfm2_vl(config: dict[str, Any], folder: Path) -> Reference:
 
 
 def lfm3_vl(config: dict[str, Any], folder: Path) -> Reference:
-    """All of it is in transformers."""
+    """Return the reference: all of it is in transformers."""
     whole = save_random(transformers.AutoConfig.for_model(**deepcopy(config)), folder)
 
     def rows(item: MediaItem) -> torch.Tensor:
@@ -148,7 +148,9 @@ def lfm3_vl(config: dict[str, Any], folder: Path) -> Reference:
 
 
 def kimi_k25(config: dict[str, Any], folder: Path) -> Reference:
-    """All of it is in transformers, which saves it by published names, but for two parts."""
+    """Return the reference: all of it is in transformers, which saves all but two parts by
+    published names.
+    """
     whole = save_random(transformers.AutoConfig.for_model(**deepcopy(config)), folder)
 
     def rows(item: MediaItem) -> torch.Tensor:
@@ -165,7 +167,9 @@ def kimi_k25(config: dict[str, Any], folder: Path) -> Reference:
 
 
 def mistral3(config: dict[str, Any], folder: Path) -> Reference:
-    """All of it is in transformers; tokens stand between the lines of a picture."""
+    """Return the reference: all of it is in transformers; tokens stand between the lines of a
+    picture.
+    """
     whole = save_random(transformers.AutoConfig.for_model(**deepcopy(config)), folder)
     merge = config.get("spatial_merge_size", 1)
 
@@ -183,7 +187,7 @@ llava = mistral3
 
 
 def lighton_ocr(config: dict[str, Any], folder: Path) -> Reference:
-    """All of it is in transformers."""
+    """Return the reference: all of it is in transformers."""
     whole = save_random(transformers.AutoConfig.for_model(**deepcopy(config)), folder)
     return Reference(whole, lambda item: _by_pixtral(whole, item))
 
@@ -214,7 +218,7 @@ def _decoder(config: dict[str, Any], model_type: str) -> Any:
 
 
 def _pixels(item: MediaItem) -> torch.Tensor:
-    """`[patches, values]`, pixel by pixel."""
+    """Return pixels as `[patches, values]`, pixel by pixel."""
     raw = np.frombuffer(item.features, np.uint8).reshape(item.shape[0] * item.shape[1], -1)
     return torch.from_numpy((raw / 127.5 - 1).astype(np.float32))
 

@@ -97,7 +97,9 @@ class Reference:
 
 
 def test_blocks_are_those_of_the_published_formula(tmp_path: Path) -> None:
-    """Blocks are drafted in an engine: prompts in chunks, in a batch, with right and wrong drafts."""
+    """Blocks are drafted in an engine: prompts in chunks, in a batch, with right and wrong
+    drafts.
+    """
     own = transformers.LlamaConfig(**tiny_models.llama_config())
     target = oracle.save_random(own, tmp_path / "model")
     loaded = open_model(str(tmp_path / "model"), dtype="float32")

@@ -102,7 +102,7 @@ def _cases() -> list[Any]:
 def resumed_from_a_prefix(
     loaded: LoadedModel, config: EngineConfig, wanted: list[Request]
 ) -> dict[str, Generated]:
-    """Each prompt is read twice, and by a request before that goes on elsewhere in its midst."""
+    """Read each prompt twice, after a request that parts from it in its middle."""
     company = Company(loaded, replace(config, prefix_cache=True))
     for request in wanted:
         half = request.prompt[: len(request.prompt) // 2]

@@ -112,7 +112,7 @@ CASES: dict[str, Prompt] = {
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, LoadedModel]:
-    """transformers' model, without the encoder that needs timm."""
+    """Return transformers' model without the encoder that needs timm, and Quire's."""
     torch = pytest.importorskip("torch", reason="the oracle needs torch")
     theirs = pytest.importorskip("transformers.models.gemma3n.modeling_gemma3n")
     transformers = pytest.importorskip("transformers")

@@ -25,7 +25,7 @@ from tests.support.tiny_models import random_weights
 Weights = dict[str, mx.array]
 ROWS, ANSWER = 16, 8
 GOLDEN = Path(__file__).with_name("gemma3n_pictures.safetensors")
-"""What `make_golden_pictures` wrote."""
+"""The file that `make_golden_pictures` wrote."""
 GOLDEN_SIDES = (128, 256)
 
 
@@ -99,7 +99,7 @@ CASES = {
 
 
 def rows_of_timm(reference: Any, *items: MediaItem) -> Any:
-    """`[items, ROWS, hidden]`."""
+    """Return timm's rows `[items, ROWS, hidden]`."""
     torch = pytest.importorskip("torch")
     with torch.no_grad():
         return reference.model.get_image_features(pixels(*items)).pooler_output

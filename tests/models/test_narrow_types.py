@@ -32,7 +32,7 @@ def written(name: str, folder: Path) -> Path:
 
 @pytest.fixture
 def kernels() -> Iterator[None]:
-    """Products as on the default set-up, by the CPU kernels where they were compiled."""
+    """Use products as on the default set-up: the CPU kernels where they were compiled."""
     current_device().choose_products("auto")
     yield
     current_device().choose_products("mlx")
@@ -57,7 +57,9 @@ def test_they_stay_narrow_beside_kernels_for_float32(
 
 
 def computed_types(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> set[mx.Dtype]:
-    """Return the types of what is attended to and of a step's last rows, with weights in bfloat16."""
+    """Return the types of what is attended to and of a step's last rows, with weights in
+    bfloat16.
+    """
     types: set[mx.Dtype] = set()
     attend, finish = StepInputs.attend, EagerExecutor._finish
 

@@ -240,7 +240,9 @@ def moonshots(weights: Weights) -> Weights:
 
 
 def converted(name: str, weights: Weights) -> Weights:
-    """Return the tensors as mlx-vlm names them; those that it publishes are what the oracle saves."""
+    """Return the tensors as mlx-vlm names them; those that it publishes are what the oracle
+    saves.
+    """
     if name == "kimi_k25":
         return moonshots(weights)
     ready: Weights = {}

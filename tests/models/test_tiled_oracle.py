@@ -120,7 +120,9 @@ def test_rows_match(opened: Callable[[str], Both], name: str) -> None:
 
 
 def watched(name: str) -> tuple[list[int], list[PlacedMedia]]:
-    """Return a video: all frames are one item; of InternVL, each is an item in a picture's place."""
+    """Return a video: all frames are one item; of InternVL, each is an item in a picture's
+    place.
+    """
     if name == "llava_onevision":
         return prompt(4, film(1, 3), 9, in_grid(name, 3), 5)
     tokens, media = prompt(4, *(tiles(seed, 1, whole=False) for seed in range(3)), 9)

@@ -97,7 +97,7 @@ def inputs(
 
 
 def spectrograms(loaded: LoadedModel, items: list[MediaItem]) -> dict[str, Any]:
-    """Padded to the longest, and where they are not padding."""
+    """Return spectrograms padded to the longest, and a mask of what is not padding."""
     longest, bins = max(item.shape[0] for item in items), items[0].shape[1]
     features = torch.zeros(len(items), bins, longest)
     mask = torch.zeros(len(items), longest, dtype=torch.long)
@@ -280,7 +280,7 @@ def test_narrow_checkpoints_are_computed_in_float32(name: str, dtype: str, tmp_p
 
 
 def their_positions(reference: Any, ids: Any, given: dict[str, Any]) -> np.ndarray:
-    """`[3, tokens]`."""
+    """Return transformers' positions `[3, tokens]`."""
     known = {key: value for key, value in given.items() if "pixel" not in key}
     if (mask := known.pop("feature_attention_mask", None)) is not None:
         known["audio_seqlens"] = mask.sum(-1)

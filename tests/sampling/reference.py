@@ -106,7 +106,9 @@ def could_draw(
 
 
 def chi_square(counts: npt.NDArray[np.int64], p: Floats) -> float:
-    """Return standard deviations by which the statistic exceeds its mean; rare outcomes are pooled."""
+    """Return standard deviations by which the statistic exceeds its mean; rare outcomes are
+    pooled.
+    """
     expected = p * counts.sum()
     common = expected >= 5
     pooled = (

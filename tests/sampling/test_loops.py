@@ -12,7 +12,7 @@ from quire.sampling.loops import LoopDetector, loop_detector
 
 
 def first_find(tokens: list[int], detector: LoopDetector) -> tuple[int, int] | None:
-    """(how many tokens it took, the cycle) of the first find."""
+    """Return (how many tokens it took, the cycle) of the first find."""
     for i, token in enumerate(tokens):
         if cycle := detector.push(token):
             return i + 1, cycle

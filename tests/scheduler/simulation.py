@@ -46,7 +46,7 @@ SEALED = KVFormat("page", 4, 4)
 
 Place = tuple[PoolKey, int]
 Tables = dict[tuple[int, int], list[Block | None]]
-"""By sequence and group."""
+"""Block tables by sequence and group."""
 
 
 def block_bytes(key: PoolKey) -> int:
@@ -211,7 +211,9 @@ class Simulation:
         return StepResult(sampled)
 
     def _sample(self, rows: ScheduledSequence) -> tuple[int, ...]:
-        """Return one token for each sampled row; behind a wrong draft, one that must not be taken."""
+        """Return one token for each sampled row; behind a wrong draft, one that must not be
+        taken.
+        """
         tokens = []
         right = True
         for position in range(rows.end - rows.sampled + 1, rows.end + 1):

@@ -32,7 +32,7 @@ def work(rows: int, count: int = 1) -> EncoderWork:
 
 
 def served(encodings: Encodings, *items: MediaItem, number: int = 0) -> list[MediaItem]:
-    """Return a request of these items, from its first step to its end: what was encoded for it."""
+    """Serve a request of these items to its end; return what was encoded for it."""
     each = sequence(number, *items)
     made: list[MediaItem] = []
     while encodings.update_needs([each]):

@@ -11,7 +11,9 @@ from tests.scheduler.simulation import GROUPS, Simulation, Tables
 
 
 def shown(name: str, before: int, rows: int) -> Request:
-    """Return a prompt with a picture of so many rows, always the same one, and two tokens after it."""
+    """Return a prompt with a picture of so many rows, always the same one, and two tokens after
+    it.
+    """
     item = MediaItem("image", b"", (1, rows), rows, b"same")
     first = 100 * ord(name)
     prompt = tuple(range(first, first + before + rows + 2))

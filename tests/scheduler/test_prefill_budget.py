@@ -393,7 +393,9 @@ def test_encoders_leave_prompts_half_of_a_step() -> None:
 
 
 def with_graphs() -> PrefillBudget:
-    """Return a step that is launched layer by layer takes 36 ms and more; a graph of 64 rows 8 ms."""
+    """Return a step that is launched layer by layer takes 36 ms and more; a graph of 64 rows 8
+    ms.
+    """
     budget = PrefillBudget(0.06, 2.0, 2048, GPU.measured())
     for rows in (8, 64):
         budget.observe(rows, 0, 0, 0.0027 if rows == 8 else 0.008)

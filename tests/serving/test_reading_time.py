@@ -8,7 +8,7 @@ from quire.serving.reading_time import ReadingTime
 
 
 def seconds(done: int, token_s: float, place_s: float) -> float:
-    """Until so many tokens are read."""
+    """Return the estimated seconds until so many tokens are read."""
     return done * token_s + place_s * done**2 / 2
 
 

@@ -26,7 +26,7 @@ CHAT = "/v1/chat/completions"
 _HOLD_S = 2.0
 _STOP_S = 2.5
 ENGINE_TIMEOUT_S = 8
-"""What the server is told: an engine that stops for `_STOP_S` misses a sign of life, and is not
+"""The server's limit: an engine that stops for `_STOP_S` misses a sign of life, and is not
 given up."""
 _STOPPING = threading.Lock()
 

@@ -87,7 +87,9 @@ async def finish(client: httpx.AsyncClient, route: str, body: dict[str, Any]) ->
 
 
 async def cancel(client: httpx.AsyncClient, route: str, body: dict[str, Any], wait: float) -> str:
-    """Return a client that goes away: after the first event, or `wait` seconds into a whole answer."""
+    """Return a client that goes away: after the first event, or `wait` seconds into a whole
+    answer.
+    """
     body = body | {"max_tokens": 400}
     try:
         async with asyncio.timeout(wait + 5 * bool(body.get("stream"))):

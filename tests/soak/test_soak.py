@@ -33,7 +33,7 @@ def server(tmp_path: Path) -> Iterator[Child]:
 
 
 async def soak(url: str, mix: Mix, requests: int) -> Counter[str]:
-    """`requests` of them, 10% cancelled, 2% malformed, `CONCURRENCY` at a time."""
+    """Send `requests` requests, 10% cancelled, 2% malformed, `CONCURRENCY` at a time."""
     kinds = ["cancel"] * (requests // 10) + ["malformed"] * (requests // 50)
     kinds += ["finish"] * (requests - len(kinds))
     mix.draw.shuffle(kinds)

@@ -28,7 +28,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _FOUND = {Check.PRODUCTS_AGREE, Check.ATTENTION_AGREES, Check.CODING_AGREES}
-"""What an earlier start found out about kernels."""
+"""Verification results of kernels from an earlier start."""
 
 
 def open_blank_card(patch: pytest.MonkeyPatch, needed: Needed) -> None:
@@ -87,7 +87,9 @@ def open_blank_card(patch: pytest.MonkeyPatch, needed: Needed) -> None:
     norm = mx.linalg.norm
 
     def norm_of(array: mx.array, **axis: Any) -> mx.array:
-        """Recorded steps are off by nothing from the model, whose numbers are blank, too."""
+        """Return 0: graphed steps differ by nothing from the model, whose numbers are blank,
+        too.
+        """
         return norm(array, **axis) if axis else mx.array(1.0)
 
     patch.setattr(mx.linalg, "norm", norm_of)

@@ -17,7 +17,7 @@ import psutil
 from tests.support.waiting import HANG_S, wait_until
 
 _HTTP = httpx.Client(timeout=HANG_S, headers={"connection": "close"})
-"""For all servers: making one reads every certificate of the machine."""
+"""One client for all servers, because making one reads every certificate of the machine."""
 GAUGES = re.compile(
     r"^(quire_http_in_flight|quire_running_sequences|quire_waiting_sequences"
     r'|quire_kv_bytes\{.*state="live".*\}) (\S+)$',

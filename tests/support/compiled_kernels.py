@@ -69,7 +69,9 @@ def _along_axis(name: str) -> Callable[..., tuple[object, ...]]:
 def _products(
     x: mx.array, codes: mx.array, scales: mx.array, *_: object, **packing: Any
 ) -> tuple[object, ...] | None:
-    """Fewer than 8 rows have a kernel that is ready; the others' is made for 16, 32 or 64."""
+    """Name the kernel of a product: one is ready for fewer than 8 rows, others are made for 16, 32
+    or 64.
+    """
     indices = packing.get("rhs_indices")
     rows, batch = x.shape[-2], 1 if indices is None else indices.size
     if rows * batch < 8:

@@ -11,7 +11,7 @@ from tests.support.seeing import Prompt
 from tests.support.seeing import prompt as spelled
 
 MARK = 260
-"""What stands for a picture: the first token behind the vocabulary's, and a few."""
+"""Placeholder tokens of a picture: the first ids behind the vocabulary."""
 PATCH, SIDE = 4, 4
 CONFIG: dict[str, Any] = {
     "model_type": "mllama",

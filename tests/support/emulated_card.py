@@ -163,7 +163,7 @@ def emulate_ranks(
 
 
 def emulate_card(monkeypatch: pytest.MonkeyPatch) -> EmulatedExtension:
-    """Engines that are opened from now on record their steps, held against precise ones."""
+    """Let engines opened from now on graph their steps, verified against precise ones."""
     compiler = EmulatedCompiler()
     extension = EmulatedExtension(compiler)
     monkeypatch.setattr(current_device(), "operations", PreciseOperations())

@@ -44,13 +44,13 @@ _POSITIONS = {
 _FLAGS = ["-std=c++17", "-O1", "-fPIC", "-shared", "-U_FORTIFY_SOURCE"]
 _FLAGS += ["-Wall", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-variable"]
 _LIBRARIES = ["-nodefaultlibs", "-fno-use-linker-plugin", "-lm", "-lgcc", "-lc"]
-"""Without the C++ library: linking it takes as long as most kernels."""
+"""Options that leave out the C++ library, because linking it takes as long as most kernels."""
 _FOLDER = TemporaryDirectory(prefix="quire-metal-")
 _LIBC = ctypes.CDLL(None)
 
 
 def why_not() -> str:
-    """Why nothing can be emulated here; empty where it can."""
+    """Return why nothing can be emulated here; empty where it can."""
     if not sys.platform.startswith("linux"):
         return "Metal is emulated on Linux"
     return "" if shutil.which("g++") else "no C++ compiler (g++)"
@@ -155,7 +155,9 @@ def emulate(
 
 
 def guarded(array: np.ndarray) -> np.ndarray:
-    """Return a copy that ends where the next address may not be touched, or up to 15 bytes before."""
+    """Return a copy that ends where the next address may not be touched, or up to 15 bytes
+    before.
+    """
     page = mmap.PAGESIZE
     size = -(-array.nbytes // 16) * 16
     pages = mmap.mmap(-1, -(-size // page) * page + page)

@@ -224,7 +224,9 @@ def _changed(kind: str, config: Mapping[str, Any], name: str, array: Numbers) ->
 
 
 def _tiled(config: Mapping[str, Any], name: str, array: Numbers) -> Numbers:
-    """Return Qwen3.5's delta nets: heads of values in turns of those of keys, decays as they are."""
+    """Return Qwen3.5's delta nets: heads of values in turns of those of keys, decays as they
+    are.
+    """
     keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
 
     def tiled(part: Numbers) -> Numbers:

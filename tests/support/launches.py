@@ -93,7 +93,7 @@ def primitives(arrays: Sequence[mx.array]) -> Counter[str]:
 
 @contextmanager
 def one_primitive_each() -> Iterator[None]:
-    """Functions of `mx.fast` are one primitive each."""
+    """Make each function of `mx.fast` one primitive."""
 
     def same(x: mx.array, *_: Any, **__: Any) -> mx.array:
         return mx.abs(x)
@@ -110,7 +110,7 @@ def one_primitive_each() -> Iterator[None]:
 
 @contextmanager
 def as_metal() -> Iterator[None]:
-    """Models and engines take this device for Apple silicon."""
+    """Let models and engines take this device for Apple silicon."""
     device._tracing.append(CountedMetal())  # type: ignore[arg-type]
     try:
         yield

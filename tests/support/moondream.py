@@ -75,7 +75,9 @@ CONVERTED: dict[str, Any] = {
 
 
 def shown(seed: int, down: int, across: int) -> MediaItem:
-    """Return a picture of so many squares that overlap, of random colours around one of each patch."""
+    """Return a picture of so many squares that overlap, of random colours around one of each
+    patch.
+    """
     features = random_patches(seed, (1 + down * across) * SIDE**2, PATCH)
     return MediaItem.of("image", features, (down, across), ROWS)
 

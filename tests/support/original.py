@@ -93,4 +93,4 @@ CONFIGS: dict[str, Config] = {
         "aligner_config": _aligner("low_high_hybrid_split_mlp_gelu"),
     },
 }
-"""By the `model_type` of the original, and a variant."""
+"""Configurations by the `model_type` of the original, and a variant."""

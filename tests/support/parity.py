@@ -188,7 +188,9 @@ def answered(
 def count_encodes(
     loaded: LoadedModel, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> list[tuple[int, ...]]:
-    """Return the shapes of a kind's items, one for each time that an item is encoded from now on."""
+    """Return the shapes of a kind's items, one for each time that an item is encoded from now
+    on.
+    """
     shapes: list[tuple[int, ...]] = []
     encoder = type(loaded.model.encoders[kind])
     encode = encoder.encode
@@ -267,7 +269,7 @@ def staggered(
 def beside_cancelled(
     loaded: LoadedModel, config: EngineConfig, wanted: list[Request]
 ) -> dict[str, Generated]:
-    """Neighbours go away while they generate, and in the middle of a prompt."""
+    """Serve requests beside neighbours that are cancelled while they generate or read a prompt."""
     company = Company(loaded, replace(config, max_step_tokens=48))
     for request in wanted[:3]:
         company.add(request)

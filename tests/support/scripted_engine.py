@@ -165,7 +165,9 @@ def _vector(request: Request) -> tuple[float, ...]:
 
 
 def _cut(request: Request, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason]:
-    """Return the tokens up to the first that ends the answer; one is added if the script has none."""
+    """Return the tokens up to the first that ends the answer; one is added if the script has
+    none.
+    """
     if len(tokens) < request.max_tokens and request.stop_token_ids:
         tokens = (*tokens, min(request.stop_token_ids))
     for index, token in enumerate(tokens[: request.max_tokens]):

@@ -205,7 +205,9 @@ CONFIGS["glm46v, experts"] = CONFIGS["glm4v_moe"] | {"model_type": "glm46v"}
 
 
 def picture(seed: int, rows: int, columns: int) -> MediaItem:
-    """Return a picture of so many patches: random colours, in squares that differ from each other."""
+    """Return a picture of so many patches: random colours, in squares that differ from each
+    other.
+    """
     features = random_patches(seed, rows * columns, PATCH)
     tokens = rows * columns // MERGE**2
     return MediaItem.of("image", features, (rows, columns), tokens, bidirectional=False)

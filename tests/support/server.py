@@ -28,7 +28,7 @@ from tests.support.waiting import HANG_S, wait_until
 JSON_TYPE = {"content-type": "application/json"}
 """The header of a body that a test has written itself."""
 RAW_HEAD = "host: localhost\r\ncontent-type: application/json"
-"""What a request on a bare socket has to say, beside its body's length."""
+"""Head of a request on a bare socket, without its body's length."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 

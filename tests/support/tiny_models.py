@@ -348,7 +348,7 @@ GLM_NORMS = {
     "pre_feedforward_layernorm": "post_attention_layernorm",
     "post_feedforward_layernorm": "post_mlp_layernorm",
 }
-"""What checkpoints call them: one of the names means another norm here."""
+"""Checkpoints' names of the norms: one of the names means another norm here."""
 
 
 def tiny_model(folder: Path, name: str, seed: int = 0) -> Path:

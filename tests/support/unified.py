@@ -14,7 +14,7 @@ SAMPLES = 20
 
 
 def unified_config(**text: Any) -> dict[str, Any]:
-    """Args: changes of the text part."""
+    """Return a small configuration of Gemma 4 12B; `changes` are of the text part."""
     whole = gemma4_vision_config(CONFIGS["gemma4_unified_text"] | text)
     return whole | {
         "model_type": "gemma4_unified",

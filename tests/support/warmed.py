@@ -104,7 +104,7 @@ def serve(engine: Engine, requests: Sequence[Request]) -> None:
 
 
 def model_of(family: str) -> LoadedModel:
-    """Packed where its steps are recorded."""
+    """Return a tiny model, packed where its steps run as graphs."""
     if family in FAMILIES:
         return opened(FAMILIES[family])
     model = build(CONFIGS[family])

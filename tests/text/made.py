@@ -116,7 +116,7 @@ def word_piece() -> tokenizers.Tokenizer:
 
 
 def without_decoder() -> tokenizers.Tokenizer:
-    """Tokens are joined by spaces."""
+    """Return a tokenizer without a decoder, which joins tokens by spaces."""
     backend = word_piece()
     backend.decoder = None
     return backend

@@ -19,7 +19,9 @@ _UNKNOWN = 1_000_000  # above all published ids
 
 
 def _folder(path: Path, published: Published) -> Path:
-    """Return a model folder with the added tokens at their ids, and one token for all other words."""
+    """Return a model folder with the added tokens at their ids, and one token for all other
+    words.
+    """
     added = {**published.ends, **published.marks}
     if published.thinks:
         added.setdefault("<think>", _UNKNOWN + 1)

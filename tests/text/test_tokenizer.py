@@ -17,7 +17,9 @@ from tests.text import made
 
 
 def folder(path: Path, kind: str = "byte_level", **files: Any) -> Path:
-    """Return a model folder with that tokenizer and these JSON files (named without their ending)."""
+    """Return a model folder with that tokenizer and these JSON files (named without their
+    ending).
+    """
     made.made(kind).save(str(path / "tokenizer.json"))
     for name, content in files.items():
         (path / f"{name}.json").write_text(json.dumps(content))

@@ -36,7 +36,7 @@ def client(served: Served, **options: Any) -> Anthropic:
 
 @cache
 def _client(url: str, **options: Any) -> Anthropic:
-    """Making one reads every certificate of the machine."""
+    """Return a cached client, because making one reads every certificate of the machine."""
     return Anthropic(base_url=url, max_retries=0, **options)
 
 

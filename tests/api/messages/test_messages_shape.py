@@ -41,7 +41,7 @@ BODY: dict[str, Any] = {
 def events_of(
     served: Served, read: Callable[[str], None] = lambda text: None, **changes: Any
 ) -> list[tuple[str, dict[str, Any]]]:
-    """(name, data) of each event, as they stand on the wire.
+    """Return (name, data) of each event as written on the wire.
 
     Args:
         read: sees what has come, again and again.

@@ -219,7 +219,7 @@ def test_the_official_client_calls_tools(serve: Serve) -> None:
     ollama = pytest.importorskip("ollama")
 
     def add(a: int) -> int:
-        """Adds."""
+        """Add two numbers."""
         return a
 
     served = serve("<|tool_call>call:add{a:1}<tool_call|>")

@@ -35,7 +35,9 @@ def filled(format: KVFormat, shape: LayerShape, blocks: int, tails: int) -> Laye
 
 
 def model_bytes(layout: tuple[FullKV | WindowKV, ...], format: KVFormat, tokens: int) -> int:
-    """Return bytes of the arrays of one sequence, the blocks that a window holds at most counted."""
+    """Return bytes of the arrays of one sequence, the blocks that a window holds at most
+    counted.
+    """
     total = 0
     for spec in layout:
         shape = LayerShape.of(spec, BLOCK, mx.bfloat16)

@@ -38,7 +38,7 @@ class Blocks:
         return Blocks(pool(key_dim), pool(value_dim), tables, kv_heads)
 
     def rows_of(self, pool: mx.array, sequence: int, head: int) -> np.ndarray:
-        """`[tokens, dim]` in float64."""
+        """Return `[tokens, dim]` in float64."""
         wide = np.array(pool.astype(mx.float32)).astype(np.float64)
         return np.concatenate([wide[b * self.kv_heads + head] for b in self.tables[sequence]])
 
@@ -93,7 +93,7 @@ def expected(
     softcap: float = 0.0,
     sinks: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Spelled out in float64."""
+    """Return attention spelled out in float64."""
     sequence, q, first, last = part
     rows, heads, _ = q.shape
     out = np.zeros((rows, heads, blocks.values.shape[2]))

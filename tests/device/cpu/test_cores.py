@@ -10,7 +10,9 @@ from quire.device.cpu.cores import usable_cores
 
 
 def machine(root: Path, cpus: int, **files: str) -> Path:
-    """Return a root whose `/sys` lists processors, and holds files given as `a__b=text` for `a/b`."""
+    """Return a root whose `/sys` lists processors, and holds files given as `a__b=text` for
+    `a/b`.
+    """
     written = {"sys/devices/system/cpu/present": f"0-{cpus - 1}\n", **files}
     for place, text in written.items():
         path = root / place.replace("__", "/")

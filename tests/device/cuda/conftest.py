@@ -11,6 +11,6 @@ from tests.support.emulated_coding import coding_emulated
 
 @pytest.fixture
 def emulated() -> Iterator[None]:
-    """The kernels that make codes run in an emulation."""
+    """Let the kernels that make codes run in an emulation."""
     with coding_emulated():
         yield

@@ -23,7 +23,7 @@ EVERY = [
 
 
 def assert_coded_alike(vectors: list[mx.array], codecs: list[Codec]) -> None:
-    """Codes of the kernel stand for what the codecs' do; at an edge they may differ."""
+    """Assert that the kernel's codes stand for the codecs' numbers; at an edge they may differ."""
     parts = Encoder().encode(vectors, [codec.coding for codec in codecs])
     assert parts is not None
     for x, codec in zip(vectors, codecs, strict=True):

@@ -31,7 +31,7 @@ NEAR = 0.1
 """The most that a logit of the token drawn may be below the reference's best, in deviations of the
 row's logits: bfloat16 turns ties."""
 CODED = 2.5
-"""How much further logits may be over codes, some of which are others for numbers at an edge."""
+"""Factor of the tolerance over codes, because numbers at an edge may be rounded to other codes."""
 
 PLAIN_BLOCKS = KVFormat()
 LONG = {"head_dim": 256, "global_head_dim": 512}

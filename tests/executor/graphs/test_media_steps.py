@@ -66,7 +66,9 @@ def graphed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
 
 
 def asked(name: str, seed: int) -> list[Request]:
-    """Return two questions about pictures, of which one has 16 rows and the other two of 6 and 4."""
+    """Return two questions about pictures, of which one has 16 rows and the other two of 6 and
+    4.
+    """
     one, other = (replace(each, max_tokens=2) for each in prompts([5, 9], seed=seed))
     shown = [
         showing(one, ((3, 8, 8),), seed),

@@ -371,7 +371,9 @@ def test_rows_of_one_block() -> None:
 
 
 def test_inputs_hold_positions_not_keys() -> None:
-    """Positions behind a picture are not the keys' numbers; behind a video they may be fractions."""
+    """Positions behind a picture are not the keys' numbers; behind a video they may be
+    fractions.
+    """
     behind = np.full((3, 1), 20.5, np.float32)
     rows = [
         scheduled("a", 7, 1, [[4]], KVFormat()),

@@ -39,7 +39,7 @@ STEP = [
 """Sequences in slots 2, 0, 4 and 1; the second one starts."""
 SLOTS, ROWS = 6, 8
 WRITTEN = {0: 2, 1: 0, 2: 4, 3: 3}
-"""By the sequence's number, the slot that gets its state."""
+"""Slots that get a sequence's state, by its number."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,9 @@ Numbers = npt.NDArray[Any]
 
 
 def _codes(matrix: Numbers, bits: int, groups: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-    """Return asymmetric codes `[in, out]`, zero points and scales `[groups, out]` of `[in, out]`."""
+    """Return asymmetric codes `[in, out]`, zero points and scales `[groups, out]` of `[in,
+    out]`.
+    """
     top = 2**bits - 1
     count = groups.max() + 1
     low = np.stack([matrix[groups == g].min(0) for g in range(count)])
@@ -37,7 +39,7 @@ def _codes(matrix: Numbers, bits: int, groups: Numbers) -> tuple[Numbers, Number
 
 
 def _words(codes: Numbers, bits: int) -> Numbers:
-    """`[..., n]` -> `[..., n * bits / 32]`, a stream of bits, the low ones first."""
+    """Pack `[..., n]` into `[..., n * bits / 32]`, a stream of bits, the low ones first."""
     stream = (codes[..., None] >> np.arange(bits)) & 1
     packed = np.packbits(stream.reshape(*codes.shape[:-1], -1), axis=-1, bitorder="little")
     return packed.view(np.int32)

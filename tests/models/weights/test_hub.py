@@ -96,7 +96,9 @@ def hub(tmp_path: Path) -> Iterator[ThreadingHTTPServer]:
 
 
 def _open(server: ThreadingHTTPServer, home: Path, name: str) -> subprocess.CompletedProcess[str]:
-    """`open_model` in a process of its own: the hub's client reads its settings when imported."""
+    """Run `open_model` in a process of its own: the hub's client reads its settings when
+    imported.
+    """
     script = f"from quire.models.weights.loader import open_model; print(open_model({name!r}).path)"
     environment = os.environ | {
         "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",

@@ -94,7 +94,7 @@ _NECK = (("conv1", "0"), ("norm1", "1"), ("conv2", "2"), ("norm2", "3"))
 
 
 def published(name: str, weights: Weights) -> Weights:
-    """This package's tensors by their authors' names and layouts."""
+    """Return this package's tensors by their authors' names and layouts."""
     ready: Weights = {}
     for key, array in weights.items():
         if not key.startswith("visual."):

@@ -59,7 +59,9 @@ def _call(draw: random.Random, dialect: str) -> str:
 
 
 def _damaged(draw: random.Random, text: str, dialect: str) -> str:
-    """Return a text with some of its characters or markers left out, repeated, moved or replaced."""
+    """Return a text with some of its characters or markers left out, repeated, moved or
+    replaced.
+    """
     markers = MARKERS[dialect]
     pattern = "|".join(map(re.escape, markers))
     units = re.split(f"({pattern})|(?<=.)", text) if markers else list(text)

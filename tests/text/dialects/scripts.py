@@ -127,7 +127,9 @@ TOOLS = [
 
 @cache
 def tokenizer(dialect: str, with_ids: bool = True) -> Tokenizer:
-    """Return a byte-level tokenizer that has the dialect's markers as tokens, or has none of them."""
+    """Return a byte-level tokenizer that has the dialect's markers as tokens, or has none of
+    them.
+    """
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -194,7 +196,7 @@ def answer(dialect: str, text: str, **how: Any) -> Answer:
 
 
 def cut(text: str, places: Iterable[int], markers: Sequence[str]) -> list[str]:
-    """`text` cut at `places` (any integers), but never inside one of `markers`."""
+    """Return `text` cut at `places` (any integers), but never inside one of `markers`."""
     found = [match.span() for m in markers for match in re.finditer(re.escape(m), text)]
     wanted = sorted({place % (len(text) + 1) for place in places})
     at = [p for p in wanted if not any(start < p < end for start, end in found)]

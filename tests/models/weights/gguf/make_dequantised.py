@@ -24,7 +24,7 @@ FUNCTIONS = {
     Type.IQ4_XS: "iq4_xs",
     Type.MXFP4: "mxfp4",
 }
-"""What ggml calls each type in `dequantize_row_...`."""
+"""Names of types in ggml's functions `dequantize_row_...`."""
 _NUMBERS = 1024
 _HALVES = {
     **dict.fromkeys((Type.Q4_1, Type.Q5_1, Type.Q4_K, Type.Q5_K), (0, 2)),
