@@ -91,7 +91,7 @@ def _medians(runs: Sequence[Rates]) -> Rates:
 
 
 def read_speed() -> float:
-    """Return bytes a second of processor time that one thread reads, the best of a few.
+    """Return the bytes that one thread reads in a second of processor time, the best of a few.
 
     By the largest of numbers, which is found as fast as they come; products of packed weights read
     nearly as fast as memcmp.

@@ -42,7 +42,7 @@ def with_tokenizer(folder: Path) -> None:
 
 
 def steps(target: Target) -> int:
-    """Return the steps of the engine. Steps beyond an answer's tokens have read prompts."""
+    """Return the engine's number of steps. Steps beyond an answer's tokens have read prompts."""
     with urlopen(f"{target.base}/metrics") as answer:
         lines = answer.read().decode().splitlines()
     return sum(

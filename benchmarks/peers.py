@@ -73,9 +73,7 @@ async def load_server(target: Target, load: Load, args: argparse.Namespace) -> l
 
 
 def requests_of(streams: int, args: argparse.Namespace) -> int:
-    """Return requests of a level: enough for a second or two at one stream, several turns at
-    many.
-    """
+    """Return the number of requests: some seconds' worth at one stream, several turns at many."""
     asked: int = args.requests_a_stream * streams
     return max(int(args.min_requests), asked)
 

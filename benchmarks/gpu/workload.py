@@ -34,7 +34,7 @@ def widths_asked(what: list[str]) -> tuple[int, ...]:
 
 
 def tokens_asked(what: list[str]) -> int:
-    """Return the tokens of each answer: N where `tokens-N` is among the options."""
+    """Return the number of tokens of each answer: N where `tokens-N` is among the options."""
     return _number(what, "tokens-", 60)
 
 

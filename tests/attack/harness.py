@@ -94,7 +94,7 @@ class Victim:
         return self.child.url
 
     def memory(self) -> int:
-        """Return bytes that the server's processes hold for themselves."""
+        """Return the number of bytes that the server's processes share with no other."""
         server = psutil.Process(self.child.process.pid)
         total = 0
         for process in [server, *server.children(recursive=True)]:

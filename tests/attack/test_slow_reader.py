@@ -22,7 +22,7 @@ OF_TOKEN = 2 + TOP  # the token, its log-probability and those of the likeliest
 
 
 def entries(events: list[Event]) -> int:
-    """Return log-probabilities to render."""
+    """Return the number of log-probabilities that some events hold."""
     texts = [event for event in events if isinstance(event, Text)]
     return sum(1 + len(each.top) for text in texts for each in text.logprobs)
 

@@ -32,7 +32,9 @@ pytestmark = pytest.mark.skipif(mx.default_device() != mx.cpu, reason="compilers
 
 
 def run_requests(folder: Path) -> None:
-    """Every family and scheme, prompts in chunks and together, each way of sampling."""
+    """Run requests of every family and scheme, in chunks and together, with each way of
+    sampling.
+    """
     for family in CONFIGS:
         path = tiny_model(folder / family, family)
         loaded = open_model(str(path), dtype="float32")

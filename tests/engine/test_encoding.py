@@ -78,7 +78,7 @@ class Watched:
         return [sum(each.count for each in plan.encoding) for plan in self.plans]
 
     def held(self) -> int:
-        """Return items of which the runner has anything."""
+        """Return the number of items of which the runner holds anything."""
         cache = executor_of(self.engine).media
         return len(cache._made) + len(cache._started)
 

@@ -400,7 +400,9 @@ def test_warm_equals_cold(
 
 
 def test_a_hit_may_end_within_an_image(opened: Callable[[str], Opened]) -> None:
-    """A page of the image is gone: the rest of it is read again, and sees what stayed."""
+    """A block of the image was evicted: the rest is read again, and attends to the blocks that
+    stayed.
+    """
     loaded, config = opened("images seen whole")
     # Coded blocks are shared whole, so that the hit ends at 64, within the first image.
     config = replace(config, kv_format=FORMATS[0])

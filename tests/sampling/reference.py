@@ -106,7 +106,7 @@ def could_draw(
 
 
 def chi_square(counts: npt.NDArray[np.int64], p: Floats) -> float:
-    """Return standard deviations by which the statistic exceeds its mean; rare outcomes are
+    """Return by how many standard deviations the statistic exceeds its mean; rare outcomes are
     pooled.
     """
     expected = p * counts.sum()

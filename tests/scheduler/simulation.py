@@ -50,7 +50,7 @@ Tables = dict[tuple[int, int], list[Block | None]]
 
 
 def block_bytes(key: PoolKey) -> int:
-    """Return blocks of different groups and formats differ in size; layers kept plain have no
+    """Return a block's size: groups and formats differ in it, and layers kept plain have no
     tails.
     """
     if key.tail and key.group in key.format.skip_layers:

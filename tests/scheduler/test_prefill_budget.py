@@ -124,7 +124,7 @@ class Run:
         return sum(tokens > 0 for *_, tokens in self.steps[started:])
 
     def share_of_prompts(self, last: int) -> float:
-        """Return the time of prompts by that of streams, in the last steps."""
+        """Return the time of prompts divided by that of streams, in the last steps."""
         steps = self.steps[-last:]
         alone = sum(self.machine.seconds(streams, 0) for _, streams, _ in steps)
         return sum(seconds for seconds, *_ in steps) / alone - 1
@@ -246,7 +246,9 @@ def test_a_first_burst_on_a_gpu_without_graphs_is_read_in_three_steps(slow_s: fl
     loaded: set[int] = set()
 
     def noise(tokens: int) -> float:
-        """Return kernels for each size are loaded when they are first needed."""
+        """Return the seconds of a step: kernels for each size are loaded when they are first
+        needed.
+        """
         first = tokens.bit_length() not in loaded
         loaded.add(tokens.bit_length())
         return 1.0 + first * slow_s / 0.04

@@ -58,7 +58,7 @@ class Target:
 
 
 def bad_schema(target: Target, draw: random.Random) -> int:
-    """Return schemas that ended the process, or kept it busy."""
+    """Send schemas that once ended the process or kept it busy."""
     links: dict[str, Any] = {f"a{i}": {"$ref": f"#/$defs/a{i + 1}"} for i in range(1200)}
     links["a1200"] = {"type": "string"}
     schema = draw.choice(
@@ -74,24 +74,24 @@ def bad_schema(target: Target, draw: random.Random) -> int:
 
 
 def many_blocks(target: Target, draw: random.Random) -> int:
-    """Return many small parts of one message."""
+    """Send a message of many small parts."""
     blocks = [{"type": "text", "text": "a"}] * draw.choice((2_000, 20_000))
     messages = [{"role": "user", "content": blocks}]
     return target.post("/v1/messages/count_tokens", {"messages": messages})
 
 
 def no_messages(target: Target, draw: random.Random) -> int:
-    """Return a list of what are no messages."""
+    """Send a list of values that are no messages."""
     return target.ask(messages=[1] * draw.choice((10_000, 500_000)))
 
 
 def many_stops(target: Target, draw: random.Random) -> int:
-    """Return a long stop string, and many choices."""
+    """Send a long stop string, and ask for many choices."""
     return target.ask(stop="ab" * 20_000, n=draw.choice((8, 128)))
 
 
 def bad_image(target: Target, draw: random.Random) -> int:
-    """Return images that are none, and paths of many parts."""
+    """Send images that are none, and paths of many parts."""
     url = draw.choice(("data:,%%%" * 100_000, "file:///" + "a/" * 100_000, "http://127.0.0.1/"))
     part = {"type": "image_url", "image_url": {"url": url}}
     return target.ask(messages=[{"role": "user", "content": [part]}])
@@ -106,7 +106,7 @@ def _jpeg(side: int) -> str:
 
 
 def bomb(target: Target, draw: random.Random) -> int:
-    """Return images that are small files and large when decoded; of those that may be, the client
+    """Send images that are small files and large when decoded; if they are allowed, the client
     leaves while they are.
     """
     side = draw.choice((4_000, 9_000))

@@ -11,5 +11,5 @@ def live_blocks(manager: BlockManager) -> int:
 
 
 def kept_blocks(manager: BlockManager) -> int:
-    """Return how many are kept for reuse and used by nobody."""
+    """Return the number of cached blocks that no sequence uses."""
     return sum(len(pool.kept) for pool in manager.capacity.pools.values())

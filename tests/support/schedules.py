@@ -20,7 +20,7 @@ _TOKENS = 10
 
 @dataclass(frozen=True)
 class Schedule:
-    """One drawn by a seed.
+    """A schedule of requests, drawn by a seed.
 
     Attributes:
         arrivals: by request, the step before which it is added.

@@ -35,7 +35,7 @@ def filled(format: KVFormat, shape: LayerShape, blocks: int, tails: int) -> Laye
 
 
 def model_bytes(layout: tuple[FullKV | WindowKV, ...], format: KVFormat, tokens: int) -> int:
-    """Return bytes of the arrays of one sequence, the blocks that a window holds at most
+    """Return the bytes of one sequence's arrays, the blocks that a window holds at most
     counted.
     """
     total = 0

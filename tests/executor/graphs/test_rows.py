@@ -31,7 +31,7 @@ EVERYDAY = {
 }
 """Families and the types of their activations."""
 ONE_STEP = {"float32": 2e-6, "bfloat16": 2**-7, "float16": 2**-10}
-"""How far an element may be off, relative to the largest: in the narrow types one rounding of an
+"""Tolerance of an element, relative to the largest: in the narrow types one rounding of an
 activation, which MLX rounds in between."""
 
 
