@@ -246,9 +246,7 @@ def test_a_first_burst_on_a_gpu_without_graphs_is_read_in_three_steps(slow_s: fl
     loaded: set[int] = set()
 
     def noise(tokens: int) -> float:
-        """Return the seconds of a step: kernels for each size are loaded when they are first
-        needed.
-        """
+        """Return the factor of a step's time: kernels are loaded when a size first needs them."""
         first = tokens.bit_length() not in loaded
         loaded.add(tokens.bit_length())
         return 1.0 + first * slow_s / 0.04
