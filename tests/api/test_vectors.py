@@ -82,7 +82,8 @@ def test_long_and_many_inputs(child: Child) -> None:
         ({"input": "x", "temperature": 1}, "temperature"),
         ({"input": "x", "model": "other"}, "model"),
         ({"input": "x", "prompt_name": "query"}, "prompt_name"),
-        ({"input": [10**8]}, "prompt"),
+        ({"input": [10**8]}, "input"),
+        ({"input": ""}, "input"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(child: Child, body: Any, param: str) -> None:

@@ -62,6 +62,7 @@ class FieldNames:
     """A protocol's names of fields that the service may refuse."""
 
     messages: str = "messages"
+    prompt: str = "prompt"
     stops: str = "stop"
     parameters: str = "function.parameters"
 

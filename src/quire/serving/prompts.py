@@ -182,7 +182,7 @@ class Prompts:
             return self._truncated(spec, Prompt(prompt))
         texts = (prompt,) if isinstance(prompt, str) else (prompt.first, prompt.second)
         for text in texts:
-            self._check_text(text, "prompt", limit)
+            self._check_text(text, spec.names.prompt, limit)
         if self._info().generates:
             assert len(texts) == 1, "decoders read no pairs"
             ids = tuple(self.tokenizer.encode(texts[0], add_special_tokens=True))
@@ -283,7 +283,8 @@ class Prompts:
                 raise ContextOverflow(count, self._limit, param=param, at_least=True)
 
     def _check_prompt(self, spec: Generation, prompt: tuple[int, ...]) -> None:
-        param, limit = spec.names.messages if spec.messages else "prompt", self._longest(spec)
+        param = spec.names.messages if spec.messages else spec.names.prompt
+        limit = self._longest(spec)
         if not prompt:
             raise RequestError(f"'{param}' has no tokens.", param=param, code="invalid_value")
         if spec.vector and len(prompt) > limit:

@@ -29,6 +29,8 @@ from quire.serving.vectors import embed_task, shortened
 class EmbeddingRequest(VectorFields):
     """The body: OpenAI's fields, and those of vLLM and sentence-transformers."""
 
+    texts_field = "input"
+
     input: Input
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Integer | None = Field(default=None, ge=1, le=1 << 20)

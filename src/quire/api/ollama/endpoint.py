@@ -40,7 +40,7 @@ from quire.api.shared.sse import run_headers
 from quire.api.shared.vector_fields import counted
 from quire.core.errors import RequestError
 from quire.core.info import ModelInfo
-from quire.serving.generation import Generation, Prepared
+from quire.serving.generation import FieldNames, Generation, Prepared
 from quire.serving.model import Model
 from quire.serving.vectors import embed_task, shortened
 
@@ -110,6 +110,7 @@ async def _read_embed(context: Context, request: Request, body: bytes) -> _ReadE
         truncate=None if fields.truncate is False else -1,
         truncate_left=False,
         vector=True,
+        names=FieldNames(prompt="input"),
         max_prompt=pooling.stages.max_tokens,
         keep_alive_s=fields.keep_alive,
     )

@@ -40,6 +40,8 @@ DocumentOrText = Annotated[
 class RerankRequest(VectorFields):
     """The fields of Cohere and Jina."""
 
+    texts_field = "documents"
+
     query: str = Field(min_length=1)
     documents: list[DocumentOrText] = Field(min_length=1, max_length=_MOST_DOCUMENTS)
     top_n: Integer | None = Field(default=None, ge=1)
@@ -58,6 +60,8 @@ class RerankRequest(VectorFields):
 
 class ScoreRequest(VectorFields):
     """The fields of vLLM: one text against each of many, or two lists pair by pair."""
+
+    texts_field = "text_2"
 
     text_1: TextOrList[str]
     text_2: TextOrList[str]

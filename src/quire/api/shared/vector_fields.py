@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from starlette.requests import Request
@@ -13,12 +13,17 @@ from quire.api.shared.notes import note
 from quire.api.shared.numbers import Integer
 from quire.api.shared.priority import Priority
 from quire.api.shared.schema import UnlessEmpty, Wire
-from quire.serving.generation import Generation
+from quire.serving.generation import FieldNames, Generation
 
 
 class VectorFields(Wire):
-    """Fields of every endpoint that computes vectors. `user` cannot change an answer."""
+    """Fields of every endpoint that computes vectors. `user` cannot change an answer.
 
+    Attributes:
+        texts_field: name of the field with the texts, for errors.
+    """
+
+    texts_field: ClassVar[str]
     model: str | None = None
     user: str | None = None
     truncate_prompt_tokens: Integer | None = Field(
@@ -45,6 +50,7 @@ class VectorFields(Wire):
             truncate=self.truncate_prompt_tokens,
             truncate_left=None if self.truncation_side is None else self.truncation_side == "left",
             vector=True,
+            names=FieldNames(prompt=self.texts_field),
             max_prompt=context.service.vectors.pooling.stages.max_tokens,
             adapter=context.adapter(self.model),
             priority=self.priority,
