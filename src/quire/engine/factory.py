@@ -85,19 +85,23 @@ def _measured(
     def warmed(done: int, total: int) -> None:
         on_progress(Progress("warm-up", done, total))
 
+    graphs = SharedGraphs()
     if config.ranks == 1:  # a split model's ranks open graphs together
-        open_executor = partial(open_executor, graphs=SharedGraphs())
+        open_executor = partial(open_executor, graphs=graphs)
     if current_device().compiles:
         warm_up(loaded, config, warmed, open_executor=open_executor)
+        graphs.release()
     opened = open_drafters(loaded, config)
     config = opened.config
     if config.ranks == 1:  # the ranks of a split model have no segments
         open_executor = partial(open_executor, segments=open_segments(loaded.model))
+    step_times = measure_steps(loaded, config, open_executor)
+    graphs.release()
     return assemble(
         loaded,
         config,
         drafters=opened.drafters,
-        step_times=measure_steps(loaded, config, open_executor),
+        step_times=step_times,
         guesser=opened.guesser,
         open_executor=open_executor,
     )

@@ -38,6 +38,7 @@ class SharedGraphs:
 
     def __init__(self) -> None:
         self._opened: list[CUDAGraphs | None] = []
+        self._pools: Pools | None = None
 
     def open(
         self, loaded: LoadedModel, pools: Pools, *, batch_invariant: bool
@@ -47,6 +48,7 @@ class SharedGraphs:
         Raises:
             ModelError: the device cannot run batch-invariant steps.
         """
+        self._pools = pools
         if not self._opened:
             layout = KVLayout.of(loaded.model.layout)
             graphs = open_cuda_graphs(
@@ -60,6 +62,13 @@ class SharedGraphs:
         elif self._opened[0] is not None:
             self._opened[0].use(pools)
         return self._opened[0]
+
+    def release(self) -> None:
+        """Let go of the pools of the engine opened last, which was discarded."""
+        pools = self._pools
+        if pools is not None and self._opened[0] is not None:
+            self._pools = Pools(pools.groups, pools.block_size, pools.dtype)
+            self._opened[0].use(self._pools)
 
 
 def open_executor(

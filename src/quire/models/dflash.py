@@ -24,11 +24,12 @@ from quire.models.decoder_layers import Rotations, layer_of
 from quire.models.description import Description, Layer
 from quire.models.layers.attention import Attention, SelfAttention
 from quire.models.layers.rope import Rope, Rotate
-from quire.models.registry import build
 from quire.models.settings import Settings
 from quire.models.shares import Cuts, Split
+from quire.models.state_drafters import check_sizes, description_of
 
 _ARCHITECTURE = "DFlashDraftModel"
+_KIND = "a DFlash drafter"
 
 
 @dataclass(frozen=True)
@@ -182,22 +183,13 @@ def build_dflash(config: Mapping[str, Any], model: LanguageModel, folder: Path) 
         ModelError: the drafter was made for another model, or the model's family gives no states.
     """
     args = DFlashArguments.of(config)
-    described = build(dict(args.text))
-    if not isinstance(model, DecoderModel) or not isinstance(described, DecoderModel):
-        raise ModelError(
-            f"speculate: {folder} is a DFlash drafter, which this family does not take"
-        )
-    own, whole = model.description, described.description
-    facts = {
+    whole, model = description_of(_KIND, folder, args.text, model=model)
+    own = model.description
+    sizes = {
         "hidden_size": (whole.hidden_size, own.hidden_size),
         "vocab_size": (whole.vocab_size, own.vocab_size),
     }
-    for name, (ours, theirs) in facts.items():
-        if ours != theirs:
-            raise ModelError(
-                f"speculate: the DFlash drafter {folder} is made for another model: its {name} is "
-                f"{ours}, the model's {theirs}"
-            )
+    check_sizes(_KIND, folder, sizes)
     count = len(own.layers)
     if not args.layers or not all(0 < each <= count for each in args.layers):
         raise ModelError(

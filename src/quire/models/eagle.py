@@ -30,11 +30,12 @@ from quire.models.description import Description
 from quire.models.layers.attention import Attention, SelfAttention
 from quire.models.layers.common import embed
 from quire.models.layers.rope import Rope
-from quire.models.registry import build
 from quire.models.settings import Settings
 from quire.models.shares import Cuts, Split
+from quire.models.state_drafters import check_sizes, description_of
 
 _ARCHITECTURE = "Eagle3"
+_KIND = "an EAGLE-3 head"
 _STATES = 3
 """Hidden states of the model that are joined."""
 
@@ -247,22 +248,15 @@ def build_eagle(
         ModelError: the head was made for another model, or the model's family gives no states.
     """
     args = EagleArguments.of(config)
-    described = build(dict(args.text))
-    if not isinstance(model, DecoderModel) or not isinstance(described, DecoderModel):
-        raise ModelError(f"speculate: {folder} is an EAGLE-3 head, which this family does not take")
-    own, whole = model.description, described.description
-    facts = {
+    whole, model = description_of(_KIND, folder, args.text, model=model)
+    own = model.description
+    sizes = {
         "target_hidden_size": (args.width, own.hidden_size),
         "vocab_size": (whole.vocab_size, own.vocab_size),
     }
     if not own_table:
-        facts["hidden_size"] = whole.hidden_size, own.hidden_size
-    for name, (ours, theirs) in facts.items():
-        if ours != theirs:
-            raise ModelError(
-                f"speculate: the EAGLE-3 head {folder} is made for another model: its {name} is "
-                f"{ours}, the model's {theirs}"
-            )
+        sizes["hidden_size"] = whole.hidden_size, own.hidden_size
+    check_sizes(_KIND, folder, sizes)
     layers = args.captured(len(own.layers))
     if len(layers) != _STATES or not all(0 <= each <= len(own.layers) for each in layers):
         raise ModelError(

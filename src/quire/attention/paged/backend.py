@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import ClassVar
 
 import mlx.core as mx
 import numpy as np
@@ -16,24 +15,12 @@ from quire.attention.paged.checked import CheckedBackend
 from quire.attention.paged.prompts import CodedPrompts
 from quire.attention.paged.tiles import FEW_ROWS, Part, cut
 from quire.cache.formats.base import LayerStore, PackedStore, WrittenBlocks
-from quire.cache.specs import FullKV
-from quire.core.kv_format import KVFormat
 
 
 class PagedBackend(CheckedBackend):
     """Supports plain blocks of the queries' type, and page codes."""
 
     name = "paged attention on tensor cores"
-    sample: ClassVar = AttentionCase(
-        KVFormat(),
-        FullKV(2, 64),
-        64,
-        heads=8,
-        rows=1,
-        dtype=mx.bfloat16,
-        softcap=False,
-        sinks=False,
-    )
 
     def made_for(self, case: AttentionCase) -> bool:
         return kernels_serve(case)

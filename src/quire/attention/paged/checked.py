@@ -7,22 +7,31 @@ from abc import abstractmethod
 from dataclasses import replace
 from typing import ClassVar
 
+import mlx.core as mx
+
 from quire.attention.backend import AttentionBackend, AttentionCase
 from quire.attention.paged.check import SINGLE_ROWS, SPANS, differs
+from quire.cache.specs import FullKV
+from quire.core.kv_format import KVFormat
 from quire.device.gpu_kernels import problem_of
 from quire.device.verified import Check, Verification, verified_kernels
 
 log = logging.getLogger("quire.attention")
+
+SAMPLE = AttentionCase(
+    KVFormat(), FullKV(2, 64), 64, heads=8, rows=1, dtype=mx.bfloat16, softcap=False, sinks=False
+)
+"""A small layer over plain blocks."""
 
 
 class CheckedBackend(AttentionBackend):
     """Kernels that are not used where they differ from the reference or do not compile.
 
     Attributes:
-        sample: a case that the kernels support, for `problem`.
+        sample: a case that the kernels support, for `problem`; `SAMPLE` unless said otherwise.
     """
 
-    sample: ClassVar[AttentionCase]
+    sample: ClassVar[AttentionCase] = SAMPLE
     _found: ClassVar[dict[tuple[str, AttentionCase], str | None]] = {}
     """The difference found for each backend and kind of layer; None means agreement, which
     `verified_kernels` records.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import mlx.core as mx
@@ -11,7 +11,7 @@ import numpy as np
 
 from quire.attention.backend import AttentionCase, PreparedAttention, Scoring
 from quire.attention.metadata import AttentionMetadata
-from quire.attention.paged.checked import CheckedBackend
+from quire.attention.paged.checked import SAMPLE, CheckedBackend
 from quire.attention.paged.portable_kernels import (
     LONGEST,
     Codes,
@@ -24,9 +24,7 @@ from quire.attention.paged.portable_kernels import (
 from quire.attention.paged.target import Target
 from quire.attention.paged.tiles import FEW_ROWS, TILE_FIELDS, cut
 from quire.cache.formats.base import CodedLayout, LayerStore, PackedStore, WrittenBlocks
-from quire.cache.specs import FullKV
 from quire.core.arrays import Ints
-from quire.core.kv_format import KVFormat
 from quire.device.coding import VectorRotation
 
 _MOST_GROUP = 32
@@ -43,9 +41,7 @@ class PortableBackend(CheckedBackend):
         plain_dtypes: types of queries over plain blocks; over codes any type is supported.
     """
 
-    sample: ClassVar = AttentionCase(
-        KVFormat(), FullKV(2, 64), 64, heads=4, rows=1, dtype=mx.float32, softcap=False, sinks=False
-    )
+    sample: ClassVar = replace(SAMPLE, heads=4, dtype=mx.float32)
 
     def __init__(self, target: Target, plain_dtypes: Iterable[mx.Dtype]) -> None:
         self.name = f"portable paged attention ({target.name})"

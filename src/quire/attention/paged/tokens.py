@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from typing import ClassVar
@@ -13,7 +14,7 @@ import numpy as np
 from quire.attention.backend import AttentionCase, PreparedAttention, Scoring
 from quire.attention.metadata import AttentionMetadata
 from quire.attention.paged import cuda, portable_kernels
-from quire.attention.paged.checked import CheckedBackend
+from quire.attention.paged.checked import SAMPLE, CheckedBackend
 from quire.attention.paged.cuda import LANES, Shape
 from quire.attention.paged.portable import SignsOfStores
 from quire.attention.paged.portable_kernels import Codes
@@ -21,7 +22,6 @@ from quire.attention.paged.prompts import TokenPrompts
 from quire.attention.paged.target import CUDA
 from quire.attention.paged.tiles import FEW_ROWS, cut, score_numbers
 from quire.cache.formats.base import LayerStore, PackedStore, WrittenBlocks
-from quire.cache.specs import FullKV
 from quire.core.kv_format import KVFormat
 from quire.device.gpu_kernels import Kernel
 
@@ -33,16 +33,7 @@ class TokensBackend(CheckedBackend):
     """Supports codes of single tokens: the uniform and turbo formats."""
 
     name = "attention over codes of tokens on tensor cores"
-    sample: ClassVar = AttentionCase(
-        KVFormat("uniform", 4, 4),
-        FullKV(2, 64),
-        64,
-        heads=8,
-        rows=1,
-        dtype=mx.bfloat16,
-        softcap=False,
-        sinks=False,
-    )
+    sample: ClassVar = replace(SAMPLE, format=KVFormat("uniform", 4, 4))
 
     def __init__(self) -> None:
         self._signs = SignsOfStores()
