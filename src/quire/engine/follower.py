@@ -22,7 +22,7 @@ from quire.device.loading import load_mlx
 from quire.device.private import use_private_cache
 from quire.device.ranks import join
 from quire.engine.follower_process import Probed, Ready
-from quire.engine.ranks import BEGIN, PROBE, Call, Follow, SplitExecutor, pipeline_of
+from quire.engine.ranks import PROBE, START, Call, Follow, SplitExecutor, pipeline_of
 from quire.models.weights.loader import LoadedModel, open_model
 
 log = logging.getLogger("quire.ranks")
@@ -74,11 +74,11 @@ def main() -> int:
     while True:
         call = calls.get()
         try:
-            if call.method == BEGIN:
+            if call.method == START:
                 (config,) = call.arguments
                 executor = SplitExecutor(loaded, config, part)
                 continue
-            assert executor is not None, "the leading process begins"
+            assert executor is not None, "the leading process starts"
             if call.method == PROBE:
                 output.send(Probed(executor.probe()))
             else:

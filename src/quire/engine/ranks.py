@@ -48,7 +48,7 @@ _FIRST_PORT = 32_323
 _PROBE_S = 10.0
 """Seconds between two measurements of the ranks' own speed."""
 _PROBES = 3
-BEGIN, PROBE = "begin", "probe"
+START, PROBE = "start", "probe"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Call:
     """A call of the leading executor, which followers repeat.
 
     Attributes:
-        method: its name, or that of a method of the executor's `contents`. `BEGIN` has a new
+        method: its name, or that of a method of the executor's `contents`. `START` has a new
             executor made, `PROBE` has the rank's speed measured and reported.
     """
 
@@ -110,7 +110,7 @@ class Followers:
         """Return a new executor of the leading process, see `executor.factory.open_executor`;
         followers start with new ones.
         """
-        self.tell(BEGIN, config)
+        self.tell(START, config)
         return LeadingExecutor(self, loaded, config, **parts)
 
     @property

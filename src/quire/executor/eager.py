@@ -93,7 +93,7 @@ class EagerExecutor:
         self._flushed = True
         self._started_at = 0.0
         """When the last step started to run, by `time.perf_counter`."""
-        self._begun = False
+        self._layers_launched = False
         """Whether the layers of the step that is being built were launched."""
         self._launch_s = 0.0
         """Seconds that launching the last step took."""
@@ -175,24 +175,24 @@ class EagerExecutor:
 
     def clear(self) -> None:
         self._running = self._finished = None
-        self._begun = False
+        self._layers_launched = False
         self.pools.clear()
         self.contents.drop_blocks()
         self.media.clear()
         self._vectors.clear()
 
-    def _begin(self, computed: Computed) -> None:
+    def _launch_layers(self, computed: Computed) -> None:
         """Launch the layers of a step that is still being built."""
-        self._begun, self._started_at = True, time.perf_counter()
+        self._layers_launched, self._started_at = True, time.perf_counter()
         mx.async_eval(computed.output)
 
     def _start(self, step: LaunchedStep) -> None:
         waits = self._holds_back()
         self._flushed = not waits
         started = time.perf_counter()
-        if not self._begun:
+        if not self._layers_launched:
             self._started_at = started
-        self._begun = False
+        self._layers_launched = False
         mx.async_eval(step.first if waits else step.to_eval)
         self._launch_s = time.perf_counter() - started
 
@@ -243,7 +243,7 @@ class EagerExecutor:
         )
         computed = self._run(inputs)
         if running is None and not self._holds_back():
-            self._begin(computed)
+            self._launch_layers(computed)
         # A graph runs also where nobody reads its rows: it writes keys.
         others = (computed.output,) if computed.graphed else ()
         hidden = None if inputs.narrowed else computed.hidden

@@ -62,7 +62,7 @@ class Decoder(Module):
         """Return normalised hidden states `[T, hidden]`, and the captured ones joined to them."""
         if self.stage is not None:
             return self.together([step])[0]
-        states = self.through(self.begin(step), step, range(len(self.layers)))
+        states = self.through(self.embed(step), step, range(len(self.layers)))
         y: mx.array = self.norm(states[-1])
         if not self._captured:
             return y
@@ -75,7 +75,7 @@ class Decoder(Module):
         assert self.stage is not None, "the model is split by layers"
         return [self.norm(x) for x in handed_on(self, self.stage, steps)]
 
-    def begin(self, step: ForwardContext) -> mx.array:
+    def embed(self, step: ForwardContext) -> mx.array:
         """Return the first layer's input, `[T, hidden]`."""
         x = self.embedded(step.tokens)
         if "embed_positions" in self:

@@ -38,7 +38,7 @@ class Layers(Protocol):
 
     layers: list[Module]
 
-    def begin(self, step: ForwardContext) -> mx.array: ...
+    def embed(self, step: ForwardContext) -> mx.array: ...
 
     def through(
         self, x: mx.array, step: ForwardContext, layers: Iterable[int]
@@ -51,11 +51,11 @@ def handed_on(decoder: Layers, stage: Stage, steps: Sequence[ForwardContext]) ->
     While a rank computes one step, the next rank computes the one before. Whatever is exchanged is
     a sum over all ranks, to which the rank that has the rows contributes them and others zeros.
     Each exchange and each computation waits for the one before it, so that ranks exchange in one
-    order, and a rank begins as soon as it has its rows.
+    order, and a rank starts as soon as it has its rows.
     """
     rank, size = stage.part.rank, stage.part.size
     own = stage.parts(len(decoder.layers))[rank]
-    rows = [decoder.begin(step) for step in steps]
+    rows = [decoder.embed(step) for step in steps]
     before: list[mx.array] = []
 
     def later(x: mx.array) -> mx.array:
