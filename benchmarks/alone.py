@@ -30,7 +30,7 @@ class Work:
 
     @classmethod
     def read(cls, text: str) -> Work:
-        """Return the inverse of `json.dumps(dataclasses.asdict(work))`."""
+        """Read what `json.dumps(dataclasses.asdict(work))` wrote."""
         raw = json.loads(text)
         levels = tuple(
             (streams, tuple(tuple(prompt) for prompt in prompts))

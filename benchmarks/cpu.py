@@ -151,7 +151,7 @@ def beside_llama(args: argparse.Namespace, shape: str, tokens: int) -> dict[str,
 
 
 def embedded(args: argparse.Namespace) -> dict[str, Rates]:
-    """Return the embedded model with the kernels and with OpenBLAS."""
+    """Measure the embedded model with the kernels and with OpenBLAS."""
     contenders = [
         Contender(
             name,

@@ -65,7 +65,7 @@ def bytes_per_second() -> float:
 def ran(
     script: str, python: str, folder: Path, *what: str, own: bool = True
 ) -> list[dict[str, Any]]:
-    """Return the rows that a script of this folder finds.
+    """Run a script of this folder; return the rows that it finds.
 
     Args:
         own: whether it runs with Quire's settings of MLX.

@@ -192,7 +192,7 @@ def experts_by_mlx(
 
 
 def experts() -> list[Row]:
-    """Return the experts' MLPs of Gemma 4 26B-A4B."""
+    """Time the experts' MLPs of Gemma 4 26B-A4B."""
     gate, up, down = _weight(704, 2816, 128), _weight(704, 2816, 128), _weight(2816, 704, 128)
     rows = []
     for count in (1, 8, 32, 128, 512, 2048):

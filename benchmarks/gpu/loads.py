@@ -190,7 +190,7 @@ def long_prompts(system: System, options: Options) -> Iterator[Row]:
 
 
 def pictures(system: System, options: Options) -> Iterator[Row]:
-    """Yield questions about one picture each, and prompts of text as long; 64 tokens answer
+    """Measure questions about one picture each, and prompts of text as long; 64 tokens answer
     each.
     """
     for again in range(options.rounds):

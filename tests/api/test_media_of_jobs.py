@@ -29,7 +29,7 @@ from tests.support.scripted_engine import Script, ScriptedEngine
 
 
 async def show(context: Context, request: Request, body: bytes) -> Prepared:
-    """Return a reader of requests whose body is a picture."""
+    """Read a request whose body is a picture."""
     url = "data:image/png;base64," + base64.b64encode(body).decode()
     parts = [{"type": "image", "source": MediaSource(url, "x", "x")}]
     return await context.prepare(Generation(messages=({"role": "user", "content": parts},)))

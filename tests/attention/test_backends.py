@@ -95,7 +95,7 @@ def rows() -> list[HandRows]:
 
 
 def run(backends: Sequence[AttentionBackend], softcap: float | None = None) -> list[np.ndarray]:
-    """Return a step of all layers over blocks of zeros; what each layer gets."""
+    """Run a step of all layers over blocks of zeros; return what each layer gets."""
     layout = KVLayout.of(LAYERS)
     pools = Pools(layout.groups, SIZE, mx.float32)
     for format in (PLAIN, PAGE):

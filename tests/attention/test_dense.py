@@ -101,7 +101,7 @@ def dense(
     *,
     own_block_written: bool,
 ) -> np.ndarray:
-    """Return one row `[heads, dim]` at a position, keys before its own block coded, in float64."""
+    """Return attention of one row `[heads, dim]` in float64, keys before its own block coded."""
     end = last_seen(spec, position) + 1
     own = position // BLOCK * BLOCK if own_block_written else end
     first = spec.first_visible(position)

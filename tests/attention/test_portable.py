@@ -54,7 +54,7 @@ def spans(format: KVFormat) -> Spans:
 
 
 def name(row: Row) -> str:
-    """Return a test's."""
+    """Return the name of a test."""
     format, spec, group, dtype, extras, block_size = row
     sizes = f"{spec.kv_heads}x{group}-{spec.head_dim}-{spec.value_dim}-of-{block_size}"
     words = [format.name, sizes, "all" if spec.sees_all else "window", str(dtype)[9:]]

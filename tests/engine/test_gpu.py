@@ -102,7 +102,7 @@ def test_codes_are_read_in_company_as_by_the_reference(
 
 
 class _Noting(Backends):
-    """Notes how many rows of a sequence the portable kernels served codes."""
+    """Notes the numbers of rows of a sequence for which the portable kernels served codes."""
 
     def __init__(self, backends: Sequence[AttentionBackend]) -> None:
         super().__init__(backends)

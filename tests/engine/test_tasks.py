@@ -136,7 +136,9 @@ def test_positions_come_from_the_model_s_own_rule(
     config = EngineConfig(str(loaded.path), kv_memory=32 << 20, max_step_tokens=30)
 
     def positions(tokens: tuple[int, ...], images: object = ()) -> npt.NDArray[np.int32]:
-        """Return a picture of 4 by 5 after the tenth token, as in Qwen2-VL (arXiv:2409.12191)."""
+        """Return positions of a text with a picture of 4 by 5 after ten tokens
+        (arXiv:2409.12191).
+        """
         text = np.arange(10)
         rows, columns = np.divmod(np.arange(20), 5)
         behind = np.arange(len(tokens) - 30) + 15

@@ -53,7 +53,7 @@ def checkpoint(folder: Path, config: dict[str, Any]) -> dict[str, mx.array]:
 
 
 def fused(weights: dict[str, mx.array]) -> dict[str, mx.array]:
-    """Return the adapter of a checkpoint that joins queries, keys and values, and gate and up."""
+    """Return the checkpoint with queries, keys and values joined, and gate and up."""
     heads, gates = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
     for (first, *others), whole in ((heads, "qkv_proj"), (gates, "gate_up_proj")):
         for name in [name for name in weights if f".{first}." in name]:

@@ -59,7 +59,7 @@ def stacked(weights: Weights) -> Weights:
 
 
 def switched(weights: Weights) -> Weights:
-    """Return the adapter's tensors as mlx-lm converts them."""
+    """Return the tensors as mlx-lm converts them."""
     return {name.replace(".experts.", ".switch_mlp."): each for name, each in weights.items()}
 
 

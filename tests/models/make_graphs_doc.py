@@ -170,7 +170,7 @@ def _served(cases: Iterable[tuple[AttentionSpec, int]]) -> Iterator[str]:
 
 
 def line_of(model_type: str, pack: Callable[[nn.Module], None] = in_codes) -> Line:
-    """Return all configurations of a family."""
+    """Return the table's line of a family, from all its configurations."""
     line = Line()
     for name, config in CONFIGS.items():
         if config["model_type"] == model_type:

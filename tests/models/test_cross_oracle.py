@@ -81,7 +81,7 @@ def seen(tokens: list[int], media: list[PlacedMedia]) -> Any:
 
 
 def blind_before(reference: Any, first: int) -> list[Any]:
-    """Return tokens before the first picture look at none, as in Meta's own code (and vLLM's).
+    """Let tokens before the first picture look at none, as in Meta's own code (and vLLM's).
 
     In transformers they look at all of them, at those behind them too.
     """

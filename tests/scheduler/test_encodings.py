@@ -119,7 +119,7 @@ def test_keys_take_turns_at_encoders() -> None:
 
 
 def together(number: int, shape: int = 10) -> Sequence:
-    """Return a request of one picture, of which four of a shape are encoded by one call."""
+    """Return a request for one picture; four pictures of a shape are encoded by one call."""
     own = sequence(number, picture(100 + number, shape))
     pieces = {own.request.media[0].item.key: Pieces(4, shape, together=4)}
     return Sequence(own.request, KVFormat(), b"", number, SequenceParts(pieces=pieces))

@@ -393,7 +393,7 @@ def test_encoders_leave_prompts_half_of_a_step() -> None:
 
 
 def with_graphs() -> PrefillBudget:
-    """Return a step that is launched layer by layer takes 36 ms and more; a graph of 64 rows 8
+    """Return a budget: a step launched layer by layer takes 36 ms and more, a graph of 64 rows 8
     ms.
     """
     budget = PrefillBudget(0.06, 2.0, 2048, GPU.measured())

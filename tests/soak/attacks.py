@@ -99,7 +99,7 @@ def bad_image(target: Target, draw: random.Random) -> int:
 
 @cache
 def _jpeg(side: int) -> str:
-    """Return a square that is small as a file."""
+    """Return a square picture whose file is small."""
     file = io.BytesIO()
     PIL.Image.new("L", (side, side), 128).save(file, "jpeg", progressive=True, quality=10)
     return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()

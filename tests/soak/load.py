@@ -73,7 +73,7 @@ class Mix:
 
 
 async def finish(client: httpx.AsyncClient, route: str, body: dict[str, Any]) -> str:
-    """Return a request that is read to its end."""
+    """Read an answer to its end and check it. Return "finished"."""
     response = await client.post(route, json=body)
     assert response.status_code == 200, response.text
     if body.get("stream"):
@@ -87,7 +87,7 @@ async def finish(client: httpx.AsyncClient, route: str, body: dict[str, Any]) ->
 
 
 async def cancel(client: httpx.AsyncClient, route: str, body: dict[str, Any], wait: float) -> str:
-    """Return a client that goes away: after the first event, or `wait` seconds into a whole
+    """Send a request and leave: after the first event, or `wait` seconds into a whole
     answer.
     """
     body = body | {"max_tokens": 400}

@@ -123,7 +123,7 @@ class _Extension:
     """Replays nothing."""
 
     def pointer(self, array: mx.array) -> int:
-        """Return another for each array."""
+        """Return another address for each array."""
         return id(array)
 
     def replay(self, workspace: mx.array, rows: int, **_: object) -> mx.array:

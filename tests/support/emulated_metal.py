@@ -150,7 +150,7 @@ class Emulated:
 def emulate(
     name: str, inputs: Sequence[str], outputs: Sequence[str], body: str, header: str
 ) -> Kernel:
-    """Return a `Target.compile`."""
+    """Compile a kernel for the emulation, as `Target.compile` does."""
     return Emulated(name, inputs, outputs, body, header)
 
 

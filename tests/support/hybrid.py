@@ -59,7 +59,7 @@ CONFIG: dict[str, Any] = {
 
 
 def picture(seed: int) -> MediaItem:
-    """Return random colours, large and small."""
+    """Return a picture of random colours."""
     features = random_patches(seed, (LARGE // PATCH) ** 2 + ROWS, PATCH)
     return MediaItem.of("image", features, (1,), ROWS, bidirectional=False)
 

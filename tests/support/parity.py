@@ -299,7 +299,7 @@ def chunked(size: int) -> Scenario:
 def preempted(
     loaded: LoadedModel, config: EngineConfig, wanted: list[Request]
 ) -> dict[str, Generated]:
-    """Return a budget that holds the longest request and some more: the younger ones give way."""
+    """Serve requests in a budget for the longest and some more: the younger ones are preempted."""
     longest = max(len(request.prompt) + request.max_tokens for request in wanted)
     stored = replace(config.kv_format, skip_layers=config.kv_skip_layers or ())
     least = assemble(loaded, config).worst_case_bytes(stored, longest)

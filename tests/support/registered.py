@@ -24,7 +24,7 @@ from tests.support.whispering import CONFIG as WHISPERING
 
 
 def _around(model_type: str, text: dict[str, Any]) -> dict[str, Any]:
-    """Return a multimodal model's, of which the text is there."""
+    """Return the configuration of a multimodal model around a text model's."""
     return {"model_type": model_type, "text_config": text}
 
 

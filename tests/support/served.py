@@ -74,7 +74,7 @@ class Served:
     marks: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, folder: Path) -> Path:
-        """Return the folder, which is made."""
+        """Write the folder, and return it."""
         backend = byte_level()
         texts = [*_MARKS.values(), *_ENDS.values()]
         backend.add_special_tokens(texts)

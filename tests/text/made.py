@@ -104,7 +104,7 @@ def unigram() -> tokenizers.Tokenizer:
 
 
 def word_piece() -> tokenizers.Tokenizer:
-    """Return BERT's, whose decoder looks at neighbours."""
+    """Return BERT's tokenizer, whose decoder looks at neighbours."""
     backend = tokenizers.Tokenizer(models.WordPiece(unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece()

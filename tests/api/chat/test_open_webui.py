@@ -55,7 +55,7 @@ def ask(served: Served, *messages: dict[str, Any], **more: Any) -> httpx.Respons
 
 
 def prompt(served: Served) -> str:
-    """Return the last one that the engine got."""
+    """Return the last prompt that the engine got."""
     return served.tokenizer.decode(served.engine.requests[-1].prompt)
 
 
