@@ -14,7 +14,7 @@ from quire.scale.router import Addressed
 
 
 class RoundRobin(Addressed, RoundRobinRouter):
-    """Ray's: one replica after the other."""
+    """Ray's router that takes one replica after the other."""
 
 
 class RayPrefix(Addressed, PrefixCacheAffinityRouter):

@@ -38,7 +38,7 @@ def written(console: Console) -> str:
 
 
 def last_screen(text: str) -> str:
-    """Return what is written after the last thing that was drawn to be drawn over."""
+    """Return the text after the last erased line, without control sequences."""
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text.rsplit("\x1b[2K", 1)[-1])
 
 

@@ -163,7 +163,7 @@ sys.exit(main())
 
 @pytest.mark.slow
 def test_a_folder_that_nobody_understands_is_named_at_the_start() -> None:
-    """Whatever reading it raises."""
+    """The error names the folder, whatever exception reading it raises."""
     last = refused_at_the_start(MODEL_DIR, "-c", _UNREAD)
     assert last == f"quire: {MODEL_DIR}: a file cannot be understood (ValueError: odd)"
 

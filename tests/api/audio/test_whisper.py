@@ -86,7 +86,7 @@ def test_an_unknown_language_is_refused_by_name(client: OpenAI) -> None:
 
 @pytest.mark.slow
 def test_long_sound_is_heard_piece_by_piece_at_once(client: OpenAI, server: Child) -> None:
-    """Each piece as it would be alone; the pieces share steps."""
+    """Each piece is transcribed as it would be alone; the pieces share steps."""
     long = transcribed(client, recording(63), response_format="verbose_json", language="en")
     assert long.duration == 63.0
     starts = {each.seek for each in long.segments}

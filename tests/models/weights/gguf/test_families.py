@@ -149,7 +149,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 EVERYDAY = ("llama", "mixtral", "gemma3_text", "phi3-longrope", "glm4", "deepseek_v2", "gpt_oss")
 EVERYDAY += ("granitemoehybrid-experts",)
 FUSED = ("mistral4",)
-"""Whose experts' gates and up projections are one tensor."""
+"""Families whose experts' gates and up projections are one tensor."""
 
 
 @pytest.fixture(autouse=True)
