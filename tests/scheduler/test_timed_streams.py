@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
+from quire.scheduler.drafts import Draft, DraftQuery
 from tests.scheduler.timed_streams import Oracle, TimedStreams
 
 MIXTURE = {1: 2.11, 2: 2.16, 4: 2.24, 8: 2.46, 16: 3.18, 32: 4.95, 64: 6.6, 128: 9.95, 256: 13.6}
@@ -52,3 +55,29 @@ def test_a_stream_that_hits_is_drafted_beside_those_that_do_not() -> None:
     streams = TimedStreams(CHEAP, host, Oracle(lambda number: 0.95 if number == 0 else 0.0))
     streams.serve(8, 100)
     assert 5 <= streams.drafted <= 20  # then its answer is complete
+
+
+class _AskedInVain(Oracle):
+    """Is never right, and takes time on the host to say so."""
+
+    def __init__(self, asking_s: float) -> None:
+        super().__init__(lambda number: 0.0)
+        self.asking_s, self.asked = asking_s, 0
+        self.streams: TimedStreams | None = None
+
+    def propose(self, queries: Sequence[DraftQuery]) -> list[Draft | None]:
+        assert self.streams is not None
+        self.asked += 1
+        self.streams.time += self.asking_s
+        return super().propose(queries)
+
+
+@pytest.mark.parametrize(("asking_s", "most"), [(0.3e-3, 0.1), (0.01e-3, 1.0)])
+def test_asking_in_vain_takes_little_of_short_steps(asking_s: float, most: float) -> None:
+    """Drafters are asked at each step only where that takes next to nothing of it."""
+    oracle = _AskedInVain(asking_s)
+    streams = TimedStreams({1: 1e-3, 64: 2e-3}, lambda sequences, rows: 0.0, oracle)
+    oracle.streams = streams
+    streams.serve(8, 2000)
+    assert oracle.asked < 2.5 * most * streams.steps
+    assert most < 1.0 or oracle.asked > 0.9 * streams.steps

@@ -30,6 +30,10 @@ _PROMISES = 1 - 1 / 256
 """Decay factor of promised and accepted tokens for each token that is promised."""
 _ASSUMED = 16.0
 """Promised tokens that count as accepted before any were compared."""
+_IN_VAIN = 0.03
+"""Most of the time of steps without drafts that asking drafters in vain may take."""
+_MOST_PASSED = 64
+"""Most steps that are planned without asking drafters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +74,22 @@ class DraftLengths(Protocol):
         """
         ...
 
+    def steps_to_pass(self, asking_s: float, step_s: float) -> int:
+        """Return how many steps to plan without asking drafters, after asking found no draft worth
+        its rows.
+
+        Args:
+            asking_s: seconds that asking took.
+            step_s: seconds from the plan of the step before to this one's.
+        """
+        ...
+
 
 class EveryDraft:
     """Verifies every draft. For tests and measurements."""
+
+    def steps_to_pass(self, asking_s: float, step_s: float) -> int:
+        return 0
 
     def settle(self, promised: float, accepted: int) -> None:
         pass
@@ -159,6 +176,11 @@ class WorthwhileDrafts:
 
     def settle(self, promised: float, accepted: int) -> None:
         self._trust.observe(promised, accepted)
+
+    def steps_to_pass(self, asking_s: float, step_s: float) -> int:
+        if asking_s <= _IN_VAIN * step_s:
+            return 0
+        return int(min(_MOST_PASSED, asking_s / max(_IN_VAIN * step_s, 1e-9)))
 
     def observe_wait(self, seconds: float, rows: int) -> None:
         """Record how long the device waited for a step's plan.

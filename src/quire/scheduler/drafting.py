@@ -78,6 +78,10 @@ class Drafting:
         self._clock = clock
         self.computing_s = 0.0
         """Seconds that drafters which compute took, since the engine last set it to 0."""
+        self._planned_at = clock()
+        """Time of the last plan for which the engine asked `wants_tokens`."""
+        self._passed = 0
+        """Number of steps still to be planned without asking drafters ahead."""
         self._rates: dict[Grade, float] = {}
         self._compared: Counter[Grade] = Counter()
         self._trusted: dict[str, float] = {}
@@ -92,10 +96,23 @@ class Drafting:
         """Return whether to plan the next step only after the running step's tokens are read.
 
         All sequences then continue together. True while drafts are verified, and if drafting pays
-        for a sequence whose last token is still on the device.
+        for a sequence whose last token is still on the device. Drafters are asked less often where
+        asking takes much of a step.
         """
+        started, before = self._clock(), self._planned_at
+        self._planned_at = started
         if any(sequence.progress.drafts for sequence in running):
             return True
+        if self._passed:
+            self._passed -= 1
+            return False
+        wants = self._pays_ahead(running)
+        if not wants:
+            self._passed = self._lengths.steps_to_pass(self._clock() - started, started - before)
+        return wants
+
+    def _pays_ahead(self, running: Seq[Sequence]) -> bool:
+        """Return whether drafting pays for a sequence whose last token is on the device."""
         asked = _asked((each, each.tokens_left) for each in running if each.progress.pending)
         if not asked:
             return False
