@@ -323,6 +323,16 @@ def test_a_step_that_generates_takes_at_most_twice_as_long(token_s: float) -> No
     assert tokens >= min(0.8 * machine.decode_s / token_s, 2000)
 
 
+def test_a_short_step_reads_a_short_prompt_at_once() -> None:
+    """Streams whose steps take 1 ms may wait 4 ms for one, so that requests which come one after
+    the other are not read by a few tokens a step.
+    """
+    machine = Machine(decode_s=1e-3, token_s=2e-5)
+    assert PrefillBudget(0.06, 2.0, 2048, machine.measured()).prompt_budget(4) > 120
+    steps = endless(Run(machine, 4, machine.measured()), 50).steps
+    assert max(machine.seconds(4, read) for *_, read in steps) < 4.2e-3
+
+
 def test_prompts_that_wait_weigh_as_much_as_one_that_is_read() -> None:
     def size(prompts: int) -> int:
         return PrefillBudget(0.05, 2.0, 2048, CPU.measured()).prompt_budget(4, prompts)

@@ -1,10 +1,11 @@
 """Decides how many prompt tokens a step reads, so that running streams do not stall.
 
 The rule. Every step that generates grants prompts an allowance: `stall_factor - 1` times what the
-step takes without them, once for each prompt that waits beyond the first. A step reads as many
-tokens as fit into the allowance and into `step_s`. If a few tokens take nearly as long as many,
-because launching such a step or reading all experts has a fixed cost, it reads so many that they
-are worth it. Where nobody generates, a step reads what fits into `step_s`.
+step takes without them, once for each prompt that waits beyond the first. Short steps grant what
+they lack of 4 ms, if that is more: nobody sees that a stream pauses so briefly. A step reads as
+many tokens as fit into the allowance and into `step_s`. If a few tokens take nearly as long as
+many, because launching such a step or reading all experts has a fixed cost, it reads so many that
+they are worth it. Where nobody generates, a step reads what fits into `step_s`.
 
 An account holds the allowances to what steps really took. While it is overdrawn, steps only
 generate until their allowances have paid for it; a few allowances may be saved.
@@ -20,6 +21,8 @@ from typing import NamedTuple
 
 from quire.scheduler.step_times import StepTimes
 
+_SHORT_S = 0.004
+"""Seconds that a step beside streams may take, however short it is without prompts."""
 _LEAST_S = 1e-6
 """Lower bound of the seconds that rows add to a step, which a rate divides by."""
 _FIRST_TOKENS = 32
@@ -93,8 +96,9 @@ class PrefillBudget:
     Args:
         step_s: the most seconds for the prompts of a step.
         stall_factor: more than 1. While one or two prompts are read, steps that generate take on
-            average this many times as long as they do without. Each further waiting prompt adds as
-            much again: clients that wait for a first token count as much as those that stream.
+            average this many times as long as they do without, or 4 ms. Each further waiting prompt
+            adds as much again: clients that wait for a first token count as much as those that
+            stream.
         max_rows: the most rows of a step.
         times: measured at warm-up; updated by every step that runs.
     """
@@ -309,7 +313,9 @@ class PrefillBudget:
 
     def _allowance(self, decode_rows: int, prompts: int) -> float:
         """Return the seconds for prompts in a step beside `decode_rows` generating rows."""
-        return max(1, prompts - 1) * (self._stall_factor - 1) * self._generating_s(decode_rows)
+        generating_s = self._generating_s(decode_rows)
+        share_s = max(1, prompts - 1) * (self._stall_factor - 1) * generating_s
+        return max(share_s, _SHORT_S - generating_s)
 
     def _generating_s(self, rows: int) -> float:
         """Return the seconds of a step that only generates; a guess before any was seen.
