@@ -17,8 +17,8 @@ from quire.core.figures import size
 class PullCommand(Command):
     """Downloads what Quire needs of models into the Hugging Face cache; what was broken off goes on
     where it stopped. A private model needs HF_TOKEN. Of a repository with several GGUF models,
-    :FILE.gguf or a word of its name such as :Q4_K_M says which. Short names such as gemma4:26b are
-    listed by quire search.
+    :FILE.gguf or a word of its name such as :Q4_K_M says which. quire search
+    lists short names.
     """
 
     command: ClassVar[str] = "pull"

@@ -27,7 +27,7 @@ class RunCommand(ClientOptions, Command):
     """Answers PROMPT and exits; chats if there is none. What is piped in follows the prompt: git
     diff | quire run gemma4:26b "Review this". A server at --url that has the model answers; else
     the model is downloaded if need be and served for as long as this command runs. quire search
-    lists short names such as gemma4:26b.
+    lists short names.
     """
 
     command: ClassVar[str] = "run"
