@@ -31,6 +31,7 @@ def test_the_users_messages_stay_and_a_summary_stands_for_the_rest(serve: Serve)
     found = compacted(served)
     assert "Summarize our conversation" in prompt_of(served)
     assert "Hello Ada." in prompt_of(served)
+    assert served.engine.requests[-1].stop_on_loop, "a model that repeats itself ends, too"
     *kept, summary = found.output
     assert [item.to_dict()["content"][0]["text"] for item in kept] == [  # type: ignore[index]
         "My name is Ada.",

@@ -34,6 +34,8 @@ _ASK: TemplateMessage = {
 }
 _SHARE = 8
 """A summary is at most one part in so many of the context."""
+_REPEATS = 16
+"""Exact repeats of a cycle of tokens that end a summary, which is greedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ async def read_compaction(context: Context, request: Request, body: bytes) -> Co
         show_reasoning=False,
         sampling=replace(context.service.sampling, temperature=0.0),
         max_tokens=max(1, context.service.info.context_length // _SHARE),
+        stop_on_loop=_REPEATS,
         adapter=context.adapter(fields.model),
     )
     kept = tuple(each for each in said.items if _is_users(each))
