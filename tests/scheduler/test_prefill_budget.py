@@ -447,6 +447,18 @@ def test_large_steps_fill_their_graphs() -> None:
     assert budget.graphed(budget.prompt_budget(8, 200), 8, 20_000, 2048, prompts=200) == 1016
 
 
+@pytest.mark.parametrize("generating", [1024, 1025, 1500, 2039])
+def test_many_generating_rows_leave_prompts_the_rest_of_a_graph(generating: int) -> None:
+    """256 streams with drafts have such steps: a graph of 1,024 rows that they filled had none left
+    for prompts, and the step failed.
+    """
+    budget = PrefillBudget(0.06, 2.0, 2048)
+    for rows in (512, 1024, 2048):
+        budget.observe(rows, 0, 0, 4e-5 * rows)
+    tokens = budget.prompt_budget(generating, 200)
+    assert 8 <= budget.graphed(tokens, generating, 20_000, 2048, prompts=200) <= 2048 - generating
+
+
 def test_before_graphs_are_measured_four_of_them_count_as_a_step() -> None:
     budget = PrefillBudget(0.06, 2.0, 2048)
     assert [budget.graphed(500, 8, waiting, 64) for waiting in (256, 257)] == [56, 500]

@@ -181,8 +181,9 @@ class PrefillBudget:
         if not tokens or not waiting or room < _LEAST_GRAPHED:
             return tokens
         rows = min(room, waiting, self._graph_rows(decode_rows, prompts))
-        if rows < waiting:
-            rows = _filling(decode_rows + rows) - decode_rows
+        filling = _filling(decode_rows + rows) - decode_rows
+        if _LEAST_GRAPHED <= filling < rows < waiting:
+            rows = filling
         steps, chunk = -(-waiting // rows), min(tokens, waiting)
         graph_s = self.times.generating.known_seconds(decode_rows + rows)
         eager_s = self.times.prompts(decode_rows).known_seconds(chunk)
