@@ -51,18 +51,18 @@ def test_the_schemas_know_every_field_of_the_official_sdk() -> None:
 @pytest.mark.parametrize(
     ("schema", "fields", "said"),
     [
-        (ChatRequest, {"messages": [5]}, "'messages[0]': input should be an object with a 'role'."),
-        (ChatRequest, {"messages": ASK, "stop": 5}, "'stop': input should be a string or a list."),
+        (ChatRequest, {"messages": [5]}, "'messages[0]': must be an object with a 'role'."),
+        (ChatRequest, {"messages": ASK, "stop": 5}, "'stop': must be a string or a list."),
         (
             ChatRequest,
             {"messages": ASK, "response_format": "json"},
-            "'response_format': input should be an object with a 'type'.",
+            "'response_format': must be an object with a 'type'.",
         ),
-        (CompletionRequest, {"prompt": 5}, "'prompt': input should be a string or a list."),
+        (CompletionRequest, {"prompt": 5}, "'prompt': must be a string or a list."),
         (
             ChatRequest,
             {"messages": ASK, "logit_bias": []},
-            "'logit_bias': input should be an object.",
+            "'logit_bias': must be an object, not a list.",
         ),
     ],
 )
@@ -78,16 +78,16 @@ def test_what_has_the_wrong_type_is_told_all_right_ones(
 @pytest.mark.parametrize(
     ("schema", "fields", "said"),
     [
-        (ChatRequest, {"messages": []}, "'messages': list should have at least 1 item, not 0."),
+        (ChatRequest, {"messages": []}, "'messages': must not be empty."),
         (
             ResponsesRequest,
             {"tools": [{"type": "function", "name": "f", "async": True}]},
-            "'tools[0].async': input should be false.",
+            "'tools[0].async': must be false, not true.",
         ),
         (
             ResponsesRequest,
             {"metadata": {str(each): "x" for each in range(17)}},
-            "'metadata': object should have at most 16 items, not more.",
+            "'metadata': must have at most 16 entries.",
         ),
     ],
 )
@@ -315,11 +315,11 @@ def test_a_number_that_is_not_finite_is_named(serve: Serve, path: str, number: s
 
 
 EDGES = [
-    ({"repetition_penalty": 1e-308}, "repetition_penalty", "greater than or equal to 0.01"),
-    ({"repetition_penalty": 0.009}, "repetition_penalty", "greater than or equal to 0.01"),
-    ({"repetition_penalty": 10.1}, "repetition_penalty", "less than or equal to 10"),
+    ({"repetition_penalty": 1e-308}, "repetition_penalty", "at least 0.01"),
+    ({"repetition_penalty": 0.009}, "repetition_penalty", "at least 0.01"),
+    ({"repetition_penalty": 10.1}, "repetition_penalty", "at most 10"),
     ({"stop_token_ids": [5, 9_999_999]}, "stop_token_ids", "3072"),
-    ({"stop_token_ids": [5.0]}, "stop_token_ids[0]", "integer"),
+    ({"stop_token_ids": [5.0]}, "stop_token_ids[0]", "whole number"),
     ({"logit_bias": {"05": 100}}, "logit_bias", "'05'"),
     ({"logit_bias": {"5.0": 1}}, "logit_bias", "'5.0'"),
 ]
@@ -397,7 +397,7 @@ def test_a_kv_format_that_is_not_offered_is_refused(
     assert (error["param"], error["code"]) == (param, f"invalid_{param}")
     assert offered in error["message"]
     if param in fields:
-        assert f"cannot be '{fields[param]}'" in error["message"]
+        assert f"cannot be {fields[param]!r}" in error["message"]
 
 
 def test_a_penalty_by_its_other_name(serve: Serve) -> None:

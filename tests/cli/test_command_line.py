@@ -23,7 +23,7 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (("serve", "--port", "abc"), "argument --port: 'abc': input should be a valid integer"),
+        (("serve", "--port", "abc"), "argument --port: must be a whole number, not 'abc'"),
         (("serve", "--pipeline-parallel", "2"), "unknown option --pipeline-parallel;"),
         (("serve", "--prot", "80"), "unknown option --prot, did you mean --port?"),
         (("serve", "--kv-bitz=4"), "unknown option --kv-bitz, did you mean --kv-bits?"),
@@ -98,8 +98,8 @@ def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]) -> 
 def test_wrong_bits_are_refused_by_the_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--kv-bits", "7"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
-    listed = "8, 6, 5, 4, 3, 2, two of these as in 8/4, none"
-    assert line == f"quire: --kv-bits cannot be '7' in the scheme 'page'; offered are: {listed}."
+    listed = "8, 6, 5, 4, 3, 2, none, or two numbers such as 8/4, for keys and values"
+    assert line == f"quire: --kv-bits cannot be '7' in the scheme 'page'. Offered: {listed}."
 
 
 @pytest.mark.parametrize("columns", ["1", "2", "3"])

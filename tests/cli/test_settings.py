@@ -78,10 +78,10 @@ def test_every_command_honours_variables(
         ("prot = 80", "unknown key 'prot', did you mean port?"),
         ("[serve]\nkv-bitz = 4", "[serve] unknown key 'kv-bitz', did you mean kv-bits?"),
         ("[serv]\nport = 80", "no command is called [serv], did you mean serve?"),
-        ("port = 'x'", "port: 'x': input should be a valid integer"),
-        ("[serve]\ndtype = 'int3'", "dtype: 'int3': input should be 'float32'"),
-        ("port = 65536", "port: 65536: input should be less than or equal to 65535"),
-        ("no-page = 'perhaps'", "no-page: 'perhaps': input should be a valid boolean"),
+        ("port = 'x'", "port: must be a whole number, not 'x'"),
+        ("[serve]\ndtype = 'int3'", "dtype: must be 'float32'"),
+        ("port = 65536", "port: must be at most 65,535, not 65536"),
+        ("no-page = 'perhaps'", "no-page: must be true or false, not 'perhaps'"),
         ("api-key = 'secret'", "api-key-file"),
         ("port = ", "config.toml: Invalid value"),
         ("config = 'other.toml'", "unknown key 'config'"),
@@ -138,7 +138,7 @@ def test_a_wrong_value_takes_one_line_in_the_commands_that_read_it(
     assert parse(["models"]).command == "models"
     assert capsys.readouterr().err == ""
     assert main(["serve"]) == 1
-    assert "QUIRE_PORT: 'x'" in capsys.readouterr().err
+    assert "QUIRE_PORT: must be a whole number, not 'x'" in capsys.readouterr().err
     assert main(["serve", "--config", "/nowhere.toml"]) == 1
     assert "/nowhere.toml" in capsys.readouterr().err
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from pydantic.alias_generators import to_camel
 
 from quire.cli.files import read
+from quire.cli.settings import describe
 from quire.cli.values import HttpUrl
 from quire.core.errors import QuireError
 from quire.core.mcp import McpServer
@@ -70,7 +71,7 @@ def mcp_servers(path: Path | None) -> tuple[McpServer, ...]:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise QuireError(f"{_OPTION}: {path}: {where}: {first['msg']}") from error
+        raise QuireError(f"{_OPTION}: {path}: {where or 'the file'}: {describe(first)}") from error
     return tuple(
         McpServer(
             name=name,

@@ -45,6 +45,7 @@ from pydantic_settings import (
 )
 
 from quire.cli.values import File, Flag
+from quire.core.complaints import complaint
 from quire.core.errors import QuireError
 
 PREFIX = "QUIRE_"
@@ -351,12 +352,9 @@ def _meant(variable: str, names: Iterable[str]) -> str:
 
 
 def describe(error: ErrorDetails) -> str:
-    """Return pydantic's complaint about a value, in one line."""
+    """Return what must hold of a value that pydantic refused, in one line."""
     cause = error.get("ctx", {}).get("error")
-    if isinstance(cause, Exception):
-        return str(cause)
-    message = error["msg"]
-    return f"{error['input']!r}: {message[:1].lower()}{message[1:]}"
+    return str(cause) if isinstance(cause, Exception) else complaint([error])
 
 
 def said(error: Exception) -> str:

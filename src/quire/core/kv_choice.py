@@ -17,6 +17,7 @@ DEFAULT_SCHEME = "page"
 DTYPES = ("float32", "float16", "bfloat16")
 GROUP_SIZES = (64, 32)
 _BITS = (8, 6, 5, 4, 3, 2)
+_PAIRS = "or two numbers such as 8/4, for keys and values"
 _TURBO_BITS = (4, 3.5, 3, 2)
 
 _NAME = re.compile(r"(?P<scheme>[a-z]+)(?:-(?P<rest>.*))?")
@@ -84,14 +85,14 @@ def choose_format(
         if _bits_of(each) == wanted:
             return each
     bits_offered = _listed([_bits_of(each) for each in known])
-    raise _invalid("kv_bits", wanted, bits_offered, where=f" in the scheme '{scheme}'")
+    raise _invalid("kv_bits", bits, bits_offered, where=f" in the scheme '{scheme}'")
 
 
 def _listed(bits: list[str]) -> list[str]:
     """Return the offered bits as text. If all pairs are offered, one entry stands for them."""
     single = [each for each in bits if "/" not in each]
     pairs = {f"{key}/{value}" for key in single for value in single if key != value}
-    return [*single, "two of these as in 8/4"] if pairs and pairs <= set(bits) else bits
+    return [*single, "none", _PAIRS] if pairs and pairs <= set(bits) else bits
 
 
 def _scheme_of(format: KVFormat) -> str:
@@ -121,9 +122,9 @@ def _spelled(bits: float | str) -> str:
 
 
 def _invalid(param: str, value: object, offered: Iterable[str], where: str = "") -> RequestError:
-    said = "is needed" if value is None else f"cannot be '{value}'"
+    said = "is needed" if value is None else f"cannot be {value!r}"
     return RequestError(
-        f"'{param}' {said}{where}; offered are: {', '.join(dict.fromkeys([*offered, 'none']))}.",
+        f"'{param}' {said}{where}. Offered: {', '.join(dict.fromkeys([*offered, 'none']))}.",
         param=param,
         code=f"invalid_{param}",
     )

@@ -62,7 +62,7 @@ def check_repeats(repeats: int) -> int:
         ValueError: the number is too small to be detected.
     """
     if repeats < MIN_REPEATS and repeats != 0:
-        raise ValueError(f"input should be 0 (never) or at least {MIN_REPEATS}")
+        raise ValueError(f"must be 0 (never) or at least {MIN_REPEATS}")
     return repeats
 
 

@@ -29,7 +29,7 @@ def check_speculate(value: str) -> str:
     plain = [each for each in get_args(Speculation) if each != DRAFT]
     if value in plain or (mode == DRAFT and model):
         return value
-    raise ValueError(f"input should be {', '.join(plain)} or {DRAFT}=MODEL")
+    raise ValueError(f"must be {', '.join(plain)} or {DRAFT}=MODEL")
 
 
 def speculation_of(value: str) -> tuple[Speculation, str | None]:

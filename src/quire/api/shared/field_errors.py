@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType
 from typing import cast
@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from quire.api.shared import foreign
 from quire.api.shared.field_names import field_name
+from quire.core.complaints import complaint
 from quire.core.errors import RequestError
 from quire.media.kinds import Protocols, kinds_by
 
@@ -34,12 +35,19 @@ class Generating:
     schema: type[BaseModel]
 
 
-def first_of(error: ValidationError) -> ErrorDetails:
-    """Return the first error; a missing field's only if there is no other.
+def first_of(error: ValidationError) -> Sequence[ErrorDetails]:
+    """Return the errors of the first field that has any, of a union's members one each. A missing
+    field's come only if there is no other.
 
     The error of a wrong field says more than that of the field it replaced.
     """
-    return min(error.errors(include_url=False), key=lambda each: each["type"] == "missing")
+    errors = error.errors(include_url=False)
+    first = min(errors, key=lambda each: each["type"] == "missing")
+    return [first, *(each for each in errors if each is not first and _same_field(each, first))]
+
+
+def _same_field(one: ErrorDetails, other: ErrorDetails) -> bool:
+    return field_name(one["loc"]) == field_name(other["loc"])
 
 
 def unknown_field(
@@ -114,12 +122,16 @@ _CODES = {
 }
 
 
-def explain(model: type[BaseModel], detail: ErrorDetails, names: Mapping[str, str]) -> RequestError:
-    """Return a validation error as one sentence that starts with the field's name.
+def explain(
+    model: type[BaseModel], details: Sequence[ErrorDetails], names: Mapping[str, str]
+) -> RequestError:
+    """Return the validation errors of one field as a sentence that names it and its limit.
 
     Args:
+        details: as `first_of` returns them.
         names: the client's name of each field that it gave under another name.
     """
+    detail = details[0]
     first, *rest = detail["loc"] or ("",)
     kind, param = detail["type"], field_name((names.get(str(first), first), *rest))
     code = _CODES.get(kind, "invalid_type")
@@ -136,18 +148,16 @@ def explain(model: type[BaseModel], detail: ErrorDetails, names: Mapping[str, st
             message = f"Invalid value for '{param}': '{tag}'. Known here: {known}."
         case "union_tag_not_found" if not isinstance(detail["input"], dict):
             tag, code = _tag_field(detail["ctx"]), "invalid_type"
-            message = f"Invalid value for '{param}': input should be an object with a '{tag}'."
+            message = f"Invalid value for '{param}': must be an object with a '{tag}'."
         case "union_tag_not_found":
             param = f"{param}.{_tag_field(detail['ctx'])}"
             message = f"Missing required parameter: '{param}'."
         case "string_type" if detail["loc"][-1] == "@text":
-            message = f"Invalid value for '{param}': input should be a string or a list."
-        case "model_type" | "model_attributes_type" | "dict_type":
-            message = f"Invalid value for '{param}': input should be an object."
+            message = f"Invalid value for '{param}': must be a string or a list."
         case "value_error":
             message = f"Invalid value for '{param}': {detail['ctx']['error']}."
         case _:
-            message = f"Invalid value for '{param}': {_in_words_of_json(detail['msg'])}."
+            message = f"Invalid value for '{param}': {complaint(details)}."
     return RequestError(message, param=param, code=code)
 
 
@@ -169,11 +179,3 @@ def _hint(model: type[BaseModel], loc: tuple[int | str, ...]) -> str:
     """Return a hint for a refused field: its description in the schema, if it has one."""
     field = model.model_fields.get(str(loc[0])) if len(loc) == 1 else None
     return f": {field.description}" if field is not None and field.description else ""
-
-
-def _in_words_of_json(sentence: str) -> str:
-    """Return pydantic's sentence with JSON's terms in place of Python's."""
-    sentence = sentence[:1].lower() + sentence[1:]
-    for python, json in (("dictionary", "object"), ("False", "false"), (" after validation", "")):
-        sentence = sentence.replace(python, json)
-    return sentence
