@@ -9,6 +9,8 @@ import sys
 import pytest
 
 from quire.cli import main
+from quire.cli.commands import parse
+from quire.cli.run import RunCommand
 
 
 def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
@@ -31,6 +33,8 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (("serve", "--xyzzy"), "unknown option --xyzzy;"),
         (("serve", "--dtype", "int3"), "invalid choice: 'int3'"),
         (("serve", "--kv-bit", "4"), "unknown option --kv-bit, did you mean --kv-bits?"),
+        (("rnu",), "no command is called 'rnu', did you mean run?"),
+        (("run", "m", "hi", "--temprature", "0"), "--temprature, did you mean --temperature?"),
         (("srve",), "no command is called 'srve', did you mean serve?"),
         (("--", "serve"), "required: COMMAND"),
     ],
@@ -86,6 +90,13 @@ def test_a_report_that_cannot_be_written_is_said_before_the_load(
 ) -> None:
     assert main(["bench", "--json", "/no/report"]) == 2
     assert "--json: /no/report: No such file" in capsys.readouterr().err
+
+
+def test_options_may_stand_between_arguments() -> None:
+    command = parse(["run", "m", "--temperature", "0", "What", "--max-tokens", "9", "is it?"])
+    assert isinstance(command, RunCommand)
+    assert (command.model, command.prompt) == ("m", ("What", "is it?"))
+    assert (command.temperature, command.max_tokens) == (0, 9)
 
 
 def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,6 +68,8 @@ def test_the_embedded_model_comes_first() -> None:
     assert embedded.problem is None
     assert embedded.context
     assert embedded.context >= 4096
+    assert embedded.trained
+    assert embedded.trained < embedded.context
     assert embedded.weight_bytes == sum(f.stat().st_size for f in MODEL_DIR.glob("*.safetensors"))
 
 

@@ -207,7 +207,8 @@ def test_agents_are_told_what_a_model_takes() -> None:
         ({"context_length": 131_072, "trained_length": 131_072}, ""),
         (
             {"context_length": 131_072, "trained_length": 4608},
-            "m was trained on up to 4,608 tokens and fails beyond; agents need 64,000 or more",
+            "m has a context of 131,072 (trained on 4,608) tokens, and fails beyond what it was "
+            "trained on; agents need 64,000 or more",
         ),
     ],
 )

@@ -20,7 +20,7 @@ from quire.cli.commands import parse
 from quire.cli.model_configs import model_configs
 from quire.cli.served import Server, ServerError
 from quire.cli.server_options import ServerOptions
-from quire.cli.short_names import resolve, short_names
+from quire.cli.short_names import resolve, short_names, suggestion
 from quire.core.config import ServerConfig
 from quire.core.errors import QuireError
 from quire.demo import MODEL_DIR
@@ -186,6 +186,25 @@ def test_search_lists_short_names_and_the_hub(
 def test_search_without_words_asks_no_hub(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["search"]) == 0
     assert "gemma4:26b" in capsys.readouterr().out
+
+
+def test_search_without_a_hub_lists_short_names_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api = search.hub_api()
+    monkeypatch.setattr(api, "endpoint", "http://127.0.0.1:9")  # nobody listens there
+    monkeypatch.setattr(search, "hub_api", lambda: api)
+    monkeypatch.setattr(api, "list_models", None)  # which would retry
+    assert main(["search", "gemma4"]) == 0
+    said = capsys.readouterr()
+    assert "gemma4:26b" in said.out
+    assert len(said.err.splitlines()) == 1
+    assert "the hub cannot be reached" in said.err
+
+
+def test_a_known_id_that_is_not_here_is_not_suggested_for_itself() -> None:
+    assert suggestion(resolve("gemma4:26b")) == ""
+    assert "gemma-4-26b-a4b-it-4bit?" in suggestion("mlx-community/gemma-4-26b-a4b-it-4bi")
 
 
 def test_a_preset_is_a_name_with_its_system_message_and_sampling(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 
-from quire.core.logs import JsonLines, TextLines, printable
+import pytest
+
+from quire.core.logs import JsonLines, TextLines, announce, printable
 
 HOSTILE = "/x\n2026-01-01 INFO quire.access GET /admin 200\r\x1b[31m\x9b2J\u202e\ud800 ü"
 
@@ -32,3 +35,20 @@ def test_a_traceback_keeps_its_lines_and_nothing_else() -> None:
     lines = TextLines().format(failed).split("\n")
     assert len(lines) > 2
     assert all(line.isprintable() for line in lines)
+
+
+def test_an_announcement_has_the_form_of_the_log(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    announce("quire serves m")
+    assert capsys.readouterr().err == "quire serves m\n"
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines())
+    monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+    announce("quire serves m", level=logging.WARNING)
+    line = json.loads(capsys.readouterr().err)
+    assert (line["message"], line["level"], line["logger"]) == (
+        "quire serves m",
+        "warning",
+        "quire",
+    )

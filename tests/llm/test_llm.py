@@ -14,8 +14,9 @@ from PIL import Image
 from pydantic import BaseModel
 
 from quire import LLM, AsyncLLM
-from quire.core.errors import ContextOverflow, RequestError
+from quire.core.errors import ContextOverflow, ModelError, RequestError
 from quire.llm.media import with_urls
+from quire.llm.options import ChatOptions
 from quire.serving.ticket import Ticket
 from tests.support.child import Child
 
@@ -47,6 +48,19 @@ def test_answers_are_those_of_the_server(llm: LLM, child: Child) -> None:
     served = httpx.post(f"{child.url}/v1/chat/completions", json=body, timeout=60).json()
     assert said.text == served["choices"][0]["message"]["content"]
     assert said.usage.prompt_tokens == served["usage"]["prompt_tokens"]
+
+
+def test_a_text_is_the_users_message(llm: LLM) -> None:
+    options: ChatOptions = {"max_tokens": 4, "temperature": 0}
+    assert llm.chat("Hi.", **options).text == llm.chat(asks("Hi."), **options).text
+    with pytest.raises(RequestError, match="takes a list of conversations"):
+        llm.chats("Hi.")
+
+
+def test_a_model_that_is_not_there_is_one_error_without_the_threads_trace() -> None:
+    with pytest.raises(ModelError, match="'no/such/model' is neither a folder nor a hub id") as bad:
+        LLM("no/such/model")
+    assert len(bad.traceback) == 2
 
 
 def test_batches_larger_than_what_runs_at_once_keep_their_order(llm: LLM) -> None:
@@ -124,6 +138,8 @@ def test_sound_becomes_a_wav_file() -> None:
     assert message["content"][0]["audio_url"]["url"].startswith("data:audio/wav;base64,UklGR")
     with pytest.raises(RequestError, match="a part of content cannot be a int"):
         with_urls(asks([5]))
+    with pytest.raises(RequestError, match=r"'messages\[0\]'.*'role' and 'content', not a str"):
+        with_urls(["Hi."])  # type: ignore[list-item]
 
 
 def test_closing_ends_the_engine() -> None:

@@ -8,7 +8,6 @@ import errno
 import gc
 import secrets
 import socket
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,6 +20,7 @@ from quire.api.opening import open_service
 from quire.api.stopping import StoppingServer, StopSignal, until_stop_signal
 from quire.core.config import ModelConfig, ServerConfig
 from quire.core.errors import QuireError
+from quire.core.logs import announce
 from quire.core.messages import Progress
 from quire.core.processes import allow_many_descriptors
 from quire.serving.engine_client import WORKER, MakeRoom, ProcessEngine
@@ -135,10 +135,10 @@ async def _serve(
     names = ", ".join(model.name for model in models)
     base = f"http://{shown}:{port}"
     page = f", with a page for browsers at {base}" if config.page else ""
-    print(f"quire serves {names} at {base}/v1{page}", file=sys.stderr, flush=True)
+    announce(f"quire serves {names} at {base}/v1{page}")
     if config.mcp_servers:
         offered = ", ".join(each.name for each in config.mcp_servers)
-        print(f"MCP servers whose tools clients may call: {offered}", file=sys.stderr, flush=True)
+        announce(f"MCP servers whose tools clients may call: {offered}")
     await server.serve(sockets=[listener])
     await cancel_and_wait(watch)
     return 1 if models.broken.is_set() else 0

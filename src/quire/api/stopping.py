@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import signal
 import socket
-import sys
 from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
 import uvicorn
 
+from quire.core.logs import announce
 from quire.core.stop_signals import stop_signals
 from quire.serving.models import Models
 from quire.serving.tasks import cancel_and_wait
@@ -135,4 +135,4 @@ class StoppingServer(uvicorn.Server):
 
 def _say(text: str) -> None:
     with contextlib.suppress(OSError):  # of a terminal that is closed
-        print(f"quire: {text}", file=sys.stderr, flush=True)
+        announce(f"quire: {text}")

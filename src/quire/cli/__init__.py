@@ -5,6 +5,7 @@ runs it.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import signal
 import sys
@@ -19,11 +20,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Here, because loading them takes a moment in which Ctrl-C is no error either.
         from quire.cli.commands import run
         from quire.core.errors import QuireError
+        from quire.core.logs import announce
 
         try:
             return run(argv)
         except QuireError as error:
-            print(f"quire: {error}", file=sys.stderr)
+            announce(f"quire: {error}", level=logging.ERROR)
             return 1
         finally:
             if sys.stdout is not None:  # closed by whoever started this

@@ -44,7 +44,7 @@ class BatchCommand(ClientOptions, Command):
     model: Annotated[Place | None, Flag(bare="")] = Field(
         None,
         description="instead of --url: start a server with this folder or hub id for this batch; "
-        "default: the embedded model",
+        "without a value the embedded model",
     )
     concurrency: Count = Field(128, description="requests in flight")
 

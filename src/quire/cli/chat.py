@@ -34,7 +34,7 @@ class ChatCommand(ClientOptions, Command):
     model: Annotated[Place | None, Flag(bare="")] = Field(
         None,
         description="instead of --url: start a server with this folder or hub id for this chat; "
-        "default: the embedded model",
+        "without a value the embedded model",
     )
     adapter: Annotated[Place | None, Flag("FOLDER")] = Field(
         None, description="a LoRA adapter for the model of --model"

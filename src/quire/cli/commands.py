@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ from quire.cli.ps import PsCommand
 from quire.cli.run import RunCommand
 from quire.cli.search import SearchCommand
 from quire.cli.serve import ServeCommand
+from quire.cli.server_options import ServerOptions
 from quire.cli.settings import (
     Command,
     Option,
@@ -36,6 +38,7 @@ from quire.cli.settings import (
 )
 from quire.cli.values import Flag
 from quire.core.errors import QuireError
+from quire.core.logs import announce
 
 
 class CompletionCommand(Command):
@@ -86,16 +89,14 @@ def parse(argv: Sequence[str] | None = None) -> Command:
     if not (ours or others):
         parser.print_help()
         parser.exit(0)
-    if ours and not ours[0].startswith("-") and ours[0] not in COMMANDS:
-        parser.error(f"no command is called {ours[0]!r}{did_you_mean(ours[0], COMMANDS)}")
-    if ours and ours[0] in COMMANDS:  # options may stand between positional arguments
-        name = ours[0]
-        given, unknown = parsers[name].parse_known_intermixed_args(ours[1:])
-        flags = vars(given)
-    else:
-        given, unknown = parser.parse_known_args(ours)
-        flags = vars(given)
-        name = flags.pop("command")
+    if not ours or ours[0].startswith("-"):
+        parser.parse_args(ours)  # --help and --version; all else lacks a command
+    name = ours[0]
+    if name not in COMMANDS:
+        parser.error(f"no command is called {name!r}{did_you_mean(name, COMMANDS)}")
+    # Flags may stand among arguments, as in `quire run MODEL --temperature 0 PROMPT`.
+    given, unknown = parsers[name].parse_known_intermixed_args(ours[1:])
+    flags = vars(given)
     options = {option.name: option for option in COMMANDS[name].options()}
     if unknown:
         flag = next((part for part in unknown if part.startswith("-")), unknown[0])
@@ -112,8 +113,9 @@ def parse(argv: Sequence[str] | None = None) -> Command:
     warnings = check_names(
         COMMANDS, name, file=config_file(settings.config), document=read_file(settings.config)
     )
+    form = settings.log_format if isinstance(settings, ServerOptions) else "text"
     for warning in warnings:
-        print(f"quire: warning: {warning}", file=sys.stderr)
+        announce(f"quire: warning: {warning}", form, level=logging.WARNING)
     return settings
 
 

@@ -23,7 +23,7 @@ from quire.cli.model_options import ProcessorOptions
 from quire.cli.settings import Command, TableOptions
 from quire.cli.values import Bytes, Flag, Folder, Model
 from quire.core.errors import ModelError, QuireError
-from quire.core.figures import size
+from quire.core.figures import context, size
 from quire.demo import place
 
 if TYPE_CHECKING:  # the command line loads no MLX
@@ -189,7 +189,8 @@ def _model(name: str | None) -> Iterator[Finding]:
     from quire.device.device import current_device
 
     room = current_device().weight_memory()
-    text = f"{found.family}, {size(found.weight_bytes)} of weights, context {found.context:,}"
+    tokens = context(found.context or 0, found.trained)
+    text = f"{found.family}, {size(found.weight_bytes)} of weights, context {tokens}"
     if found.weight_bytes > room:
         yield Finding("model", "wrong", f"{text}; only {size(room)} of memory are free")
     else:

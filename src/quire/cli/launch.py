@@ -17,6 +17,7 @@ from quire.cli.served import Server
 from quire.cli.settings import LAUNCH_KEY, Command
 from quire.cli.values import Flag
 from quire.cli.waiting import loaded
+from quire.core import figures
 from quire.core.errors import QuireError
 
 ADVISED_CONTEXT = 64_000
@@ -150,9 +151,9 @@ def too_short(model: dict[str, Any]) -> str:
     trained = model.get("trained_length") or context
     if min(context, trained) >= ADVISED_CONTEXT:
         return ""
-    why = f"has a context of {context:,} tokens"
+    why = f"has a context of {figures.context(context, trained)} tokens"
     if trained < context:
-        why = f"was trained on up to {trained:,} tokens and fails beyond"
+        why += ", and fails beyond what it was trained on"
     return f"{model['id']} {why}; agents need {ADVISED_CONTEXT:,} or more"
 
 

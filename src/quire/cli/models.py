@@ -16,6 +16,7 @@ from rich.text import Text
 from quire.cli.fitting import FittingTable
 from quire.cli.settings import Command, TableOptions
 from quire.cli.values import Paths
+from quire.core import figures
 from quire.core.errors import ModelError
 from quire.core.figures import size
 from quire.core.folder import read_object
@@ -40,6 +41,7 @@ class Found:
         weight_bytes: size of the weight files.
         quantization: e.g. "4 bits, group 64", or "" for plain weights.
         context: the most tokens of prompt and answer together, by `config.json`.
+        trained: the most tokens that it was trained on, if `config.json` says.
         problem: why Quire cannot serve it, or None.
     """
 
@@ -51,6 +53,7 @@ class Found:
     weight_bytes: int = 0
     quantization: str = ""
     context: int | None = None
+    trained: int | None = None
     problem: str | None = None
 
 
@@ -60,13 +63,13 @@ def inspect(folder: Path, name: str, where: str) -> Found:
     from quire.models.registry import build
     from quire.models.tokenizers.conversion import tokenizer_of
     from quire.models.weights.gptq_awq import read_method
-    from quire.models.weights.loader import context_length
+    from quire.models.weights.loader import context_length, trained_length
     from quire.models.weights.quantization import check_config, foreign_method, packed_otherwise
     from quire.models.weights.safetensors import find_shards, read_header
 
     config: dict[str, Any] = {}
     parameters = size = 0
-    problem = context = None
+    problem = context = trained = None
     quantization = ""
     try:
         config = _read_config(folder)
@@ -83,7 +86,7 @@ def inspect(folder: Path, name: str, where: str) -> Found:
             if packed_otherwise(header, method):
                 raise ModelError(f"quantization method {method!r} is not supported")
         build(config)
-        context = context_length(config)
+        context, trained = context_length(config), trained_length(config)
         if tokenizer_of(folder) is None:
             raise ModelError("there is no tokenizer.json, nor another supported tokenizer")
     except ModelError as error:
@@ -97,6 +100,7 @@ def inspect(folder: Path, name: str, where: str) -> Found:
         weight_bytes=size,
         quantization=quantization,
         context=context,
+        trained=trained,
         problem=problem,
     )
 
@@ -107,16 +111,16 @@ def inspect_gguf(file: Path, name: str, where: str) -> Found:
     from quire.models.weights.gguf.architectures import config_of
     from quire.models.weights.gguf.file import GGUF, read_gguf
     from quire.models.weights.gguf.tokenizer import tokenizer_files
-    from quire.models.weights.loader import context_length
+    from quire.models.weights.loader import context_length, trained_length
 
     gguf: GGUF | None = None
     config: dict[str, Any] = {}
-    problem = context = None
+    problem = context = trained = None
     try:
         gguf = read_gguf(file)
         config = config_of(gguf)
         build(config)
-        context = context_length(config)
+        context, trained = context_length(config), trained_length(config)
         tokenizer_files(gguf)
     except ModelError as error:
         problem = str(error).removeprefix(f"{file}: ")
@@ -131,6 +135,7 @@ def inspect_gguf(file: Path, name: str, where: str) -> Found:
         weight_bytes=sum(part.stat().st_size for part in gguf.files) if gguf else 0,
         quantization=f"GGUF {largest.kind.name}" if largest else "GGUF",
         context=context,
+        trained=trained,
         problem=problem,
     )
 
@@ -253,7 +258,7 @@ def _table(models: list[Found]) -> FittingTable:
             model.quantization or "-",
             _counted(model.parameters) if model.parameters else "-",
             size(model.weight_bytes) if model.weight_bytes else "-",
-            f"{model.context:,}" if model.context else "-",
+            figures.context(model.context, model.trained) if model.context else "-",
         )
         for model in models
     ]

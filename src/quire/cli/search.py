@@ -16,6 +16,8 @@ from quire.cli.short_names import short_names
 from quire.cli.values import Count, Flag
 from quire.core.errors import QuireError
 
+_REACHED_WITHIN_S = 5.0
+
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
@@ -85,13 +87,16 @@ def hub_api() -> HfApi:
 
 def _on_hub(words: str, limit: int) -> list[Match]:
     """Return the hub's models in readable formats: safetensors or GGUF."""
+    from huggingface_hub import get_session
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
     try:
+        api = hub_api()
+        get_session().head(api.endpoint, timeout=_REACHED_WITHIN_S)  # a search retries for 25 s
         found = [
             model
             for library in ("safetensors", "gguf")
-            for model in hub_api().list_models(
+            for model in api.list_models(
                 search=words, filter=library, sort="downloads", limit=limit
             )
         ]
@@ -103,7 +108,9 @@ def _on_hub(words: str, limit: int) -> list[Match]:
     except HfHubHTTPError as error:
         raise QuireError(f"the hub refused the search: {error}") from error
     except Exception as error:  # huggingface_hub raises errors of requests or of httpx
-        raise QuireError(f"the hub cannot be reached: {error}") from error
+        raise QuireError(
+            f"the hub cannot be reached ({error}): only short names are known"
+        ) from error
     unique = {model.id: model.downloads or 0 for model in found}
     most = sorted(unique.items(), key=lambda each: -each[1])[:limit]
     return [Match(name, name, downloads) for name, downloads in most]

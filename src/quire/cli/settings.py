@@ -330,7 +330,9 @@ def wrong_key(key: str, known: Iterable[str]) -> str:
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a suggestion to append to a message; empty if no known name is near."""
     bare = {each.lstrip("-"): each for each in sorted(known)}
-    near = get_close_matches(name.lstrip("-"), bare, n=1, cutoff=0.7)
+    word = name.lstrip("-")
+    near = get_close_matches(word, bare, n=1, cutoff=0.7)
+    near = near or [each for each in bare if sorted(each) == sorted(word)]  # letters in other order
     return f", did you mean {bare[near[0]]}?" if near else ""
 
 

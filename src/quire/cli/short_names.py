@@ -60,10 +60,11 @@ def resolve(name: str) -> str:
 
 
 def suggestion(hub_id: str) -> str:
-    """Return a suggestion to append to the message about an unknown hub id; empty if nothing is
-    near.
+    """Return a suggestion to append to the message about an unknown hub id; empty if the id is a
+    known one, or nothing is near.
     """
-    return did_you_mean(hub_id, _known_ids())
+    known = set(_known_ids())
+    return "" if hub_id in known else did_you_mean(hub_id, known)
 
 
 def _known_ids() -> Iterator[str]:

@@ -14,6 +14,12 @@ def size(count: float) -> str:
     return f"{value:.{digits}f} {_UNITS[unit]}"
 
 
+def context(most: int, trained: int | None) -> str:
+    """Return a context in tokens, with the length of training if it is shorter."""
+    shorter = trained is not None and trained < most
+    return f"{most:,} (trained on {trained:,})" if shorter else f"{most:,}"
+
+
 def duration(seconds: float) -> str:
     """Return a duration such as `21 ms`, `4.2 s`, `9 min 55 s` or `2 h 5 min`; whole seconds have
     no decimal.

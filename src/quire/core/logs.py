@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from datetime import UTC, datetime
 from typing import Any
 
@@ -57,6 +58,21 @@ def printable(text: str) -> str:
     return "".join(
         each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
     )
+
+
+def announce(text: str, form: str | None = None, *, level: int = logging.INFO) -> None:
+    """Write a line for whoever started the process on standard error, whatever the log's level.
+
+    Args:
+        form: one of `FORMATS`; None takes that of `write_logs`.
+    """
+    if form is None:
+        handlers = logging.getLogger().handlers
+        form = "json" if any(isinstance(h.formatter, JsonLines) for h in handlers) else "text"
+    if form == "json":
+        fields = {"name": "quire", "levelname": logging.getLevelName(level), "msg": text}
+        text = JsonLines().format(logging.makeLogRecord(fields))
+    print(text, file=sys.stderr, flush=True)
 
 
 def write_logs(level: str, form: str) -> None:

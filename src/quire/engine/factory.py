@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from quire.core.config import EngineConfig
-from quire.core.figures import size
+from quire.core.figures import context, size
 from quire.core.messages import Progress
 from quire.core.speculation import HEAD
 from quire.device.device import current_device, open_device
@@ -60,13 +60,13 @@ def open_engine(
     engine.constraints.open()
     info = engine.info
     log.info(
-        "%s: %s in %s on %s, %s of weights, context %d, KV budget %s",
+        "%s: %s in %s on %s, %s of weights, context %s, KV budget %s",
         config.model,
         info.model_type,
         info.dtype,
         info.device,
         size(loaded.parameter_bytes),
-        info.context_length,
+        context(info.context_length, info.trained_length),
         size(info.kv_memory),
     )
     for line in info.kv_table:

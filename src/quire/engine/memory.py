@@ -124,9 +124,16 @@ def wanted_context(config: EngineConfig, longest: int) -> int:
     """Return the configured context in tokens, or the model's longest.
 
     Raises:
-        ModelError: the configured context exceeds the model's; the message names both numbers.
+        ModelError: the configured context exceeds the model's, or is too short for a conversation;
+            the message names both numbers.
     """
     context = config.max_context or longest
+    least = min(_SHORTEST_CONTEXT, longest)
+    if context < least:
+        raise ModelError(
+            f"max-context: {context:,} tokens were requested, but a conversation needs at least "
+            f"{least:,}; set it higher"
+        )
     if context > longest:
         raise ModelError(
             f"max-context: {context:,} tokens were requested, but the model supports "

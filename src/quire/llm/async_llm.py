@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from quire.api.shared.context import Context
 from quire.api.shared.signing import Signer
-from quire.core.errors import QuireError
+from quire.core.errors import QuireError, RequestError
 from quire.core.info import ModelInfo
 from quire.core.request import Embed, PoolingKind
 from quire.llm.answers import Answer, Embedding, Score, made_of
@@ -232,6 +232,8 @@ class AsyncLLM:
     ) -> list[Answer]:
         """Answer many conversations, in order. Arguments and errors are those of `generate`."""
         context = self._opened
+        if isinstance(conversations, str):
+            raise RequestError("chats() takes a list of conversations; chat() takes one text")
         return await self._answers(
             conversations,
             lambda each: whole(chat(context, each, options)),

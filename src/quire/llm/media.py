@@ -19,8 +19,8 @@ _KINDS = ("image", "audio", "video")
 _PDF = "application/pdf"
 
 
-def with_urls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages in OpenAI's form, with media as `data:` URLs.
+def with_urls(messages: str | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages in OpenAI's form, with media as `data:` URLs. A text is the user's message.
 
     A part of `content` may be a text, a path, a PIL image, an array of pixels `[height, width, 3]`,
     or a mapping `{"type": "image", "image": ...}`, or likewise for "video" and "audio". The value
@@ -30,10 +30,15 @@ def with_urls(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     Raises:
         RequestError: a part has another form, or a file cannot be read.
     """
+    if isinstance(messages, str):
+        return [{"role": "user", "content": messages}]
     return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
 def _message(message: Mapping[str, Any], param: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        kind = type(message).__name__
+        raise _refused(param, f"a message is a dict with 'role' and 'content', not a {kind}")
     content = message.get("content")
     if isinstance(content, str) or not isinstance(content, Sequence):
         return dict(message)

@@ -30,8 +30,8 @@ Prompt = str | Sequence[int]
 """A text, before which the tokenizer's start tokens are added, or token ids, which are used as they
 are.
 """
-Messages = Sequence[Mapping[str, Any]]
-"""A conversation in OpenAI's form; for media, see `quire.llm.media.with_urls`."""
+Messages = str | Sequence[Mapping[str, Any]]
+"""The user's message, or a conversation in OpenAI's form; for media, see `with_urls`."""
 
 
 class Options(TypedDict, total=False):

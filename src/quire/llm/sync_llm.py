@@ -9,6 +9,7 @@ from collections.abc import Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack, overload
 
+from quire.core.errors import QuireError
 from quire.core.info import ModelInfo
 from quire.core.request import PoolingKind
 from quire.llm.answers import Answer, Embedding, Score
@@ -113,6 +114,10 @@ class LLM:
         self._closed = weakref.finalize(self, _close, self._loop, self._llm)
         try:
             self._loop.run(self._llm.open())
+        except QuireError as error:
+            self.close()
+            error.__traceback__ = None  # of the loop's thread
+            raise error from None
         except BaseException:
             self.close()
             raise

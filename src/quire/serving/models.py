@@ -300,7 +300,8 @@ def unknown_model(name: str, known: Sequence[str]) -> NotFound:
     verb = "is" if len(known) == 1 else "are"
     names = ", ".join(f"'{each}'" for each in known)
     return NotFound(
-        f"The model '{name}' is not served here; {names} {verb}.",
+        f"The model '{name}' is not served here; {names} {verb}. Send a served name, or "
+        "give the model this one with --also-named.",
         param="model",
         code="model_not_found",
     )

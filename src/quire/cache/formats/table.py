@@ -100,6 +100,8 @@ def kv_table(
     last = f"a context of {context:,} tokens takes {size(stored)}"
     if stored != plain_total:
         last += f"; plain would take {size(plain_total)}, {plain_total / stored:.2f} times"
+        if plain := [each for cost in costs if cost.name == "plain" for each in cost.layers]:
+            last += f"; layers {_ranges(tuple(sorted(plain)))} stay plain"
     return (*lines, last)
 
 
