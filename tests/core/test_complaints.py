@@ -29,7 +29,7 @@ from quire.core.complaints import complaint
         (Annotated[float, Field(allow_inf_nan=False)], float("nan"), "must be a finite number"),
         (Annotated[list[int], Field(min_length=1)], [], "must not be empty"),
         (Annotated[list[int], Field(min_length=2)], [1], "must have at least 2 entries"),
-        (Annotated[list[int], Field(max_length=1)], [1, 2], "must have at most 1 entries"),
+        (Annotated[list[int], Field(max_length=1)], [1, 2], "must have at most 1 entry"),
         (Annotated[str, Field(min_length=1)], "", "must not be empty"),
         (Annotated[str, Field(max_length=3)], "abcd", "must have at most 3 characters"),
         (Annotated[str, Field(pattern="^[a-z]+$")], "A", "must be text of the pattern ^[a-z]+$"),

@@ -66,13 +66,13 @@ def _must(detail: Mapping[str, Any]) -> str:
         case "string_too_short" | "too_short" if context["min_length"] == 1:
             return "not be empty"
         case "string_too_short":
-            return f"have at least {_number(context['min_length'])} characters"
+            return f"have at least {_counted(context['min_length'], 'character', 'characters')}"
         case "string_too_long":
-            return f"have at most {_number(context['max_length'])} characters"
+            return f"have at most {_counted(context['max_length'], 'character', 'characters')}"
         case "too_short":
-            return f"have at least {_number(context['min_length'])} entries"
+            return f"have at least {_counted(context['min_length'], 'entry', 'entries')}"
         case "too_long":
-            return f"have at most {_number(context['max_length'])} entries"
+            return f"have at most {_counted(context['max_length'], 'entry', 'entries')}"
         case "json_invalid":
             return f"be JSON ({context['error']})"
         case "extra_forbidden":
@@ -96,6 +96,10 @@ def _number(limit: float) -> str:
     """Return a limit in digits, grouped by thousands."""
     whole = isinstance(limit, int) or limit.is_integer()
     return f"{int(limit):,}" if whole else f"{limit:g}"
+
+
+def _counted(count: int, one: str, several: str) -> str:
+    return f"{_number(count)} {one if count == 1 else several}"
 
 
 def _repeated(detail: Mapping[str, Any]) -> str:
