@@ -25,11 +25,11 @@ from quire.api.shared.schema import DecodingFields, Wire
 from quire.cli.commands import COMMANDS, build_parser
 
 ROOT = Path(__file__).parent.parent
-API = (ROOT / "docs" / "api.md").read_text()
 FOLDERS = (".", "benchmarks", "contrib", "docs", "src/quire/demo/model", "training")
 DOCUMENTS = sorted(path for folder in FOLDERS for path in (ROOT / folder).glob("*.md"))
 CODE = re.compile(r"`([^`]+)`")
 FENCED = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+API = FENCED.sub("", (ROOT / "docs" / "api.md").read_text())
 SHOWN = re.compile(r"(?:[A-Z_]+=\S+ )*quire (.+?)(?:\s(?:[|<>&#]|&&)\s.*)?$")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
