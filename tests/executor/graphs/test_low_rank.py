@@ -116,7 +116,7 @@ def test_steps_with_adapters_are_recorded_once(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not mx.cuda.is_available(), reason="needs CUDA")
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["llama", "gemma4_moe"])
 def test_steps_with_adapters_are_recorded_once_on_a_gpu(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
