@@ -113,7 +113,7 @@ def pair(
         first = [q, *store.arrays(), tiles, own, table, on_device(range(rows)), visible, numbers]
         first += [*found, *of_own]
         second = [count, *found, *of_own, in_device_memory(packed.signs(shape.value_dim)), result]
-        sources = kernels.attend_packed(shape, codes), kernels.join(shape, splits)
+        sources = kernels.attend_packed(shape, codes), kernels.join(shape, splits, turned=True)
         shared, grid = packed.shared_memory(shape, codes), (rows, parts, splits + 1)
     else:
         layout = store.coded()
@@ -123,7 +123,7 @@ def pair(
         signs = mx.zeros((1,)) if turn is None else turn.map * turn.scale
         first = [q, *arrays, tiles, table, numbers, *found]
         second = [count, *found, signs, result]
-        combine = token_kernels.combine(shape, splits, turned=turn is not None)
+        combine = token_kernels.combine(shape, splits, shape.value_dim, turned=turn is not None)
         sources, shared, grid = (kernel.text, combine), kernel.shared, (rows, parts, splits)
     mx.eval(first, second)
     read = sum(array.nbytes for array in arrays) * (high - low) // high

@@ -24,7 +24,7 @@ from quire.executor.graphs.indexers import most_keys
 from quire.executor.graphs.layout import InputLayout
 from quire.executor.graphs.operands import attention_heads
 from quire.executor.graphs.places import Place
-from quire.executor.graphs.pools import kind_of
+from quire.executor.graphs.pool_kinds import kind_of
 from quire.executor.graphs.recorder import Buffer, Recorder
 from quire.executor.graphs.states import unplaced_states
 from quire.program.passes import recordable
@@ -68,8 +68,8 @@ for the family's attention.
 
 The table is of the test configurations with wider matrices, in affine codes of 4 bits in groups of
 64; the [second table](#other-weights) is of other weights. Over plain blocks, keys and values of
-heads have a multiple of 16 elements, up to 128, or 256 or 512. Over coded ones they have 64, 128,
-256 or 512: requests in KV formats of codes go eagerly where heads have others (80, 96).
+heads have a multiple of 16 elements, up to 128, or 256 or 512. Over coded ones it is a multiple of
+32: requests in KV formats of codes go eagerly where heads have others (80).
 
 "Nodes" counts those of a step that compute something, by how many of them have kernels. "Head" says
 whether logits are computed in the graph, too; else MLX computes them behind it. "-" in the KV

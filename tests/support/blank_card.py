@@ -20,7 +20,8 @@ from quire.device.cuda.compiled import CompiledKernel
 from quire.device.verified import Check, VerifiedKernels
 from quire.executor.graphs import formats, graph_cache
 from quire.executor.graphs import runner as graphs
-from quire.executor.graphs.pools import LayerPool, TokenPool
+from quire.executor.graphs.coded_pools import TokenPool
+from quire.executor.graphs.pools import LayerPool
 from tests.device.cuda.cards import H200
 from tests.support.compiled_kernels import Needed
 

@@ -43,6 +43,7 @@ _POSITIONS = {
 }
 _FLAGS = ["-std=c++17", "-O1", "-fPIC", "-shared", "-U_FORTIFY_SOURCE"]
 _FLAGS += ["-Wall", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-variable"]
+_FLAGS += ["-fno-threadsafe-statics"]  # whose guards are in the C++ library
 _LIBRARIES = ["-nodefaultlibs", "-fno-use-linker-plugin", "-lm", "-lgcc", "-lc"]
 """Options that leave out the C++ library, because linking it takes as long as most kernels."""
 _FOLDER = TemporaryDirectory(prefix="quire-metal-")

@@ -14,7 +14,7 @@ SQL_PAGE = 16384
 """Bytes of an SQLite page."""
 ROWS_A_COMMIT = 24
 """Most rows that one transaction adds, removes or touches, which bounds the journal."""
-VERSION = 2
+VERSION = 3
 """Version of the schema and of the encoding of values. A file of another version is emptied."""
 _SHRINK_STEP = 64
 _SCHEMA = """

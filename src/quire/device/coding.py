@@ -20,10 +20,17 @@ class VectorRotation:
         map: float32; signs `[size]`, products with which take a Hadamard transform, or a matrix
             `[size, size]`, with which vectors are multiplied from the left.
         scale: scale of the result, for the rotation and for its inverse.
+        signs: float32 `[size]`, products with which take the transform of `coding.cuh`.
     """
 
     map: mx.array
     scale: float
+    signs: mx.array
+
+    @property
+    def transform_scale(self) -> float:
+        """Scale of the transform of `coding.cuh`, for the rotation and for its inverse."""
+        return self.scale if self.map.ndim == 1 else self.scale * len(self.signs) ** -0.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,7 +13,7 @@ from quire.cache.formats.base import LayerStore
 from quire.executor.graphs.graph_cache import MAX_ROWS
 from quire.executor.graphs.layer_attention import HeadRows, LayerAttention
 from quire.executor.graphs.layout import InputLayout, group_of, step_type, write_group
-from quire.executor.graphs.pools import kind_of
+from quire.executor.graphs.pool_kinds import kind_of
 from quire.executor.graphs.recorder import Buffer, Kernel, Recorder
 from quire.executor.graphs.records import StepRecord
 from tests.device.cuda.cards import H200

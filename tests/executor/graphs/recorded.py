@@ -39,6 +39,8 @@ CODED_FAMILIES = FAMILIES | {
     "llama, heads of 128": FAMILIES["llama"] | {"head_dim": 128},
     "gemma4_moe, heads of 256 and 512": FAMILIES["gemma4_moe"] | LONG,
 }
+GROWN_FAMILIES = ["mimo_v2_flash", "glm4_moe_lite", "deepseek_v32", "kimi_linear"]
+"""Values shorter than keys, latents, latents that an indexer chooses, and latents beside states."""
 CODED_FORMATS: list[tuple[KVFormat, tuple[int, ...]]] = [
     (KVFormat("uniform", 4, 4), ()),
     (KVFormat("uniform", 8, 8), ()),

@@ -10,9 +10,12 @@ import mlx.nn as nn
 import pytest
 
 from quire.core.config import EngineConfig
+from quire.core.kv_format import KVFormat
 from quire.device.weights import Packing
 from quire.executor.graphs.pools import LayerPool
 from tests.executor.graphs.recorded import (
+    CODED,
+    GROWN_FAMILIES,
     Compared,
     assert_the_same_bits_in_any_batch,
     opened,
@@ -46,6 +49,7 @@ FAMILIES = [
     "deepseek_v32",
     "glm_moe_dsa",
 ]
+PAGE, TURBO = KVFormat("page", 4, 4), KVFormat("turbo", 3.5, 3.5)
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +66,16 @@ def compared(compared: Compared) -> Compared:
 def test_recorded_steps_compute_what_the_model_does(family: str, compared: Compared) -> None:
     rounds = streams_of([2]) + streams_of([2], "again ")
     compared.assert_agree(opened(grown(family)), PLAIN, rounds, ["2-r1", "again 2-r0"])
+
+
+@pytest.mark.parametrize("format", [PAGE, KVFormat("uniform", 4, 4), TURBO], ids=str)
+@pytest.mark.parametrize("family", GROWN_FAMILIES)
+def test_recorded_steps_read_and_write_codes(
+    family: str, format: KVFormat, compared: Compared
+) -> None:
+    rounds = streams_of([2]) + streams_of([2], "again ")
+    config = replace(PLAIN, kv_format=format, kv_skip_layers=())
+    compared.assert_agree(opened(grown(family)), config, rounds, ["2-r1", "again 2-r0"], CODED)
 
 
 def test_hidden_states_that_predict_each_other_are_recorded(

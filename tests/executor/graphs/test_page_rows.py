@@ -71,13 +71,14 @@ class Layer:
         """Yield the kernels that encode full blocks, as `Recording` launches them behind all
         layers.
         """
-        arrays, at = self.store.arrays(), inputs.group(0)
-        dim = self._spec.head_dim
+        arrays, at, spec = self.store.arrays(), inputs.group(0), self._spec
+        value_dim = 0 if spec.value_in_key else spec.value_dim
         stores = mx.array(np.array([runner.address(each) for each in arrays], np.int64))
-        own = at.blocks, at.offsets, at.tails, runner.address(packed.signs(dim))
+        own = at.blocks, at.offsets, at.tails, runner.address(packed.signs(spec.value_dim))
         arguments = inputs.rows, *own, runner.address(stores)
-        source = kernels.code_tails(KV_HEADS, dim, packed.Codes.of(arrays))
-        yield Kernel(source, (KV_HEADS, 1, 1), kernels.TAIL_THREADS, 0, arguments, ())
+        dims = spec.kv_heads, spec.head_dim, value_dim
+        source = kernels.code_tails(*dims, packed.Codes.of(arrays))
+        yield Kernel(source, (spec.kv_heads, 1, 1), kernels.TAIL_THREADS, 0, arguments, ())
 
 
 @pytest.mark.slow

@@ -18,12 +18,14 @@ from tests.executor.graphs.recorded import (
     CODED,
     CODED_FAMILIES,
     CODED_FORMATS,
+    GROWN_FAMILIES,
     Compared,
     assert_the_same_bits_in_any_batch,
     opened,
     streams_of,
 )
 from tests.executor.graphs.test_recording import FAMILIES
+from tests.support.grown import grown
 from tests.support.parity import SCENARIOS, Company, prompts
 
 pytestmark = [
@@ -47,6 +49,20 @@ def test_logits_over_codes_have_the_same_bits_in_any_batch(
 ) -> None:
     loaded = opened(FAMILIES[family])
     assert_the_same_bits_in_any_batch(loaded, prompts(tokens=40), format, skipped)
+
+
+@pytest.mark.parametrize(
+    "format",
+    [KVFormat("page", 4, 4), KVFormat("uniform", 8, 4), KVFormat("turbo", 3.5, 3.5)],
+    ids=str,
+)
+@pytest.mark.parametrize("family", GROWN_FAMILIES)
+def test_latents_and_short_values_are_coded(
+    family: str, format: KVFormat, compared: Compared
+) -> None:
+    rounds = streams_of([2, 8]) + streams_of([2, 8], "again ")
+    config = replace(PLAIN, kv_format=format, kv_skip_layers=())
+    compared.assert_agree(opened(grown(family)), config, rounds, ["2-r1", "again 8-r5"], CODED)
 
 
 @pytest.mark.parametrize(

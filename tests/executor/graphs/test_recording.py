@@ -23,6 +23,7 @@ from quire.cache.specs import AttentionSpec, FullKV, KVLayout, WindowKV
 from quire.core.kv_format import KVFormat
 from quire.device.cuda.driver import Card
 from quire.device.weights import Packing
+from quire.executor.graphs.coded_pools import PagePool
 from quire.executor.graphs.formats import in_one_block
 from quire.executor.graphs.graph_cache import MAX_ROWS
 from quire.executor.graphs.head import Head, record_head, served_head
@@ -34,7 +35,8 @@ from quire.executor.graphs.layout import (
 )
 from quire.executor.graphs.operands import UnsupportedNode
 from quire.executor.graphs.places import Place
-from quire.executor.graphs.pools import LayerPool, PagePool, PlainPool, kind_of
+from quire.executor.graphs.pool_kinds import kind_of
+from quire.executor.graphs.pools import LayerPool, PlainPool
 from quire.executor.graphs.recorder import Buffer, Kernel, Recorder, launches
 from quire.executor.graphs.recording import Recording
 from quire.executor.graphs.states import unplaced_states

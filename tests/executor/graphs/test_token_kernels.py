@@ -78,7 +78,7 @@ class _Prepared(PreparedAttention):
 
         turn = coded.layout.value_rotation
         signs = 0 if turn is None else runner.address(turn.map * turn.scale)
-        text = token_kernels.combine(shape, splits, turned=turn is not None)
+        text = token_kernels.combine(shape, splits, dim, turned=turn is not None)
         arguments = (inputs, *found, signs, runner.address(result))
         runner.run(Kernel(text, (8 * heads, 1, 1), paged.LANES, 0, arguments, ()))
         return result

@@ -311,6 +311,16 @@ def compiled(
     )
 
 
+def joining(*, turned: bool) -> str:
+    """Return the functions of kernels that join splits.
+
+    Args:
+        turned: whether sums of coded values are rotated back.
+    """
+    turning = kernel_text("quire.device.cuda", "coding.cuh") + source("turn") if turned else ""
+    return source("splits") + turning
+
+
 def source(name: str) -> str:
     """Return a file of `sources/`, as it is compiled."""
     text = kernel_text("quire.attention.paged", f"{name}.cuh")

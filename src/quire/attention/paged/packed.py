@@ -12,7 +12,7 @@ import numpy as np
 
 from quire.attention.backend import Scoring
 from quire.attention.metadata import AttentionMetadata
-from quire.attention.paged import cuda
+from quire.attention.paged import cuda, portable_kernels
 from quire.attention.paged.cuda import Shape
 from quire.attention.paged.tiles import TILE_FIELDS, score_numbers
 from quire.cache.formats.rotation import rotation
@@ -20,6 +20,8 @@ from quire.core.arrays import Ints
 from quire.device.gpu_kernels import Kernel
 
 BLOCK_SIZE = 64
+_ARRAYS_OF_KEYS = 4
+"""Codes, scales, biases and tails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +32,19 @@ class Codes:
     value_bits: int
     value_group: int
 
+    @property
+    def by_channel(self) -> portable_kernels.Codes:
+        """The codes, as kernels for other formats, too, describe them."""
+        keys, values = (self.key_bits, BLOCK_SIZE), (self.value_bits, self.value_group)
+        return portable_kernels.Codes(*keys, *values, by_channel=True, codebook=False)
+
     @staticmethod
     def of(arrays: list[mx.array]) -> Codes:
-        """Describe the codes in a page store's arrays."""
+        """Describe the codes in a page store's arrays. Values that start their keys have none."""
         _, tokens, value_dim = arrays[-1].shape
         key_bits = arrays[0].shape[-1] * 32 // tokens
+        if len(arrays) == _ARRAYS_OF_KEYS:
+            return Codes(key_bits, key_bits, tokens)
         value_bits = arrays[3].shape[-1] * 32 // value_dim
         return Codes(key_bits, value_bits, value_dim // arrays[4].shape[-1])
 
@@ -122,9 +132,7 @@ def attend(
 @cache
 def signs(dim: int) -> mx.array:
     """Return the signs of the values' rotation."""
-    found = rotation(dim).signs
-    assert found is not None, f"vectors of {dim} are rotated by a matrix"
-    return found
+    return rotation(dim).signs
 
 
 def head() -> str:
@@ -141,12 +149,16 @@ def head() -> str:
     return text + "\n".join([*lines, cuda.source("attend"), "}\n"])
 
 
-def body() -> str:
-    """Return a kernel whose first thread blocks read rows' own blocks, the others coded blocks."""
+def body(coded: str = "packed") -> str:
+    """Return a kernel whose first thread blocks read rows' own blocks, the others coded blocks.
+
+    Args:
+        coded: the source that reads coded blocks.
+    """
     own = ["q", "tail_keys", "tail_values", "own_tiles", "tails", "visible", "numbers"]
     own += ["own_partial", "own_stats"]
     lines = [f"if (blockIdx.z == 0) {{ own_block({', '.join(own)}); return; }}"]
-    lines += ["const int split = blockIdx.z - 1, splits = gridDim.z - 1;", cuda.source("packed")]
+    lines += ["const int split = blockIdx.z - 1, splits = gridDim.z - 1;", cuda.source(coded)]
     return "\n".join(lines)
 
 
@@ -188,6 +200,7 @@ def _kernel(shape: Shape, codes: Codes) -> Kernel:
 def _join_kernel(shape: Shape) -> Kernel:
     names = ("V_DIM", "HEADS", "SINKS")
     own = {name: n for name, n in shape.defines(1, split=True).items() if name in names}
+    own["TURNED"] = 1
     inputs = ["partial", "stats", "own_partial", "own_stats", "signs", "sinks"]
     body = "const int splits = stats_shape[2];\n" + cuda.source("join")
     return cuda.compiled(
@@ -196,7 +209,7 @@ def _join_kernel(shape: Shape) -> Kernel:
         ["result"],
         shape=shape,
         defines=own,
-        head=cuda.source("splits"),
+        head=cuda.joining(turned=True),
         body=body,
         shared=0,
     )

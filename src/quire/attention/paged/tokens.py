@@ -25,7 +25,7 @@ from quire.cache.formats.base import LayerStore, PackedStore, WrittenBlocks
 from quire.core.kv_format import KVFormat
 from quire.device.gpu_kernels import Kernel
 
-_KEYS = 64
+KEYS = 64
 """Number of keys that a warp reads at a time."""
 
 
@@ -117,7 +117,7 @@ def kernels_serve(case: AttentionCase) -> bool:
         and spec.head_dim == spec.value_dim
         and spec.value_dim in cuda.VALUE_DIMS
         and not spec.value_in_key
-        and case.block_size % _KEYS == 0
+        and case.block_size % KEYS == 0
     )
 
 

@@ -7,6 +7,7 @@ from functools import cache
 import mlx.core as mx
 import numpy as np
 
+from quire.core.arrays import Floats
 from quire.device.coding import VectorRotation
 from quire.device.device import current_device
 
@@ -17,9 +18,10 @@ _SEED = 20250428
 class Rotation:
     """An orthogonal map of vectors of `dim` elements, the same in every process.
 
-    A power of two takes a randomised Hadamard transform. Other sizes take a random orthogonal
-    matrix, because MLX 0.32's Hadamard transform is wrong on the CPU for some of
-    them (72, 144, 576).
+    Elements get random signs, and a power of two takes a Hadamard transform. Of another size, `odd`
+    runs of a power of two take one each, and then a Hartley transform across the runs. It is
+    multiplied as a matrix, because MLX 0.32's Hadamard transform is wrong on the CPU for some sizes
+    (72, 144, 576).
 
     Args:
         dim: elements of a vector.
@@ -28,22 +30,19 @@ class Rotation:
     def __init__(self, dim: int) -> None:
         rng = np.random.default_rng([_SEED, dim])
         self._fast = dim & (dim - 1) == 0
-        if self._fast:
-            self._map = mx.array(rng.choice(np.array([-1.0, 1.0], dtype=np.float32), dim))
-        else:
-            q, r = np.linalg.qr(rng.standard_normal((dim, dim)))
-            self._map = mx.array((q * np.sign(np.diag(r))).astype(np.float32))
+        signs = rng.choice(np.array([-1.0, 1.0]), dim)
+        self._signs = mx.array(signs.astype(np.float32))
+        self._map = self._signs if self._fast else _matrix(signs)
 
     @property
-    def signs(self) -> mx.array | None:
-        """The signs `[dim]` of the Hadamard transform, or None if the rotation is a matrix."""
-        return self._map if self._fast else None
+    def signs(self) -> mx.array:
+        """The signs of the elements, `[dim]`."""
+        return self._signs
 
     def scaled(self, scale: float = 1.0) -> VectorRotation:
         """The parameters of `forward` and `back` for kernels."""
-        return VectorRotation(
-            self._map, scale * self._map.shape[0] ** -0.5 if self._fast else scale
-        )
+        own = scale * self._map.shape[0] ** -0.5 if self._fast else scale
+        return VectorRotation(self._map, own, self._signs)
 
     def forward(self, x: mx.array, scale: float = 1.0) -> mx.array:
         """Return `[..., dim]` rotated and multiplied by `scale`, of the same type."""
@@ -58,6 +57,19 @@ class Rotation:
         if self._fast:
             return mx.hadamard_transform(x, scale * x.shape[-1] ** -0.5) * rotation
         return _times(current_device().times_transposed(x, rotation), scale)
+
+
+def _matrix(signs: Floats) -> mx.array:
+    """Return the rotation of a size that is no power of two, for vectors on the left."""
+    dim, run = len(signs), len(signs) & -len(signs)
+    hadamard: Floats = np.ones((1, 1))
+    while len(hadamard) < run:
+        hadamard = np.kron([[1, 1], [1, -1]], hadamard)
+    runs = np.arange(dim // run)
+    angles = 2 * np.pi / len(runs) * np.outer(runs, runs)
+    hartley = np.cos(angles) + np.sin(angles)
+    transform = np.kron(hartley, hadamard) * dim**-0.5
+    return mx.array((signs[:, None] * transform).astype(np.float32))
 
 
 def _times(x: mx.array, scale: float) -> mx.array:

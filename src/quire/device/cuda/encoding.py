@@ -56,7 +56,7 @@ class Kind:
             bits=coding.bits,
             refits=coding.refits,
             reach=coding.reach,
-            scale=0.0 if coding.rotation is None else coding.rotation.scale,
+            scale=0.0 if coding.rotation is None else coding.rotation.transform_scale,
             codebook=coding.edges is not None,
         )
 

@@ -60,15 +60,17 @@ def tail_coding_differs(spec: KVSpec, format: KVFormat, runner: KernelRunner) ->
     for either in (store, expected):
         either.resize_tails(2, ())
     arrays, vectors = store.arrays(), _keys_and_values(shape)
-    for tails, each in zip(arrays[-2:], vectors, strict=True):
+    for tails, each in zip(arrays[-len(vectors) :], vectors, strict=True):
         tails[: shape.kv_heads] = each.swapaxes(0, 1)
+    values = vectors[1] if len(vectors) > 1 else vectors[0][..., : spec.value_dim]
     # Of two rows the second fills its tail, 0, which goes to block 2.
     inputs = [mx.array(each) for each in ([2], [1, 2], [5, 63], [1, 0])]
     inputs.append(packed.signs(spec.value_dim))
+    dims = shape.kv_heads, shape.head_dim, 0 if spec.value_in_key else shape.value_dim
     mx.eval(*arrays, *inputs)
     table = mx.array(np.array([runner.address(each) for each in arrays], np.int64))
     mx.eval(table)
-    source = kernels.code_tails(shape.kv_heads, shape.head_dim, packed.Codes.of(arrays))
+    source = kernels.code_tails(*dims, packed.Codes.of(arrays))
     arguments = tuple(map(runner.address, (*inputs, table)))
     grid = shape.kv_heads, 1, 1
     try:
@@ -77,7 +79,7 @@ def tail_coding_differs(spec: KVSpec, format: KVFormat, runner: KernelRunner) ->
         )
     except (DriverError, RuntimeError) as problem:
         return str(problem)
-    expected.write(vectors[0], vectors[1], _slots(shape))
+    expected.write(vectors[0], values, _slots(shape))
     return _difference(store, expected, shape)
 
 
@@ -90,20 +92,22 @@ def token_coding_differs(case: AttentionCase, runner: KernelRunner) -> str | Non
     store, expected = _stores(shape, case.format)
     assert isinstance(store, TokenStore), "the format codes single tokens"
     assert isinstance(expected, TokenStore), "the format codes single tokens"
-    keys, values = _keys_and_values(shape)
+    keys, *others = _keys_and_values(shape)
+    values = others[0] if others else keys
     slots, count = _slots(shape), shape.block_size
     q = _normal((count, case.heads, shape.head_dim), 0).astype(case.dtype)
     wanted = expected.transform(q.astype(mx.float32))
     # No norms, and nothing turns with its position.
-    sizes = case.heads, shape.kv_heads, shape.head_dim, shape.head_dim, count
-    kv_width = shape.kv_heads * shape.head_dim
-    strides = case.heads * shape.head_dim, kv_width, kv_width
+    sizes = case.heads, shape.kv_heads, shape.head_dim, shape.value_dim if others else 0, count
+    head_strides = shape.head_dim, shape.head_dim, values.shape[-1]
+    q_head, k_head, v_head = head_strides
+    strides = case.heads * q_head, shape.kv_heads * k_head, shape.kv_heads * v_head
     kernel = Heads(
         *sizes,
         pairs=0,
         neighbours=False,
         strides=strides,
-        head_strides=3 * (shape.head_dim,),
+        head_strides=head_strides,
         normed=False,
         values_normed=False,
         eps=0.0,
@@ -121,7 +125,7 @@ def token_coding_differs(case: AttentionCase, runner: KernelRunner) -> str | Non
         )
     except (DriverError, RuntimeError) as problem:
         return str(problem)
-    expected.write(keys, values, slots)
+    expected.write(keys, values[..., : shape.value_dim], slots)
     error = _relative(q.astype(mx.float32), wanted)
     # Written so that a NaN is too much.
     if not error <= _TOLERANCE:

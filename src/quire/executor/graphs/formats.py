@@ -14,7 +14,7 @@ from quire.device.cuda.compiled import compiler
 from quire.device.cuda.extension import Extension
 from quire.device.verified import Check, Verification, verified_kernels
 from quire.executor.graphs.coding_check import DeviceRunner
-from quire.executor.graphs.pools import kind_of
+from quire.executor.graphs.pool_kinds import kind_of
 from quire.scheduler.plan import ScheduledSequence
 
 log = logging.getLogger("quire.engine")

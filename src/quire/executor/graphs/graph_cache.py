@@ -29,7 +29,8 @@ from quire.executor.graphs.indexers import has_indexers
 from quire.executor.graphs.layout import InputLayout
 from quire.executor.graphs.operands import UnsupportedNode, attention_heads
 from quire.executor.graphs.places import Place
-from quire.executor.graphs.pools import LayerPool, PlainPool, kind_of
+from quire.executor.graphs.pool_kinds import kind_of
+from quire.executor.graphs.pools import LayerPool, PlainPool
 from quire.executor.graphs.recorder import Buffer, Recorder, launches
 from quire.executor.graphs.recording import Recording
 from quire.executor.graphs.states import LayerStates, layer_states, unplaced_states

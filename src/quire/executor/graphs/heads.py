@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from quire.cache.formats.base import vector_sizes
 from quire.cache.formats.tokens import TokenStore
 from quire.device.cuda.encoding import Kind, coding_text
 from quire.device.gpu_kernels import kernel_text
 from quire.executor.graphs import kernels
 
 THREADS = 128
+_TABLES = ("signs", "edges")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,7 @@ class Coding:
     """How keys and values are coded in blocks that hold codes of single tokens.
 
     Attributes:
+        values: equal to `keys` if values are the starts of keys.
         query_scale: scale of the rotation of queries into the coordinates of coded keys; 0 without
             one.
     """
@@ -29,22 +32,23 @@ class Coding:
     query_scale: float
 
     @staticmethod
-    def of(store: TokenStore) -> Coding:
-        """Return the coding of a store whose vectors a kernel can rotate."""
-        shape, turn = store.shape, store.coded().layout.key_rotation
-        keys, values = store.codings
-        return Coding(
-            Kind.of(shape.head_dim, keys),
-            Kind.of(shape.value_dim, values),
-            0.0 if turn is None else turn.scale,
-        )
+    def of(store: TokenStore, *, queries: bool = True) -> Coding:
+        """Return the coding of a store.
+
+        Args:
+            queries: whether queries are rotated into the coordinates of coded keys.
+        """
+        turn = store.coded().layout.key_rotation if queries else None
+        keys, *values = map(Kind.of, vector_sizes(store.shape), store.codings)
+        scale = 0.0 if turn is None else turn.transform_scale
+        return Coding(keys, values[0] if values else keys, scale)
 
     @property
     def parameters(self) -> list[str]:
-        """Return the parameters: signs, bin edges of keys and values, then words, scales and biases
-        of each.
+        """Return the parameters: signs and bin edges of keys and of values, then words, scales and
+        biases of each.
         """
-        names = ["const float* signs", "const float* key_edges", "const float* value_edges"]
+        names = [f"const float* {of}_{table}" for table in _TABLES for of in ("key", "value")]
         for of in ("key", "value"):
             names += [f"unsigned* {of}_words"]
             names += [f"__half* {of}_{part}" for part in ("scales", "biases")]
@@ -63,16 +67,16 @@ class Coding:
 
 def code_tables(store: TokenStore) -> list[mx.array | None]:
     """Return the leading parameters of a `Coding`: its signs and bin edges."""
-    turn, (keys, values) = store.coded().layout.key_rotation, store.codings
-    return [None if turn is None else turn.map, keys.edges, values.edges]
+    codings = store.codings if len(store.codings) > 1 else 2 * store.codings
+    signs = [None if each.rotation is None else each.rotation.signs for each in codings]
+    return [*signs, *(each.edges for each in codings)]
 
 
 def code_parts(store: TokenStore) -> list[mx.array | None]:
     """Return the following parameters of a `Coding`; without biases if it has a codebook."""
-    biased = 0 if store.coded().layout.codebook else 1
     found: list[mx.array | None] = []
     for arrays in store.block_arrays:
-        found += [*arrays[: 2 + biased], *[None] * (1 - biased)]
+        found += [*arrays, *[None] * (3 - len(arrays))]
     return found
 
 

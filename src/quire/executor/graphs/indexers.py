@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
+from quire.attention.paged.portable_kernels import Codes
 from quire.device.gpu_kernels import in_device_memory, kernel_text
+from quire.executor.graphs import coded_kernels
 from quire.executor.graphs.layout import GroupInputs
 from quire.executor.graphs.operands import UnsupportedNode
 from quire.executor.graphs.places import Place, ValueRecording
@@ -37,6 +39,22 @@ class Index:
     address: int
     group: int
     block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class CodedKeys:
+    """Keys of one head in blocks of codes.
+
+    Attributes:
+        parts: addresses of codes, scales, and biases or levels.
+        more: addresses of the further arguments of `coded_kernels.gather`.
+        turned: see `coded_kernels.gather`.
+    """
+
+    codes: Codes
+    parts: tuple[int, ...]
+    more: tuple[int, ...]
+    turned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,25 +93,44 @@ class ChosenKeys:
             q: the queries, written by the kernel that also writes the step's keys.
             source: address of the keys in the pool, each of `dim` elements.
         """
-        copies = recorder.buffer(2 * recorder.max_rows * self.room * dim, [q, self.keys])
-        constants = {
-            "LIMIT": self.limit,
-            "ROOM": self.room,
-            "BLOCK": self.block_size,
-            "DIM": dim,
-            "THREADS": _THREADS,
-        }
         parameters = ["const int* found", "const int* chosen", _TILE, "const int* table"]
         parameters += ["const __nv_bfloat16* keys", "__nv_bfloat16* to"]
-        arguments = [recorder.inputs.rows, self.tiles.address, self.keys.address, group.tiles]
-        arguments += [recorder.inputs.table, source, copies.address]
+        text = kernel_source("gather", parameters, self._constants(dim), threads=_THREADS)
+        return self._copied(recorder, group, q, text, arguments=[source], dim=dim)
+
+    def decoded(
+        self, recorder: Recorder, group: GroupInputs, q: Buffer, keys: CodedKeys, dim: int
+    ) -> Buffer:
+        """Record the kernel that copies coded keys side by side, in the model's coordinates.
+
+        Return their buffer. Arguments are those of `gathered`.
+        """
+        text = coded_kernels.gather(keys.codes, self._constants(dim), _THREADS, turned=keys.turned)
+        arguments = [*keys.parts, *keys.more]
+        return self._copied(recorder, group, q, text, arguments=arguments, dim=dim)
+
+    def _constants(self, dim: int) -> dict[str, int]:
+        sizes = {"LIMIT": self.limit, "ROOM": self.room, "BLOCK": self.block_size}
+        return {**sizes, "DIM": dim, "THREADS": _THREADS}
+
+    def _copied(
+        self,
+        recorder: Recorder,
+        group: GroupInputs,
+        q: Buffer,
+        text: str,
+        arguments: Sequence[int],
+        dim: int,
+    ) -> Buffer:
+        copies = recorder.buffer(2 * recorder.max_rows * self.room * dim, [q, self.keys])
+        places = [recorder.inputs.rows, self.tiles.address, self.keys.address, group.tiles]
         grid = recorder.max_rows, max(1, _BLOCKS // recorder.max_rows), 1
         reads = [q, self.keys, self.tiles]
         recorder.add(
-            kernel_source("gather", parameters, constants, threads=_THREADS),
+            text,
             grid,
             _THREADS,
-            arguments=arguments,
+            arguments=[*places, recorder.inputs.table, *arguments, copies.address],
             reads=reads,
             writes=[copies],
         )

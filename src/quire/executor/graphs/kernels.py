@@ -96,7 +96,7 @@ def attend(
     head = "".join(map(paged.source, ("tensor", "warps", "units")))
     return source_text(
         [*parameters, "T* result", *sinks_of(shape)],
-        paged.source("single"),
+        "const int split = blockIdx.z, splits = gridDim.z;\n" + paged.source("single"),
         paged.LANES,
         defines=defines,
         head=head,
@@ -222,24 +222,31 @@ def _codes(of: str) -> list[str]:
     ]
 
 
-def join(shape: paged.Shape, splits: int) -> str:
+def join(shape: paged.Shape, splits: int, *, turned: bool) -> str:
     """Return the source that combines splits of coded and own blocks.
 
     Parameters: rows, partial, stats, partial and stats of the own blocks, signs, result, and sinks
     if there are any.
+
+    Args:
+        turned: whether sums of coded values are rotated back.
     """
     parameters = ["const int* rows", "const float* partial", "const float* stats"]
     parameters += ["const float* own_partial", "const float* own_stats", "const float* signs"]
     parameters += ["T* result", *sinks_of(shape)]
     body = "\n".join([*of_splits(shape, splits), paged.source("join")])
-    head = paged.source("splits")
-    return source_text(parameters, body, paged.LANES, defines=joined_defines(shape), head=head)
+    defines = {**joined_defines(shape), "TURNED": int(turned)}
+    head = HALF + paged.joining(turned=turned)
+    return source_text(parameters, body, paged.LANES, defines=defines, head=head)
 
 
-def code_tails(kv_heads: int, dim: int, codes: packed.Codes) -> str:
+def code_tails(kv_heads: int, key_dim: int, value_dim: int, codes: packed.Codes) -> str:
     """Return the source that codes full tails.
 
-    Parameters: rows, blocks, offsets, tails, signs, stores: `[layers, 8]` addresses of arrays.
+    Parameters: rows, blocks, offsets, tails, signs, stores: addresses of each layer's arrays.
+
+    Args:
+        value_dim: 0 if values are the starts of keys.
     """
     parameters = ["const int* rows", "const int* blocks", "const int* offsets"]
     parameters += ["const int* tails", "const float* signs", "const long long* stores"]
@@ -252,7 +259,8 @@ def code_tails(kv_heads: int, dim: int, codes: packed.Codes) -> str:
     ]
     defines: Mapping[str, object] = {
         "KV_HEADS": kv_heads,
-        "DIM": dim,
+        "K_DIM": key_dim,
+        "V_DIM": value_dim,
         "THREADS": TAIL_THREADS,
         "K_REACH": number(reach[0]),
         "V_REACH": number(reach[1]),

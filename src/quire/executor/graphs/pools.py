@@ -1,4 +1,4 @@
-"""The kernels of attention for each kind of KV block, and the pool arrays that they use."""
+"""The kernels of attention for a kind of KV block, and the pool arrays that they use."""
 
 from __future__ import annotations
 
@@ -11,20 +11,14 @@ import mlx.core as mx
 
 from quire.attention.backend import AttentionCase
 from quire.attention.paged import cuda as paged
-from quire.attention.paged import packed, tokens
-from quire.attention.paged import portable_kernels as portable
+from quire.attention.paged import packed
 from quire.attention.paged.backend import kernels_serve
 from quire.attention.paged.tiles import score_numbers
 from quire.cache.formats.base import LayerStore
-from quire.cache.formats.tokens import TokenStore
-from quire.core.kv_format import KVFormat
-from quire.executor.graphs import heads, kernels, token_kernels
-from quire.executor.graphs.coding_check import (
-    KernelRunner,
-    tail_coding_differs,
-    token_coding_differs,
-)
-from quire.executor.graphs.heads import Coding, Heads, code_parts, code_tables
+from quire.cache.specs import KVSpec
+from quire.executor.graphs import heads, kernels
+from quire.executor.graphs.coding_check import KernelRunner
+from quire.executor.graphs.heads import Coding, Heads
 from quire.executor.graphs.indexers import ChosenKeys
 from quire.executor.graphs.layer_attention import LayerAttention
 from quire.executor.graphs.layout import max_tiles
@@ -55,6 +49,22 @@ class Attending:
 
 
 @dataclass(frozen=True, slots=True)
+class PlainRows:
+    """The plain keys and values of a step's rows.
+
+    Attributes:
+        arrays, tiles, table: addresses of keys and values, of a tile for each row, and of the block
+            table.
+        written: buffers among these that earlier kernels of the step write.
+    """
+
+    arrays: tuple[int, ...]
+    tiles: int
+    table: int
+    written: tuple[Buffer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Destination:
     """The device memory that the keys and values of a step's rows are written to.
 
@@ -76,11 +86,13 @@ class TailCoding:
 
     Attributes:
         group: KV group whose inputs say which tails are full.
+        value_dim: 0 if values are the starts of keys.
     """
 
     group: int
     kv_heads: int
-    dim: int
+    key_dim: int
+    value_dim: int
     codes: packed.Codes
 
 
@@ -117,7 +129,7 @@ class LayerPool(ABC):
     def of(cls, store: LayerStore, group: int, address: Callable[[mx.array], int]) -> LayerPool:
         """Return the pool of a layer's store."""
 
-    def tail_coding(self, kv_heads: int, dim: int) -> TailCoding | None:
+    def tail_coding(self, spec: KVSpec) -> TailCoding | None:
         """Return how full tails are coded; None without tails."""
         return None
 
@@ -148,7 +160,7 @@ class LayerPool(ABC):
 
     def _heads(self, recorder: Recorder, layer: LayerAttention) -> Buffer:
         """Record the kernel that prepares queries and keys, and stores keys and values."""
-        to, rotation = self._destination(recorder), layer.rotation
+        to, rotation = self._destination(recorder, layer), layer.rotation
         k, v = (each or layer.q for each in (layer.k, layer.v))
         kernel = Heads(
             layer.heads,
@@ -184,16 +196,59 @@ class LayerPool(ABC):
         return q
 
     def _partial(
-        self, recorder: Recorder, attending: Attending, splits: int
+        self, recorder: Recorder, attending: Attending, shape: paged.Shape, splits: int
     ) -> tuple[Buffer, Buffer]:
         """Allocate the results of splits: sums of values, and softmax statistics."""
-        shape = attending.shape
         parts = recorder.max_rows * shape.heads * splits
         partial = recorder.buffer(4 * parts * shape.value_dim, [attending.q])
         return partial, recorder.buffer(8 * parts, [attending.q])
 
+    def _attend_chosen(
+        self, recorder: Recorder, attending: Attending, chosen: ChosenKeys, copies: Buffer
+    ) -> None:
+        """Record the kernels that attend to copies of chosen keys. Release the copies."""
+        arrays, table = (copies.address, copies.address), chosen.table(recorder)
+        rows = PlainRows(arrays, chosen.tiles.address, table, (copies, chosen.tiles))
+        self._attend_rows(recorder, attending, rows)
+        recorder.release(copies)
+
+    def _attend_rows(self, recorder: Recorder, attending: Attending, rows: PlainRows) -> None:
+        """Record the kernels that attend to plain keys, one row a tile."""
+        shape, inputs, q = attending.shape, recorder.inputs, attending.q
+        splits, made = splits_of(recorder, shape), bool(rows.written)
+        parts = self._partial(recorder, attending, shape, splits) if splits > 1 else ()
+        places = [each.address for each in parts] or [0, 0]
+        arguments = [q.address, *rows.arrays, rows.tiles, rows.table]
+        arguments += [attending.numbers, *places, *attending.ending]
+        source = kernels.attend(
+            shape,
+            ordered=bool(inputs.tile_rows),
+            value_in_key=attending.value_in_key,
+            tiles_are_made=made,
+        )
+        recorder.add(
+            source,
+            (recorder.max_rows, shape.kv_heads * (shape.group // shape.part), splits),
+            paged.LANES,
+            arguments=arguments,
+            reads=[q, *rows.written],
+            writes=[*parts, attending.result],
+            shared=paged.single_memory(shape),
+        )
+        if parts:
+            recorder.add(
+                kernels.combine(shape, splits, tiles_are_made=made),
+                (recorder.max_rows * shape.heads, 1, 1),
+                paged.LANES,
+                arguments=[inputs.rows, *places, rows.tiles, *attending.ending],
+                reads=[*parts, *rows.written],
+                writes=[attending.result],
+            )
+        for each in parts:
+            recorder.release(each)
+
     @abstractmethod
-    def _destination(self, recorder: Recorder) -> Destination:
+    def _destination(self, recorder: Recorder, layer: LayerAttention) -> Destination:
         """Return where the keys and values of the rows are written."""
 
     @abstractmethod
@@ -201,12 +256,7 @@ class LayerPool(ABC):
         """Record the attention kernels."""
 
 
-def _vectors_alike(case: AttentionCase) -> bool:
-    """Whether keys and values have the same size and are stored separately."""
-    return not case.spec.value_in_key and case.spec.value_dim == case.spec.head_dim
-
-
-def _splits(recorder: Recorder, shape: paged.Shape) -> int:
+def splits_of(recorder: Recorder, shape: paged.Shape) -> int:
     """Return how many thread blocks share a row's keys."""
     return shape.splits(_INVARIANT_ROWS if recorder.batch_invariant else recorder.max_rows)
 
@@ -229,208 +279,36 @@ class PlainPool(LayerPool):
         arrays = tuple(map(address, store.arrays()))
         return cls(group, store.shape.block_size, arrays if len(arrays) > 1 else 2 * arrays)
 
-    def _destination(self, recorder: Recorder) -> Destination:
+    def _destination(self, recorder: Recorder, layer: LayerAttention) -> Destination:
         group = recorder.inputs.group(self.group)
         return Destination(group.blocks, group.offsets, coding=None, arrays=self.arrays)
 
     def _attend(self, recorder: Recorder, attending: Attending) -> None:
-        shape, inputs = attending.shape, recorder.inputs
-        group, splits = inputs.group(self.group), _splits(recorder, shape)
-        arrays, tiles, table = self.arrays, group.tiles, inputs.table
-        q, reads, chosen = attending.q, list[Buffer](), attending.chosen
+        shape, inputs, chosen = attending.shape, recorder.inputs, attending.chosen
+        group = inputs.group(self.group)
         if chosen is not None:
-            copies = chosen.gathered(recorder, group, q, source=arrays[0], dim=shape.key_dim)
-            arrays, reads = (copies.address, copies.address), [copies, chosen.tiles]
-            tiles, table = chosen.tiles.address, chosen.table(recorder)
-        parts = self._partial(recorder, attending, splits) if splits > 1 else ()
-        result, places = attending.result, [each.address for each in parts] or [0, 0]
-        arguments = [q.address, *arrays, tiles, table]
-        arguments += [attending.numbers, *places, *attending.ending]
-        heads, many = shape.kv_heads * (shape.group // shape.part), bool(inputs.tile_rows)
-        grid, in_key = (recorder.max_rows, heads, splits), attending.value_in_key
-        shared, made = paged.single_memory(shape), chosen is not None
-        source = kernels.attend(shape, ordered=many, value_in_key=in_key, tiles_are_made=made)
-        recorder.add(
-            source,
-            grid,
-            paged.LANES,
-            arguments=arguments,
-            reads=[q, *reads],
-            writes=[*parts, result],
-            shared=shared,
-        )
-        if parts:
-            arguments = [inputs.rows, *places, tiles, *attending.ending]
-            source = kernels.combine(shape, splits, tiles_are_made=made)
-            grid = recorder.max_rows * shape.heads, 1, 1
-            recorder.add(
-                source,
-                grid,
-                paged.LANES,
-                arguments=arguments,
-                reads=[*parts, *reads],
-                writes=[result],
+            copies = chosen.gathered(
+                recorder, group, attending.q, source=self.arrays[0], dim=shape.key_dim
             )
-        for each in (*parts, *reads[:1]):
-            recorder.release(each)
-        if many:
-            arguments = [attending.q.address, *self.arrays, group.wide, inputs.table]
-            arguments += [group.visible, attending.numbers, *attending.ending]
-            grid = max_tiles(recorder.max_rows, inputs.tile_rows[self.group]), heads, 1
-            source, threads, shared = kernels.attend_many(shape, recorder.card, value_in_key=in_key)
-            recorder.add(
-                source,
-                grid,
-                threads,
-                arguments=arguments,
-                reads=[attending.q],
-                writes=[result],
-                shared=shared,
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class PagePool(LayerPool):
-    """Pool of the `page` format: full blocks coded, a sequence's tail plain.
-
-    Attributes:
-        codes: how blocks are coded.
-    """
-
-    codes: packed.Codes
-
-    @classmethod
-    def serves(cls, case: AttentionCase) -> bool:
-        return kernels_serve(case) and _vectors_alike(case)
-
-    @classmethod
-    def differs(cls, case: AttentionCase, runner: KernelRunner) -> str | None:
-        return tail_coding_differs(case.spec, case.format, runner)
-
-    @classmethod
-    def of(cls, store: LayerStore, group: int, address: Callable[[mx.array], int]) -> PagePool:
-        arrays = store.arrays()
-        codes = packed.Codes.of(arrays)
-        return cls(group, store.shape.block_size, tuple(map(address, arrays)), codes=codes)
-
-    def tail_coding(self, kv_heads: int, dim: int) -> TailCoding | None:
-        return TailCoding(self.group, kv_heads, dim, codes=self.codes)
-
-    def _destination(self, recorder: Recorder) -> Destination:
-        group = recorder.inputs.group(self.group)
-        return Destination(group.tails, group.offsets, coding=None, arrays=self.arrays[-2:])
-
-    def _attend(self, recorder: Recorder, attending: Attending) -> None:
-        """Record attention over coded blocks and each row's plain tail."""
-        shape, inputs = attending.shape, recorder.inputs
-        group, splits = inputs.group(self.group), _splits(recorder, shape)
-        found = [
-            *self._partial(recorder, attending, splits),
-            *self._partial(recorder, attending, 1),
-        ]
-        places = [each.address for each in found]
-        arguments = [attending.q.address, *self.arrays, group.coded, group.own, inputs.table]
-        arguments += [group.tails, group.visible, attending.numbers, *places]
-        grid = recorder.max_rows, shape.kv_heads * (shape.group // shape.part), splits + 1
-        shared, source = (
-            packed.shared_memory(shape, self.codes),
-            kernels.attend_packed(shape, self.codes),
+            self._attend_chosen(recorder, attending, chosen, copies)
+            return
+        rows = PlainRows(self.arrays, group.tiles, inputs.table)
+        self._attend_rows(recorder, attending, rows)
+        if not inputs.tile_rows:
+            return
+        arguments = [attending.q.address, *self.arrays, group.wide, inputs.table]
+        arguments += [group.visible, attending.numbers, *attending.ending]
+        heads = shape.kv_heads * (shape.group // shape.part)
+        grid = max_tiles(recorder.max_rows, inputs.tile_rows[self.group]), heads, 1
+        source, threads, shared = kernels.attend_many(
+            shape, recorder.card, value_in_key=attending.value_in_key
         )
         recorder.add(
             source,
             grid,
-            paged.LANES,
+            threads,
             arguments=arguments,
             reads=[attending.q],
-            writes=found,
+            writes=[attending.result],
             shared=shared,
         )
-        signs, result = recorder.copied(packed.signs(shape.value_dim)), attending.result
-        arguments = [inputs.rows, *places, signs, *attending.ending]
-        source, grid = kernels.join(shape, splits), (recorder.max_rows * shape.heads, 1, 1)
-        recorder.add(source, grid, paged.LANES, arguments=arguments, reads=found, writes=[result])
-        for each in found:
-            recorder.release(each)
-
-
-@dataclass(frozen=True, slots=True)
-class TokenPool(LayerPool):
-    """Pool of codes of single tokens. Every key, the row's own too, is read as codes.
-
-    Attributes:
-        store: the layer's store.
-    """
-
-    # A number at the edge between two codes may get the other one, in a token that the step itself
-    # reads. 0.13 was seen, of a tiny model.
-    tolerance: ClassVar[float] = 0.2
-
-    store: TokenStore
-
-    @classmethod
-    def serves(cls, case: AttentionCase) -> bool:
-        media = case.spec.attention is None
-        own = case.dtype == mx.bfloat16 and not media and _vectors_alike(case)
-        return own and tokens.kernels_serve(case)
-
-    @classmethod
-    def differs(cls, case: AttentionCase, runner: KernelRunner) -> str | None:
-        return token_coding_differs(case, runner)
-
-    @classmethod
-    def of(cls, store: LayerStore, group: int, address: Callable[[mx.array], int]) -> TokenPool:
-        assert isinstance(store, TokenStore), "the format codes single tokens"
-        arrays = tuple(map(address, store.arrays()))
-        return cls(group, store.shape.block_size, arrays, store=store)
-
-    def _destination(self, recorder: Recorder) -> Destination:
-        group, store = recorder.inputs.group(self.group), self.store
-        tables = [0 if each is None else recorder.copied(each) for each in code_tables(store)]
-        parts = (0 if each is None else recorder.address(each) for each in code_parts(store))
-        return Destination(group.blocks, group.offsets, Coding.of(store), arrays=(*tables, *parts))
-
-    def _attend(self, recorder: Recorder, attending: Attending) -> None:
-        shape, inputs = attending.shape, recorder.inputs
-        group, splits = inputs.group(self.group), _splits(recorder, shape)
-        coded = self.store.coded()
-        kernel = token_kernels.attend(shape, portable.Codes.of(coded))
-        found = list(self._partial(recorder, attending, splits))
-        places = [each.address for each in found]
-        arguments = [attending.q.address]
-        for *codes, last_part in (coded.keys, coded.values):
-            # Biases are of the pool, levels are not.
-            own = recorder.copied if coded.layout.codebook else recorder.address
-            arguments += [*map(recorder.address, codes), own(last_part)]
-        arguments += [group.tiles, inputs.table, attending.numbers, *places]
-        grid = recorder.max_rows, kernel.blocks, splits
-        q = [attending.q]
-        recorder.add(
-            kernel.text,
-            grid,
-            kernel.threads,
-            arguments=arguments,
-            reads=q,
-            writes=found,
-            shared=kernel.shared,
-        )
-        turn, result = coded.layout.value_rotation, attending.result
-        signs = 0 if turn is None else recorder.constant(turn.map * turn.scale)
-        source = token_kernels.combine(shape, splits, turned=turn is not None)
-        arguments = [inputs.rows, *places, signs, *attending.ending]
-        grid = recorder.max_rows * shape.heads, 1, 1
-        recorder.add(source, grid, paged.LANES, arguments=arguments, reads=found, writes=[result])
-        for each in found:
-            recorder.release(each)
-
-
-_KINDS: dict[str, type[LayerPool]] = {
-    "plain": PlainPool,
-    "page": PagePool,
-    "uniform": TokenPool,
-    "turbo": TokenPool,
-}
-
-
-def kind_of(format: KVFormat) -> type[LayerPool]:
-    """Return the pool class for a layer's format; see `KVFormat.of_layer`."""
-    return _KINDS[format.scheme]

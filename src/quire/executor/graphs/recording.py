@@ -184,9 +184,11 @@ class Recording(
         for coding, stores in self._tails.items():
             group = recorder.inputs.group(coding.group)
             arguments = [recorder.inputs.rows, group.blocks, group.offsets, group.tails]
-            arguments += [recorder.copied(packed.signs(coding.dim))]
+            dims = coding.kv_heads, coding.key_dim, coding.value_dim
+            signs = packed.signs(coding.value_dim) if coding.value_dim else None
+            arguments += [0 if signs is None else recorder.copied(signs)]
             arguments += [recorder.table([address for arrays in stores for address in arrays])]
-            source = kernels.code_tails(coding.kv_heads, coding.dim, coding.codes)
+            source = kernels.code_tails(*dims, coding.codes)
             grid = coding.kv_heads, len(stores), 1
             recorder.add_last(source, grid, kernels.TAIL_THREADS, arguments=arguments)
 
@@ -316,7 +318,7 @@ class Recording(
         pool = self._pools[self._layout.owner[layer]]
         pool.record(recorder, described)
         self._has_attended(own.get("chosen_by"))
-        coding = None if k is None else pool.tail_coding(spec.kv_heads, head_dim)
+        coding = None if k is None else pool.tail_coding(spec)
         if coding is not None:
             self._tails.setdefault(coding, []).append(pool.arrays)
 

@@ -30,7 +30,7 @@ from quire.executor.graphs.graph_cache import MAX_ROWS, WIDE_ROWS, GraphCache, S
 from quire.executor.graphs.indexers import most_keys
 from quire.executor.graphs.layout import step_numbers
 from quire.executor.graphs.operands import UnsupportedNode
-from quire.executor.graphs.pools import kind_of
+from quire.executor.graphs.pool_kinds import kind_of
 from quire.executor.graphs.states import KeptStates
 from quire.executor.inputs import StepInputs
 from quire.executor.step import Computed

@@ -8,10 +8,7 @@ from dataclasses import dataclass
 from quire.attention.paged import cuda as paged
 from quire.attention.paged import portable_kernels as portable
 from quire.attention.paged import tokens
-from quire.device.gpu_kernels import kernel_text
 from quire.executor.graphs import kernels
-
-_ATTENTION = "quire.attention.paged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +33,7 @@ def attend(shape: paged.Shape, codes: portable.Codes) -> Attend:
     and of values (see `CodedArrays`), tiles, table, numbers, weighted sums of values `[T, heads,
     splits, value_dim]`, and statistics `[T, heads, splits, 2]`.
     """
-    parameters = ["const T* q"]
-    kinds = ("unsigned", "__half", "float" if codes.codebook else "__half")
-    for name, kind in zip(codes.inputs(), 2 * kinds, strict=True):
-        parameters.append(f"const {kind}* {name}")
+    parameters = ["const T* q", *code_parameters(codes)]
     parameters += ["const int* tiles", "const int* table", "const float* numbers"]
     parameters += ["float* partial", "float* stats"]
     defines = {**tokens.defines(shape, codes), "READY": "wait_for_others()"}
@@ -51,25 +45,27 @@ def attend(shape: paged.Shape, codes: portable.Codes) -> Attend:
     return Attend(text, blocks, paged.LANES, shared=tokens.shared_memory(shape, codes))
 
 
-def combine(shape: paged.Shape, splits: int, *, turned: bool) -> str:
+def code_parameters(codes: portable.Codes) -> list[str]:
+    """Return the parameters for the arrays of keys and of values."""
+    kinds = ("unsigned", "__half", "float" if codes.codebook else "__half")
+    both = zip(codes.inputs(), 2 * kinds, strict=True)
+    return [f"const {kind}* {name}" for name, kind in both]
+
+
+def combine(shape: paged.Shape, splits: int, value_dim: int, *, turned: bool) -> str:
     """Return the source that combines splits.
 
     Parameters: rows, partial, stats, signs, result, and sinks if there are any.
 
     Args:
+        value_dim: elements of the result, the first of a sum.
         turned: whether sums of values are rotated back. The signs include the rotation's scale.
     """
     parameters = ["const int* rows", "const float* partial", "const float* stats"]
     parameters += ["const float* signs", "T* result", *kernels.sinks_of(shape)]
     lines = [*kernels.of_splits(shape, splits), "constexpr int count = splits;"]
-    if turned:
-        lines.append("const int index = threadIdx.x;")
-    defines: Mapping[str, object] = {
-        **kernels.joined_defines(shape),
-        "TURNED": int(turned),
-        "THREADS": paged.LANES,
-    }
-    head = kernel_text(_ATTENTION, "cuda.h") + kernel_text(_ATTENTION, "portable_turn.h")
-    head += paged.source("splits")
+    own = {"TURNED": int(turned), "R_DIM": value_dim}
+    defines: Mapping[str, object] = {**kernels.joined_defines(shape), **own}
+    head = kernels.HALF + paged.joining(turned=turned)
     body = "\n".join([*lines, paged.source("combine")])
     return kernels.source_text(parameters, body, paged.LANES, defines=defines, head=head)

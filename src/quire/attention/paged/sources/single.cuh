@@ -1,5 +1,6 @@
   // One row of a sequence over plain blocks, where `attend` takes several: its structure is that of
-  // `packed`, its operands come from shared memory as they are (`ldmatrix`).
+  // `packed`, its operands come from shared memory as they are (`ldmatrix`). With CODED blocks hold codes,
+  // which a warp reads as numbers into shared memory first; the parameters are then those of `tokens`.
   //
   // What a warp reads first it fetches before the kernel that this one waits for is done (READY), as
   // keys are there already but for those that the step writes: `fresh`, in a tile's last place, is the
@@ -8,27 +9,77 @@
 #ifndef V_STRIDE
 #define V_STRIDE V_DIM
 #endif
+#ifndef CODED
+#define CODED 0
+#endif
   constexpr int SHARE = V_DIM > 128 ? V_DIM / 128 : 1, STREAMS = 4 / SHARE;
   constexpr int K_OWN = K_DIM / SHARE, V_OWN = V_DIM / SHARE;
   constexpr int COLUMNS = (PART + 7) / 8;             // times eight query heads
   constexpr int UNIT = 32, TILES_OF = UNIT / 16;      // keys that a warp takes at a time
   // Pieces of 16 bytes of a vector change places within eight, so the row of one is whole eights.
   constexpr int K_CHUNKS = K_OWN / 8, K_ROW = (K_CHUNKS + 7) / 8 * 128;
-  constexpr int V_CHUNKS = V_OWN / 8, V_ROW = (V_CHUNKS + 7) / 8 * 128, WARP = UNIT * (K_ROW + V_ROW);
+  constexpr int V_CHUNKS = V_OWN / 8, V_ROW = (V_CHUNKS + 7) / 8 * 128;
+#if CODED
+  constexpr int WARP = UNIT * (K_ROW > V_ROW ? K_ROW : V_ROW);  // values come when keys have been scored
+#else
+  constexpr int WARP = UNIT * (K_ROW + V_ROW);
+#endif
   extern __shared__ __align__(16) unsigned char shared[];
   float* met = (float*)(shared + 4 * WARP);           // [2, 4, TILES_OF * COLUMNS, 32, 4], where shared
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, quad = lane & 3, group = lane >> 2;
   const int stream = warp % STREAMS, share = warp / STREAMS;
   unsigned char* keys_here = shared + warp * WARP;
-  unsigned char* values_here = keys_here + UNIT * K_ROW;
+  unsigned char* values_here = keys_here + (CODED ? 0 : UNIT * K_ROW);
 
   const int* tile = tiles + blockIdx.x * 6;
-  const int row = tile[0], low = tile[2], high = tile[3], fresh = tile[5];
+  const int row = tile[0], low = tile[2], high = tile[3];
   const int* blocks = table + tile[4];
   const int kv_head = blockIdx.y / PARTS, head0 = kv_head * GROUP + blockIdx.y % PARTS * PART;
-  const int split = blockIdx.z, splits = gridDim.z;
   const int first_pass = low / UNIT, each = units_of_split(low, high, splits);
   const int begin = first_pass + split * each, end = min((high + UNIT - 1) / UNIT, begin + each);
+  const auto vector0 = [&](int block, int pass) {
+    return ((size_t)block * KV_HEADS + kv_head) * BLOCK + pass * UNIT % BLOCK;
+  };
+  const auto block_of = [&](int pass) { return blocks[pass * UNIT / BLOCK]; };
+#if CODED
+#ifdef READY
+  READY;
+#endif
+  if (begin >= end) {
+    store_no_keys(stats, (size_t)row * HEADS + head0, tile[1] * PART, split, splits);
+    return;
+  }
+#if CODEBOOK
+  __shared__ float key_more[1 << K_BITS], value_more[1 << V_BITS];
+  for (int n = threadIdx.x; n < 1 << K_BITS; n += 128) key_more[n] = key_levels[n];
+  for (int n = threadIdx.x; n < 1 << V_BITS; n += 128) value_more[n] = value_levels[n];
+  __syncthreads();
+#else
+  const __half *key_more = key_biases, *value_more = value_biases;
+#endif
+  const auto read_keys = [&](int pass) {
+    __syncwarp();
+    const size_t vector = vector0(block_of(pass), pass);
+#if BY_CHANNEL
+    expand_channels<K_OWN, K_BITS, K_ROW>(keys, key_scales, key_more, vector / BLOCK * K_DIM + share * K_OWN, vector % BLOCK / UNIT, keys_here, lane);
+#else
+    expand_tokens<K_OWN, K_DIM, K_GROUP, K_BITS, K_ROW>(keys, key_scales, key_more, vector, share * K_OWN, keys_here, lane);
+#endif
+    __syncwarp();
+  };
+  // Values may be the first V_DIM of V_SIZE elements.
+  const auto read_values = [&](int pass) {
+    __syncwarp();
+    const size_t vector = vector0(block_of(pass), pass);
+#if BY_CHANNEL && IN_KEY
+    expand_channels<V_OWN, V_BITS, V_ROW>(values, value_scales, value_more, vector / BLOCK * V_SIZE + share * V_OWN, vector % BLOCK / UNIT, values_here, lane);
+#else
+    expand_tokens<V_OWN, V_SIZE, V_GROUP, V_BITS, V_ROW>(values, value_scales, value_more, vector, share * V_OWN, values_here, lane);
+#endif
+    __syncwarp();
+  };
+#else
+  const int fresh = tile[5];
   if (begin >= end) {
 #if ORDERED
     READY;
@@ -41,9 +92,6 @@
   };
   const auto fetch_value = [&](const T* vector, int at, int chunk) {
     copy_ahead(values_here + at * V_ROW + (chunk ^ (at & 7)) * 16, vector + share * V_OWN + chunk * 8);
-  };
-  const auto vector0 = [&](int block, int pass) {
-    return ((size_t)block * KV_HEADS + kv_head) * BLOCK + pass * UNIT % BLOCK;
   };
   const auto fetch_keys = [&](int block, int pass) {
     const T* from = keys + vector0(block, pass) * K_DIM;
@@ -61,7 +109,6 @@
       fetch_value(from + at * V_STRIDE, at, n % V_CHUNKS);
     }
   };
-  const auto block_of = [&](int pass) { return blocks[pass * UNIT / BLOCK]; };
   int following = 0;  // the block of the unit after this one
   if (begin + stream < end) {
     const int pass = begin + stream, block = block_of(pass);
@@ -84,6 +131,7 @@
     end_turn();
     await_all();
   }
+#endif
 #endif
 
   unsigned queries[COLUMNS][K_OWN / 16][2];
@@ -114,8 +162,10 @@
   const int lane_row = lane & 15, lane_chunk = lane >> 4;              // matrices by rows first
   const int turned_row = (lane & 7) + (lane >> 4) * 8, turned_chunk = lane >> 3 & 1;  // by chunks first
   for (int pass = begin + stream; pass < end; pass += STREAMS) {
+#if !CODED
     const int next = following;
     if (pass + 2 * STREAMS < end) following = block_of(pass + 2 * STREAMS);
+#endif
     float s[COLUMNS][TILES_OF][4];
     #pragma unroll
     for (int c = 0; c < COLUMNS; c++)
@@ -123,7 +173,11 @@
       for (int t = 0; t < TILES_OF; t++)
         #pragma unroll
         for (int i = 0; i < 4; i++) s[c][t][i] = 0.f;
+#if CODED
+    read_keys(pass);
+#else
     await_turn();
+#endif
     #pragma unroll
     for (int k = 0; k < K_OWN / 16; k++)
       #pragma unroll
@@ -135,9 +189,11 @@
         for (int c = 0; c < COLUMNS; c++)
           product(s[c][t], a[0], a[1], a[2], a[3], queries[c][k][0], queries[c][k][1]);
       }
+#if !CODED
     __syncwarp();
     if (pass + STREAMS < end) fetch_keys(next, pass + STREAMS);
     end_turn();
+#endif
 
     if (SHARE > 1) {
       constexpr int N = TILES_OF * COLUMNS;
@@ -187,7 +243,11 @@
       }
     }
 
+#if CODED
+    read_values(pass);
+#else
     await_turn();
+#endif
     #pragma unroll
     for (int e = 0; e < V_OWN / 16; e++)
       #pragma unroll
@@ -199,9 +259,11 @@
         for (int c = 0; c < COLUMNS; c++)
           product(out[c][e], a[0], a[1], a[2], a[3], weights[c][t][0], weights[c][t][1]);
       }
+#if !CODED
     __syncwarp();
     if (pass + STREAMS < end) fetch_values(next, pass + STREAMS);
     end_turn();
+#endif
   }
 
   // The warps' streams together, through shared memory: of each warp [8 * COLUMNS, V_OWN].
@@ -219,6 +281,9 @@
         own_sums[(c * 8 + quad * 2 + (i & 1)) * V_OWN + e * 16 + group + (i < 2 ? 0 : 8)] = out[c][e][i];
   }
   __syncthreads();
+#if CODED
+  store_split<STREAMS, ROWS, V_OWN, WARP>(found, shared, (size_t)row * HEADS + head0, split, splits, partial, stats);
+#else
   const bool alone = split == 0 && end * UNIT >= high;
   for (int n = threadIdx.x; n < PART * V_DIM; n += 128) {
     const int m = n / V_DIM, d = n % V_DIM;
@@ -240,3 +305,4 @@
       }
     }
   }
+#endif

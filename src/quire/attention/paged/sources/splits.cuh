@@ -34,7 +34,7 @@ __device__ __forceinline__ void weigh(Weights* to, const float* stats, int count
 }
 // Neighbouring elements that a thread takes, by one load; 128 threads take all of them.
 constexpr int ELEMENTS = V_DIM > 128 ? V_DIM / 128 : 1;
-struct alignas(4 * ELEMENTS) Elements { float x[ELEMENTS]; };
+struct __align__(4 * ELEMENTS) Elements { float x[ELEMENTS]; };
 // Those of the weighted sum over all splits; `partial` is of the row, head and the first element.
 __device__ __forceinline__ Elements joined_elements(const float* partial, const Weights* weights) {
   Elements sum = {};

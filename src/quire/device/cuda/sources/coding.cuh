@@ -10,10 +10,28 @@ __device__ __forceinline__ float lanes_sum(float x) {
   for (int by = 16; by > 0; by /= 2) x += __shfl_xor_sync(0xffffffffu, x, by);
   return x;
 }
-// A warp's Hadamard transform of a vector, times `scale`. Each bit of an
-// element's place in the vector is a bit of the lane's number or of e, in any order.
+// cos and sin of n parts of a circle of N, added.
+template <int N>
+struct Hartley {
+  float of[N];
+  __device__ constexpr Hartley() : of() {
+    for (int n = 0; n < N; n++) {
+      const double angle = 6.283185307179586 * (2 * n > N ? n - N : n) / N;
+      double term = 1, sum = 0;  // of the series of both
+      for (int k = 1; k < 40; k++) {
+        sum += k % 4 == 1 || k % 4 == 2 ? term : -term;
+        term *= angle / k;
+      }
+      of[n] = (float)sum;
+    }
+  }
+};
+// A warp's transform of a vector, times `scale`: a Hadamard transform. Each bit of an element's place
+// in the vector is a bit of the lane's number or of e, in any order. Where E is no power of two, a lane
+// has elements lane, lane + 32 and so on; a Hartley transform across runs of a power of two follows.
 template <int E>
 __device__ __forceinline__ void transformed(float* x, float scale) {
+  constexpr int RUN = E & -E, RUNS = E / RUN;
   const int lane = threadIdx.x & 31;
   #pragma unroll
   for (int half = 1; half < 32; half *= 2) {
@@ -22,7 +40,7 @@ __device__ __forceinline__ void transformed(float* x, float scale) {
     for (int e = 0; e < E; e++) x[e] = fmaf(x[e], sign, __shfl_xor_sync(0xffffffffu, x[e], half));
   }
   #pragma unroll
-  for (int half = 1; half < E; half *= 2)
+  for (int half = 1; half < RUN; half *= 2)
     #pragma unroll
     for (int e = 0; e < E; e++)
       if (!(e & half)) {
@@ -30,10 +48,23 @@ __device__ __forceinline__ void transformed(float* x, float scale) {
         x[e] = a + b;
         x[e + half] = a - b;
       }
+  if constexpr (RUNS > 1) {
+    constexpr Hartley<RUNS> circle;
+    #pragma unroll
+    for (int e = 0; e < RUN; e++) {
+      float own[RUNS] = {};
+      #pragma unroll
+      for (int r = 0; r < RUNS; r++)
+        #pragma unroll
+        for (int s = 0; s < RUNS; s++) own[r] = fmaf(x[s * RUN + e], circle.of[r * s % RUNS], own[r]);
+      #pragma unroll
+      for (int r = 0; r < RUNS; r++) x[r * RUN + e] = own[r];
+    }
+  }
   #pragma unroll
   for (int e = 0; e < E; e++) x[e] *= scale;
 }
-// A warp turns a vector: signs, then a Hadamard transform, times `scale`. A lane has elements lane,
+// A warp turns a vector: signs, then the transform, times `scale`. A lane has elements lane,
 // lane + 32 and so on, here as below.
 template <int E>
 __device__ __forceinline__ void turned(float* x, const float* signs, float scale) {

@@ -90,12 +90,16 @@
   // Codes are of elements in another order than turns by the position.
   if (query && !QUERY_TURNED) return;
   __syncwarp();
-  constexpr int E = HEAD_DIM / 32;
+  constexpr int E = HEAD_DIM / 32, V_E = VALUE_DIM / 32;
   float x[E];
   #pragma unroll
-  for (int e = 0; e < E; e++) x[e] = (float)to[e * 32 + lane];
-  if (query ? QUERY_TURNED : value ? V_TURNED : K_TURNED)
-    turned<E>(x, signs, query ? QUERY_SCALE : value ? V_SCALE : K_SCALE);
+  for (int e = 0; e < E; e++) x[e] = !value || e < V_E ? (float)to[e * 32 + lane] : 0.f;
+  if (E == V_E || !value) {
+    if (query ? QUERY_TURNED : value ? V_TURNED : K_TURNED)
+      turned<E>(x, value ? value_signs : key_signs, query ? QUERY_SCALE : value ? V_SCALE : K_SCALE);
+  } else if (V_TURNED) {
+    turned<V_E>(x, value_signs, V_SCALE);
+  }
   if (query) {
     #pragma unroll
     for (int e = 0; e < E; e++) own_query[e * 32 + lane] = (T)x[e];
