@@ -161,9 +161,9 @@ PACKED = [
 @pytest.mark.parametrize(("shape", "codes"), PACKED)
 def test_sources_for_codes_compile(shape: cuda.Shape, codes: packed.Codes, tmp_path: Path) -> None:
     text = (
-        cuda.header(shape.dtype, packed.defines(shape, codes))
+        cuda.header(shape.dtype, packed.defines(shape, codes) | {"TURNED": 1})
         + packed.head()
-        + cuda.source("splits")
+        + cuda.joining(turned=True)
         + 'extern "C" __global__ void packed(const T* q, const unsigned* k_codes,'
         "const __half* k_scales, const __half* k_biases, const unsigned* v_codes,"
         "const __half* v_scales, const __half* v_biases, const T* tail_keys, const T* tail_values,"
