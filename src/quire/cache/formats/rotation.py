@@ -18,10 +18,10 @@ _SEED = 20250428
 class Rotation:
     """An orthogonal map of vectors of `dim` elements, the same in every process.
 
-    Elements get random signs. Vectors of a power of two take a Hadamard transform. Others are an odd
-    number of runs of a power of two: each run takes a Hadamard transform, then a Hartley transform
-    goes across the runs. Both are one matrix, because MLX 0.32's Hadamard transform is wrong on the
-    CPU for some sizes (72, 144, 576).
+    Elements get random signs. Vectors of a power of two take a Hadamard transform. Others are an
+    odd number of runs of a power of two: each run takes a Hadamard transform, then a Hartley
+    transform goes across the runs. Both are one matrix, because MLX 0.32's Hadamard transform is
+    wrong on the CPU for some sizes (72, 144, 576).
 
     Args:
         dim: elements of a vector.
