@@ -62,9 +62,8 @@ class Rotation:
 def _matrix(signs: Floats) -> mx.array:
     """Return the rotation of a size that is no power of two, for vectors on the left."""
     dim, run = len(signs), len(signs) & -len(signs)
-    hadamard: Floats = np.ones((1, 1))
-    while len(hadamard) < run:
-        hadamard = np.kron([[1, 1], [1, -1]], hadamard)
+    parts = range(run)
+    hadamard = np.array([[(-1.0) ** (i & j).bit_count() for j in parts] for i in parts])
     runs = np.arange(dim // run)
     angles = 2 * np.pi / len(runs) * np.outer(runs, runs)
     hartley = np.cos(angles) + np.sin(angles)
