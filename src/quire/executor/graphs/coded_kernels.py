@@ -113,4 +113,6 @@ def gather(
         decoding.head(),
     ]
     body = kernel_text(kernels.OWN, "gather_codes.cuh")
-    return source_text([*parameters, "T* to"], [body], threads, own, functions="\n".join(lines))
+    return source_text(
+        [*parameters, "T* to"], [body], threads, constants=own, functions="\n".join(lines)
+    )

@@ -58,7 +58,9 @@ class PagePool(LayerPool):
 
     def tail_coding(self, spec: KVSpec) -> TailCoding | None:
         value_dim = 0 if spec.value_in_key else spec.value_dim
-        return TailCoding(self.group, spec.kv_heads, spec.head_dim, value_dim, codes=self.codes)
+        return TailCoding(
+            self.group, spec.kv_heads, spec.head_dim, value_dim=value_dim, codes=self.codes
+        )
 
     def _destination(self, recorder: Recorder, layer: LayerAttention) -> Destination:
         group, tails = recorder.inputs.group(self.group), self.arrays[-1:]
@@ -76,12 +78,12 @@ class PagePool(LayerPool):
         if chosen is not None:
             more = group.coded, group.tails, arrays[6]
             keys = CodedKeys(self.codes.by_channel, arrays[:3], more)
-            copies = chosen.decoded(recorder, group, attending.q, keys, dim=shape.key_dim)
-            self._attend_chosen(recorder, attending, chosen, copies)
+            copies = chosen.decoded(recorder, group, attending.q, keys=keys, dim=shape.key_dim)
+            self._attend_chosen(recorder, attending, chosen, copies=copies)
             return
         found = [
-            *self._partial(recorder, attending, shape, splits),
-            *self._partial(recorder, attending, shape, 1),
+            *self._partial(recorder, attending, shape, splits=splits),
+            *self._partial(recorder, attending, shape, splits=1),
         ]
         places = [each.address for each in found]
         arguments = [attending.q.address, *arrays, group.coded, group.own, inputs.table]
@@ -168,8 +170,8 @@ class TokenPool(LayerPool):
         group, in_key = inputs.group(self.group), attending.value_in_key
         if chosen is not None:
             keys = CodedKeys(codes, tuple(arguments[:3]), (signs,), turned=turn is not None)
-            copies = chosen.decoded(recorder, group, attending.q, keys, dim=shape.key_dim)
-            self._attend_chosen(recorder, attending, chosen, copies)
+            copies = chosen.decoded(recorder, group, attending.q, keys=keys, dim=shape.key_dim)
+            self._attend_chosen(recorder, attending, chosen, copies=copies)
             return
         value_dim, size = shape.value_dim, portable.coded_value_size(coded)
         if turn is not None:  # all of a rotated sum is needed to turn it back
@@ -181,7 +183,7 @@ class TokenPool(LayerPool):
             if alike and not in_key
             else coded_kernels.attend(shape, codes, size, in_key=in_key)
         )
-        found = list(self._partial(recorder, attending, shape, splits))
+        found = list(self._partial(recorder, attending, shape, splits=splits))
         places = [each.address for each in found]
         recorder.add(
             kernel.text,

@@ -96,7 +96,7 @@ class ChosenKeys:
         parameters = ["const int* found", "const int* chosen", _TILE, "const int* table"]
         parameters += ["const __nv_bfloat16* keys", "__nv_bfloat16* to"]
         text = kernel_source("gather", parameters, self._constants(dim), threads=_THREADS)
-        return self._copied(recorder, group, q, text, arguments=[source], dim=dim)
+        return self._copied(recorder, group, q, text=text, arguments=[source], dim=dim)
 
     def decoded(
         self, recorder: Recorder, group: GroupInputs, q: Buffer, keys: CodedKeys, dim: int
@@ -107,7 +107,7 @@ class ChosenKeys:
         """
         text = coded_kernels.gather(keys.codes, self._constants(dim), _THREADS, turned=keys.turned)
         arguments = [*keys.parts, *keys.more]
-        return self._copied(recorder, group, q, text, arguments=arguments, dim=dim)
+        return self._copied(recorder, group, q, text=text, arguments=arguments, dim=dim)
 
     def _constants(self, dim: int) -> dict[str, int]:
         sizes = {"LIMIT": self.limit, "ROOM": self.room, "BLOCK": self.block_size}

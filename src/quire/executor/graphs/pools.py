@@ -208,7 +208,7 @@ class LayerPool(ABC):
     ) -> None:
         """Record the kernels that attend to copies of chosen keys. Release the copies."""
         arrays, table = (copies.address, copies.address), chosen.table(recorder)
-        rows = PlainRows(arrays, chosen.tiles.address, table, (copies, chosen.tiles))
+        rows = PlainRows(arrays, chosen.tiles.address, table, written=(copies, chosen.tiles))
         self._attend_rows(recorder, attending, rows)
         recorder.release(copies)
 
@@ -216,7 +216,7 @@ class LayerPool(ABC):
         """Record the kernels that attend to plain keys, one row a tile."""
         shape, inputs, q = attending.shape, recorder.inputs, attending.q
         splits, made = splits_of(recorder, shape), bool(rows.written)
-        parts = self._partial(recorder, attending, shape, splits) if splits > 1 else ()
+        parts = self._partial(recorder, attending, shape, splits=splits) if splits > 1 else ()
         places = [each.address for each in parts] or [0, 0]
         arguments = [q.address, *rows.arrays, rows.tiles, rows.table]
         arguments += [attending.numbers, *places, *attending.ending]
@@ -290,7 +290,7 @@ class PlainPool(LayerPool):
             copies = chosen.gathered(
                 recorder, group, attending.q, source=self.arrays[0], dim=shape.key_dim
             )
-            self._attend_chosen(recorder, attending, chosen, copies)
+            self._attend_chosen(recorder, attending, chosen, copies=copies)
             return
         rows = PlainRows(self.arrays, group.tiles, inputs.table)
         self._attend_rows(recorder, attending, rows)
