@@ -152,11 +152,10 @@ def launches(config: dict[str, Any], streams: int = 8) -> Counter[str]:
         start(self, step)
 
     start = EagerExecutor._start
-    with as_metal(), pytest.MonkeyPatch.context() as patch:
-        engine = _generating(config, streams)
+    with as_metal(), one_primitive_each(), pytest.MonkeyPatch.context() as patch:
+        engine = generating(config, streams)
         patch.setattr(EagerExecutor, "_start", noted)
-        with one_primitive_each():
-            engine.step()
+        engine.step()
     return found[-1]
 
 
@@ -172,16 +171,17 @@ def build_seconds(config: dict[str, Any], streams: int = 8) -> float:
         return step
 
     build_step = EagerExecutor._build
-    with as_metal(), pytest.MonkeyPatch.context() as patch:
-        engine = _generating(config, streams)
+    with as_metal(), one_primitive_each(), pytest.MonkeyPatch.context() as patch:
+        engine = generating(config, streams)
         patch.setattr(EagerExecutor, "_build", timed)
-        with one_primitive_each():
-            for _ in range(_TIMED):
-                engine.step()
+        for _ in range(_TIMED):
+            engine.step()
     return min(found)
 
 
-def _generating(config: dict[str, Any], streams: int) -> Engine:
+def generating(
+    config: dict[str, Any], streams: int, settings: EngineConfig | None = None
+) -> Engine:
     """Return an engine in which `streams` sequences generate."""
     mx.random.seed(0)
     model = build(config)
@@ -203,7 +203,8 @@ def _generating(config: dict[str, Any], streams: int) -> Engine:
         "float32",
         read_adapter=lambda place: LowRank({}, place),
     )
-    engine = assemble(loaded, EngineConfig("", kv_memory=64 << 20, speculate="off"))
+    plain = EngineConfig("", kv_memory=64 << 20, speculate="off")
+    engine = assemble(loaded, settings or plain)
     for number in range(streams):
         prompt = tuple(range(3 + number, 12 + number))
         sampling = SamplingParams(temperature=0)

@@ -11,6 +11,7 @@ import numpy as np
 
 from quire.core.arrays import Ints
 from quire.device.bidirectional import attend
+from quire.device.dtypes import from_host
 
 _FINE, _EIGHTHS = 32, 8
 """Lengths are rounded up to multiples of 32, and longer ones to eighths of a power of two."""
@@ -72,8 +73,8 @@ class BidirectionalRows:
                 )
             first += len(numbers) * length
             filled = rows + np.minimum(within, lengths[:, None] - 1)
-            self._batches.append(_Batch(mx.array(filled), len(numbers), mx.array(lengths)))
-        self._places = mx.array(places)
+            self._batches.append(_Batch(from_host(filled), len(numbers), from_host(lengths)))
+        self._places = from_host(places)
 
     def attend(
         self, q: mx.array, k: mx.array, v: mx.array, scale: float, reach: int | None

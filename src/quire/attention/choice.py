@@ -12,6 +12,7 @@ from quire.attention.reference.cuts import Chunk, DecodeBatch, cut
 from quire.cache.formats.base import LayerStore
 from quire.core.arrays import Ints
 from quire.device.device import current_device
+from quire.device.dtypes import from_host
 
 _ELEMENTS = 32 << 20
 """Most scores (heads * rows * keys), or elements of gathered keys, in memory at a time."""
@@ -117,7 +118,7 @@ class IndexerTopK:
             some = q[rows].reshape(keys.shape[0], -1, dim)
             dots = current_device().times_transposed(some, keys).reshape(-1, heads, seen)
             scores = (weights[rows] @ mx.maximum(dots, 0))[:, 0]
-            low, high = mx.array(first[rows, None]), mx.array(last[rows, None])
+            low, high = from_host(first[rows, None]), from_host(last[rows, None])
             scores = mx.where((places >= low) & (places <= high), scores, -mx.inf)
             outs.append((slice(start + rows.start, start + rows.stop), self._highest(scores)))
         return outs

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from itertools import groupby
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -28,11 +29,28 @@ from quire.cache.pools import KVPool, Pools
 from quire.cache.specs import CrossKV, KVLayout
 from quire.core.arrays import Ints
 from quire.core.kv_format import KVFormat
+from quire.device.dtypes import from_host
 
 _CaseKey = tuple[bool, int, mx.Dtype, bool, bool, int]
 """Traits that differ between layers with the same rows: packed, heads, type, cap, sinks, and the
 number of keys that an indexer chooses (0 without one).
 """
+
+
+class AttentionUse(NamedTuple):
+    """A kind of attention that layers of a model ask for; see `StepAttention.uses`.
+
+    Attributes:
+        owner: a layer whose keys and values are read.
+        heads, head_dim, dtype: of queries.
+    """
+
+    group: int
+    owner: int
+    heads: int
+    head_dim: int
+    dtype: mx.Dtype
+    scoring: Scoring
 
 
 @dataclass(slots=True)
@@ -142,8 +160,25 @@ class StepAttention:
         self._backends = attention.backends
         self._groups: dict[int, list[_FormatRows]] = {}
         self._chosen: dict[int, list[mx.array | None]] = {}
+        self._uses: list[AttentionUse] = []
         self._attending: dict[int, mx.array] = {}
         """By media group, the rows that attend to any media; missing if all rows do."""
+
+    @property
+    def uses(self) -> tuple[AttentionUse, ...]:
+        """The kinds of attention that layers have asked for, in order."""
+        return tuple(self._uses)
+
+    def rehearse(self, use: AttentionUse) -> None:
+        """Make the arrays that such layers read from the host, for rows of one format.
+
+        Queries are stand-ins whose result nobody computes.
+        """
+        (part,) = self._parts(use.group)
+        store = part.pool.layers[use.owner]
+        store.place(part.metadata.slots)
+        q = mx.zeros((len(self._rows), use.heads, use.head_dim), use.dtype)
+        self._read(part, use.owner, q, scoring=use.scoring)
 
     @cached_property
     def _bidirectional(self) -> BidirectionalRows:
@@ -250,8 +285,12 @@ class StepAttention:
         store = part.pool.layers[owner]
         if k is not None and v is not None and len(k):
             part.written[owner] = store.write(k, v, part.slots or part.metadata.slots)
-        written = part.written.get(owner)
-        runs = self._runs(part, store, q, scoring=scoring)
+        return self._read(part, owner, q, scoring=scoring)
+
+    def _read(self, part: _FormatRows, owner: int, q: mx.array, scoring: Scoring) -> mx.array:
+        """Attend for rows whose keys and values are written."""
+        store, written = part.pool.layers[owner], part.written.get(owner)
+        runs = self._runs(part, owner, q, scoring=scoring)
         if len(runs) == 1:
             return runs[0].prepared.forward(q, store, written, scoring=scoring)
         outs = [
@@ -301,7 +340,7 @@ class StepAttention:
             first += sum(each.count for each in some)
         assert parts, "no row attends to media"
         if row < first:
-            self._attending[group] = mx.array(np.concatenate(attending))
+            self._attending[group] = from_host(np.concatenate(attending))
         return parts
 
     def _by_format(self) -> Iterator[tuple[KVFormat, Sequence[CrossRows]]]:
@@ -309,16 +348,19 @@ class StepAttention:
         for format, some in groupby(self._rows, key=lambda each: each.format):
             yield format, list(some)
 
-    def _runs(
-        self, part: _FormatRows, store: LayerStore, q: mx.array, scoring: Scoring
-    ) -> list[_Run]:
+    def _runs(self, part: _FormatRows, owner: int, q: mx.array, scoring: Scoring) -> list[_Run]:
         """Assign rows to backends; the result is the same for all layers of one kind."""
+        store = part.pool.layers[owner]
         softcap, sinks = scoring.softcap is not None, scoring.sinks is not None
         limit = 0 if scoring.chosen is None else scoring.chosen.shape[-1]
         key = store.packed is None, q.shape[1], q.dtype, softcap, sinks, limit
         runs = part.runs.get(key)
         if runs is None:
             runs = part.runs[key] = self._cut_runs(part, store, *key[1:])
+            group, (_, heads, size) = self._layout.group[owner], q.shape
+            self._uses.append(
+                AttentionUse(group, owner, heads, head_dim=size, dtype=q.dtype, scoring=scoring)
+            )
         return runs
 
     def _cut_runs(
@@ -342,18 +384,18 @@ class StepAttention:
         counts = metadata.counts.tolist()
         longer = (metadata.lengths > limit).tolist() if limit else [False] * len(counts)
         kinds = list(zip(counts, longer, strict=True))
-        case = AttentionCase(
+        case = partial(
+            AttentionCase,
             format=store.format,
             spec=metadata.spec,
             block_size=metadata.block_size,
             heads=heads,
-            rows=1,
             dtype=dtype,
             softcap=softcap,
             sinks=sinks,
         )
         backends = {
-            (count, chosen): self._backends.backend_for(replace(case, rows=count, chosen=chosen))
+            (count, chosen): self._backends.backend_for(case(rows=count, chosen=chosen))
             for count, chosen in set(kinds)
         }
         served = [(backends[kind], kind[1]) for kind in kinds]

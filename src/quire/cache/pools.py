@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 
 import mlx.core as mx
 import numpy as np
@@ -46,10 +46,17 @@ class KVPool:
             elif store.has_tail:
                 store.resize_tails(capacity, moves, spare)
 
-    def arrays(self, layers: Container[int]) -> list[mx.array]:
-        """Return every array of these layers."""
+    def arrays(self, layers: Container[int] | None = None) -> list[mx.array]:
+        """Return every array of these layers; of all by default."""
+        if layers is None:
+            return [array for store in self._stores() for array in store.arrays()]
         both = (*self.layers.items(), *self.indexes.items())
         return [array for layer, store in both if layer in layers for array in store.arrays()]
+
+    def replace(self, others: Iterator[mx.array]) -> None:
+        """Take other arrays in place of all that `arrays` returns."""
+        for store in self._stores():
+            store.replace(others)
 
     def export(self, blocks: Ints) -> list[mx.array]:
         """Return the contents of blocks in all layers (lazy)."""
@@ -153,8 +160,7 @@ class Pools:
         """Copy each pool's first block onto itself, so that a GPU compiles the kernels of
         copies.
         """
-        pools: list[KVPool | StatePool] = [*self._kv.values(), *self._states.values()]
-        for pool in pools:
+        for pool in self._all:
             block = np.zeros(1, dtype=np.int32)
             contents = pool.export(block)
             if all(map(len, contents)):
@@ -174,14 +180,22 @@ class Pools:
         self._kv.clear()
         self._states.clear()
 
-    def arrays(self, layers: Container[int]) -> list[mx.array]:
-        """Return every array of these layers, in all pools."""
-        pools: list[KVPool | StatePool] = [*self._kv.values(), *self._states.values()]
-        return [array for pool in pools for array in pool.arrays(layers)]
+    def arrays(self, layers: Container[int] | None = None) -> list[mx.array]:
+        """Return every array of these layers, in all pools; of all layers by default."""
+        return [array for pool in self._all for array in pool.arrays(layers)]
+
+    def replace(self, others: Iterator[mx.array]) -> None:
+        """Take other arrays in place of those that `arrays` returns for all layers."""
+        for pool in self._all:
+            pool.replace(others)
 
     def shape(self, group: int) -> LayerShape:
         """Return the shape that each layer of an attention group stores."""
         return LayerShape.of(self._stored[group], self.block_size, self.dtype)
+
+    @property
+    def _all(self) -> list[KVPool | StatePool]:
+        return [*self._kv.values(), *self._states.values()]
 
     def _pool(self, key: PoolKey) -> KVPool | StatePool:
         if key.group in self._recurrent:

@@ -416,6 +416,12 @@ class KVLayout:
     owner: tuple[int, ...]
     uncached: Mapping[int, Bidirectional] = field(default_factory=dict)
 
+    @property
+    def has_indexers(self) -> bool:
+        """Whether indexers choose the keys that rows of any layer see."""
+        specs = (group.spec.attention for group in self.groups)
+        return any(spec is not None and spec.index_dim for spec in specs)
+
     @staticmethod
     def of(layout: tuple[LayerSpec, ...]) -> KVLayout:
         """Group the layers, and resolve those that share another layer's keys and values."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -13,7 +13,7 @@ from quire.cache.formats.paging import block_rows, resize
 from quire.cache.specs import RecurrentState
 from quire.core.arrays import Ints
 from quire.device.device import current_device
-from quire.device.dtypes import DTYPES
+from quire.device.dtypes import DTYPES, from_host
 
 
 class StatePool:
@@ -59,9 +59,15 @@ class StatePool:
         """Write `[n, *shape]` into slots `[n]`."""
         current_device().operations.write_rows(self._parts[layer, name], value, slots)
 
-    def arrays(self, layers: Container[int]) -> list[mx.array]:
-        """Return the arrays that hold the slots of these layers."""
+    def arrays(self, layers: Container[int] | None = None) -> list[mx.array]:
+        """Return the arrays that hold the slots of these layers; of all by default."""
+        if layers is None:
+            return list(self._parts.values())
         return [array for (layer, _), array in self._parts.items() if layer in layers]
+
+    def replace(self, others: Iterator[mx.array]) -> None:
+        """Take other arrays in place of all that `arrays` returns."""
+        self._parts.update(zip(list(self._parts), others, strict=False))
 
     def parts(self, layer: int) -> dict[str, mx.array]:
         """Return a layer's arrays `[slots, *shape]`, by part name."""
@@ -101,7 +107,7 @@ class StateSlots:
         state = self.pool.read(self.layer, name, self.slots)
         if not self.fresh.any():
             return state
-        starts = mx.array(self.fresh).reshape(-1, *[1] * (state.ndim - 1))
+        starts = from_host(self.fresh).reshape(-1, *[1] * (state.ndim - 1))
         return mx.where(starts, mx.zeros_like(state), state)
 
     def write(self, name: str, value: mx.array) -> None:

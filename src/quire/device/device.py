@@ -49,6 +49,8 @@ class Device(ABC):
             spells them out, in more operations than their callers need.
         compiles: whether `mx.compile` costs no request its time. For a CPU MLX writes C++ and runs
             `g++`, one to five seconds for each kernel, in the step that needs it first.
+        compiles_steps: whether the graph of a step is built by `mx.compile` where its shapes were
+            seen before, because Python builds it and nothing else runs its layers.
         keeps_compiled: whether all that is compiled is there at the next start.
         default_dtype: of weights whose type nobody asked for; None is the checkpoint's.
         weights_by_columns: whether matrices are multiplied faster when each of their columns lies
@@ -70,6 +72,7 @@ class Device(ABC):
 
     fuses: bool
     compiles: bool
+    compiles_steps: bool
     keeps_compiled: bool
     default_dtype: mx.Dtype | None
     weights_by_columns: bool
@@ -175,6 +178,7 @@ class CPU(Device):
 
     fuses = False
     compiles = False
+    compiles_steps = False
     keeps_compiled = False
     default_dtype = mx.float32  # there is no faster type
     joins_products = False
@@ -257,6 +261,7 @@ class GPU(Device):
 class CUDA(GPU):
     """NVIDIA GPUs."""
 
+    compiles_steps = False  # CUDA graphs run them
     joins_products = False  # graphs join them by themselves
     code_rows = 0  # MLX 0.32.4 has kernels for some shapes of codes only, and fails for the others
     weight_code_bits = MappingProxyType({2: 4, 3: 4, 5: 8, 6: 8})  # tensor core kernels read these
@@ -277,6 +282,7 @@ class CUDA(GPU):
 class Metal(GPU):
     """Apple silicon."""
 
+    compiles_steps = True
     joins_products = True
     kernel_language = "metal"
     keeps_compiled = False

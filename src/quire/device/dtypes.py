@@ -1,11 +1,14 @@
-"""Floating types by the names that settings and specs use, and int32 arrays."""
+"""Floating types by the names that settings and specs use, and arrays of the host's numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 
 from quire.core.arrays import Ints
 
@@ -16,6 +19,34 @@ DTYPES: dict[str, mx.Dtype] = {
 }
 
 
+_noted: list[list[mx.array]] = []
+"""Lists that take the arrays of `from_host`, innermost context last. Only the thread that owns MLX
+uses it.
+"""
+
+
+def from_host(values: npt.NDArray[Any]) -> mx.array:
+    """Return numbers of one step as an array on the device.
+
+    All that a step's attention and states read from the host goes through here, so that `noting`
+    finds it.
+    """
+    array = mx.array(values)
+    if _noted:
+        _noted[-1].append(array)
+    return array
+
+
+@contextmanager
+def noting() -> Iterator[list[mx.array]]:
+    """Collect the arrays that `from_host` makes within the context, in order."""
+    _noted.append([])
+    try:
+        yield _noted[-1]
+    finally:
+        _noted.pop()
+
+
 def int32(values: Sequence[int] | Ints) -> mx.array:
     """Return an int32 array on the device."""
-    return mx.array(np.asarray(values, dtype=np.int32))
+    return from_host(np.asarray(values, dtype=np.int32))

@@ -134,7 +134,7 @@ class SplitExecutor(GraphExecutor):
         if _hosts(config).beside(0) == part.size and not by_rank:
             layout = KVLayout.of(model.layout)
             graphs = open_cuda_graphs(model, layout, pools, identity=loaded.fingerprint, part=part)
-        super().__init__(model, pools, graphs, **others)
+        super().__init__(model, pools, graphs, compiles=False, **others)
 
     def _holds_back(self) -> bool:
         return False
@@ -200,12 +200,15 @@ class LeadingExecutor(SplitExecutor):
         self._probed_at = 0.0
         self._own_seconds = 0.0
 
+    @property
+    def work_seconds(self) -> tuple[float, ...]:
+        return (self._own_seconds, *self._followers.work_seconds)
+
     def launch(self, plan: StepPlan | None) -> float:
         if plan is not None and time.monotonic() - self._probed_at > _PROBE_S:
             self._followers.tell(PROBE)
             self._own_seconds = self.probe()
             self._probed_at = time.monotonic()
-        self.work_seconds = (self._own_seconds, *self._followers.work_seconds)
         self._followers.tell("launch", plan)
         return super().launch(plan)
 

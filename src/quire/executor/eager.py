@@ -23,6 +23,7 @@ from quire.executor.contents import Contents
 from quire.executor.encoder_cache import EncoderCache
 from quire.executor.guessing import FinalStates, Guesser
 from quire.executor.inputs import StepInputs
+from quire.executor.repeated import RepeatedSteps
 from quire.executor.stages import VectorStage
 from quire.executor.step import (
     Computed,
@@ -65,6 +66,7 @@ class EagerExecutor:
         guesser: guesses tokens ahead, if the model has a head for that.
         spill: takes blocks that leave memory, if there is a disk tier.
         contents: holds what plans name by key; a new one by default.
+        compiles: whether graphs of steps may be kept, where the device does so.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class EagerExecutor:
         spill: SpillTo | None = None,
         observe: Observe | None = None,
         contents: Contents | None = None,
+        compiles: bool = True,
     ) -> None:
         self.model = model
         self._layers = range(len(model.layout))
@@ -85,6 +88,9 @@ class EagerExecutor:
         self.adapters = Adapters(model)
         self._attention = Attention(KVLayout.of(model.layout), pools, open_backends())
         self._vectors = VectorStage(model)
+        self._repeated = RepeatedSteps(
+            model, pools, compiles=compiles and current_device().compiles_steps
+        )
         self._guesser, self._spill, self._observe = guesser, spill, observe
         self._guessed_layers = range(0) if guesser is None else guesser.layers
         self._running: LaunchedStep | None = None
@@ -97,9 +103,12 @@ class EagerExecutor:
         """Whether the layers of the step that is being built were launched."""
         self._launch_s = 0.0
         """Seconds that launching the last step took."""
-        self.work_seconds: tuple[float, ...] = ()
 
     # -- facts ---------------------------------------------------------------------------------
+
+    @property
+    def work_seconds(self) -> tuple[float, ...]:
+        return ()
 
     def block_bytes(self, pool: PoolKey) -> int:
         return self.pools.claimed_bytes(pool)
@@ -128,6 +137,8 @@ class EagerExecutor:
             # nothing references it.
             mx.eval(before.to_eval)
             before = before.without_arrays()
+        if resizes:
+            self._repeated.clear()
         step = self._build(plan, before) if plan is not None else None
         started, early = self._started_at, step is not None and step.rows.graphed
         if step is not None and early:
@@ -135,6 +146,8 @@ class EagerExecutor:
         if before is not None:
             # A step that follows early may run already: what this one computes is waited for.
             mx.eval(before.to_eval) if early else mx.synchronize()
+            # This one writes in place to arrays of the pools that nothing else references.
+            before = before.without_arrays()
             self._finished = before, time.perf_counter() - started
             self._started_at = time.perf_counter()
         if step is not None and not early:
@@ -177,14 +190,10 @@ class EagerExecutor:
         self._running = self._finished = None
         self._layers_launched = False
         self.pools.clear()
+        self._repeated.clear()
         self.contents.drop_blocks()
         self.media.clear()
         self._vectors.clear()
-
-    def _launch_layers(self, computed: Computed) -> None:
-        """Launch the layers of a step that is still being built."""
-        self._layers_launched, self._started_at = True, time.perf_counter()
-        mx.async_eval(computed.output)
 
     def _start(self, step: LaunchedStep) -> None:
         waits = self._holds_back()
@@ -243,7 +252,9 @@ class EagerExecutor:
         )
         computed = self._run(inputs)
         if running is None and not self._holds_back():
-            self._launch_layers(computed)
+            # The layers may run while the rest of the step is built.
+            self._layers_launched, self._started_at = True, time.perf_counter()
+            mx.async_eval(computed.output)
         # A graph runs also where nobody reads its rows: it writes keys.
         others = (computed.output,) if computed.graphed else ()
         hidden = None if inputs.narrowed else computed.hidden
@@ -260,7 +271,7 @@ class EagerExecutor:
     def _run(self, inputs: StepInputs) -> Computed:
         """Run the model's layers, with the adapters of the rows that have one."""
         if inputs.adapted is None:
-            return Computed(self.model(inputs))
+            return Computed(self._repeated.hidden(inputs))
         with current_device().computing_by(inputs.adapted.operations):
             return Computed(self.model(inputs))
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
 from quire.attention.backend import Scoring
-from quire.attention.step import Attention, preferred_order
+from quire.attention.step import Attention, AttentionUse, preferred_order
 from quire.core.kv_format import KVFormat
-from quire.device.dtypes import int32
+from quire.device.dtypes import int32, noting
 from quire.device.recurrence import DeltaGates
 from quire.executor.adapters import AdaptedRows, Adapters
 from quire.executor.encoder_cache import EncoderCache
@@ -105,6 +106,18 @@ class _Rows(ForwardContext):
         return None
 
 
+class StepUses(NamedTuple):
+    """What the layers of a model ask of a step.
+
+    Attributes:
+        attention: the kinds of attention.
+        states: a layer of each group of recurrent layers.
+    """
+
+    attention: tuple[AttentionUse, ...]
+    states: tuple[int, ...]
+
+
 class StepInputs(_Rows):
     """All rows of one step.
 
@@ -155,6 +168,43 @@ class StepInputs(_Rows):
         self.adapted: AdaptedRows | None = None
         if adapters is not None:
             self.adapted = adapters.rows(sequences, self.wanted_rows)
+
+    @property
+    def alike(self) -> KVFormat | None:
+        """The format of rows whose step has one graph for all arrays of equal shapes; None if the
+        graph also depends on other things.
+
+        Each sequence has one row and goes on from earlier ones, and all rows have one format, and
+        no media, adapter, or indexer.
+        """
+        rows = self.sequences
+        first = rows[0].format
+        plain = self.media is None and self.cross is None and self.adapted is None
+        alone = self.wanted is None and all(each.count == 1 and each.start for each in rows)
+        one = all(each.format is first or each.format == first for each in rows)
+        return (
+            first if plain and alone and one and not self._attention.layout.has_indexers else None
+        )
+
+    @property
+    def uses(self) -> StepUses:
+        """What the layers that were computed have asked for."""
+        layers = () if self._states is None else self._states.layers
+        group = self._attention.layout.group
+        return StepUses(self.attention.uses, tuple({group[each]: each for each in layers}.values()))
+
+    def rehearse(self, uses: StepUses) -> list[list[mx.array]]:
+        """Make the arrays that such layers read from the host, apart for each use."""
+        made: list[list[mx.array]] = []
+        for use in uses.attention:
+            with noting() as arrays:
+                self.attention.rehearse(use)
+            made.append(arrays)
+        for layer in uses.states:
+            with noting() as arrays:
+                self._recurrent.rehearse(layer)
+            made.append(arrays)
+        return made
 
     def sampled_rows_only(self) -> tuple[ForwardContext, mx.array] | None:
         if self.wanted is None or any(each.pooled > 1 for each in self.ending):

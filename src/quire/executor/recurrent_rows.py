@@ -48,9 +48,15 @@ class RecurrentRows:
         self._shapes = [each.shape for each in segments]
         self._rows = [int32(each.reshape(-1)) for each in segments]
         self._states = states
+        self.layers: list[int] = []
+        """The layers whose states were read."""
         order = np.concatenate([each.reshape(-1) for each in segments])
         in_order = bool((order == np.arange(order.size)).all())
         self._inverse = None if in_order else int32(np.argsort(order).astype(np.int32))
+
+    def rehearse(self, layer: int) -> None:
+        """Make the arrays that a layer's group reads from the host."""
+        self._states(layer)
 
     def convolve(
         self, layer: int, x: mx.array, taps: mx.array, bias: mx.array | None, *, silu: bool
@@ -106,6 +112,7 @@ class RecurrentRows:
         """Concatenate the results of `advance` for all segments, in the order of the step's
         rows.
         """
+        self.layers.append(layer)
         parts = [
             advance(states, self._cut(number)).flatten(0, 1)
             for number, states in enumerate(self._states(layer))

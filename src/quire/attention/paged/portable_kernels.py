@@ -14,6 +14,7 @@ from quire.attention.paged.target import Target
 from quire.attention.paged.tiles import score_numbers
 from quire.cache.formats.base import CodedArrays
 from quire.core.arrays import Ints
+from quire.device.dtypes import from_host
 from quire.device.gpu_kernels import Kernel, in_device_memory
 
 LONGEST = 576
@@ -27,6 +28,10 @@ _GROUPS = 512
 _CONSTANT_BELOW = 8
 """Inputs with fewer elements are padded: on Metal, MLX puts them into another address space and
 compiles the kernel again.
+"""
+_TABLE_PIECES = 8
+"""A block table is padded to a multiple of the power of two below its length, divided by this: a
+step's graph is kept for each length.
 """
 
 
@@ -197,13 +202,25 @@ class Launch:
         """Copy a launch's arrays to the device."""
         count, rows = len(tiles), len(visible)
         return Launch(
-            _moved(tiles), _moved(table), _moved(visible), count=count, rows=rows, splits=splits
+            _moved(tiles),
+            _moved(table, _padded(len(table))),
+            _moved(visible),
+            count=count,
+            rows=rows,
+            splits=splits,
         )
 
 
-def _moved(ints: Ints) -> mx.array:
+def _padded(length: int) -> int:
+    """Return the length to which a block table is padded."""
+    piece = max(_CONSTANT_BELOW, (1 << length.bit_length()) // 2 // _TABLE_PIECES)
+    return -(-length // piece) * piece
+
+
+def _moved(ints: Ints, length: int = _CONSTANT_BELOW) -> mx.array:
+    """Copy numbers to the device, with zeros up to `length`."""
     flat = ints.ravel()
-    return mx.array(np.pad(flat, (0, max(0, _CONSTANT_BELOW - len(flat)))))
+    return from_host(np.pad(flat, (0, max(0, length - len(flat)))))
 
 
 def attend(

@@ -13,11 +13,13 @@ from functools import cached_property
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 
 from quire.attention.metadata import AttentionMetadata
 from quire.cache.formats.slots import head_rows
 from quire.core.arrays import Ints
 from quire.device.device import current_device
+from quire.device.dtypes import from_host
 
 _SHORT_TABLE = 15
 """Block tables up to this length share one batch; longer ones are batched by similar length."""
@@ -41,8 +43,13 @@ def _bias(first: Ints, last: Ints, start: int, end: int) -> mx.array:
     It is computed on the device, because masks of all tiles of a step would fill the memory.
     """
     keys = mx.arange(start, end)
-    visible = (keys >= mx.array(first[:, None])) & (keys <= mx.array(last[:, None]))
+    visible = (keys >= from_host(first[:, None])) & (keys <= from_host(last[:, None]))
     return mx.where(visible, 0.0, -mx.inf)
+
+
+def _to_add(visible: npt.NDArray[np.bool_]) -> npt.NDArray[np.float32]:
+    """Return a mask to add to scores: 0 if visible, else minus infinity."""
+    return np.where(visible, np.float32(0), np.float32(-np.inf))
 
 
 def chosen_bias(chosen: mx.array, keys: int) -> mx.array:
@@ -71,7 +78,7 @@ class KeyPlaces:
     def of(metadata: AttentionMetadata) -> KeyPlaces:
         assert metadata.spec.sees_all, "an indexer chooses among all keys"
         starts = np.repeat(metadata.table_starts[:-1], metadata.counts)
-        return KeyPlaces(mx.array(metadata.block_table), mx.array(starts), metadata.block_size)
+        return KeyPlaces(from_host(metadata.block_table), from_host(starts), metadata.block_size)
 
     def find(self, rows: slice, keys: mx.array) -> tuple[mx.array, mx.array]:
         """Return the blocks of keys `[t, K]` of some rows, and the offsets within."""
@@ -123,31 +130,36 @@ class DecodeBatch:
     @cached_property
     def heads(self) -> mx.array:
         """Rows of the pool's arrays, `[B, kv_heads, P]`."""
-        return mx.array(head_rows(self.blocks, self.kv_heads))
+        return from_host(head_rows(self.blocks, self.kv_heads))
+
+    @property
+    def _visible(self) -> npt.NDArray[np.bool_]:
+        """Whether each row sees each key, `[B, 1, 1, P * block_size]`."""
+        keys = np.arange(self.blocks.shape[1] * self.block_size, dtype=np.int32)
+        visible = (keys >= self.first[:, None]) & (keys <= self.last[:, None])
+        return visible[:, None, None, :]
 
     @cached_property
     def mask(self) -> mx.array:
         """Mask `[B, 1, 1, P * block_size]`, true if visible."""
-        keys = np.arange(self.blocks.shape[1] * self.block_size, dtype=np.int32)
-        visible = (keys >= self.first[:, None]) & (keys <= self.last[:, None])
-        return mx.array(visible[:, None, None, :])
+        return from_host(self._visible)
 
     @cached_property
     def bias(self) -> mx.array:
         """Mask to add to scores: 0 if visible, else minus infinity; float32."""
-        return mx.where(self.mask, 0.0, -mx.inf)
+        return from_host(_to_add(self._visible))
 
     @cached_property
     def tail_heads(self) -> mx.array:
         """Rows of the tail pool's arrays, `[B, kv_heads]`."""
         assert self.tails is not None, "the format has no tails"
-        return mx.array(head_rows(self.tails[:, None], self.kv_heads)[..., 0])
+        return from_host(head_rows(self.tails[:, None], self.kv_heads)[..., 0])
 
     @cached_property
     def full_heads(self) -> mx.array | None:
         """Rows of the blocks before the rows' own, `[B, kv_heads, P]`; None if there are none."""
         count = int(self.last.max()) // self.block_size
-        return mx.array(head_rows(self.blocks[:, :count], self.kv_heads)) if count else None
+        return from_host(head_rows(self.blocks[:, :count], self.kv_heads)) if count else None
 
     @cached_property
     def tail_bias(self) -> mx.array:
@@ -161,7 +173,7 @@ class DecodeBatch:
         own = self._own_keys
         here = (own >= self.first[:, None]) & (own <= self.last[:, None])
         visible = np.concatenate([before, here], axis=1)[:, None, None, :]
-        return mx.where(mx.array(visible), 0.0, -mx.inf)
+        return from_host(_to_add(visible))
 
     @property
     def _own_starts(self) -> Ints:
@@ -179,7 +191,7 @@ class DecodeBatch:
         seen = self.blocks.shape[1] * self.block_size
         bias = chosen_bias(chosen, seen)
         if tails:
-            own = mx.take_along_axis(bias, mx.array(self._own_keys), axis=-1)
+            own = mx.take_along_axis(bias, from_host(self._own_keys), axis=-1)
             bias = mx.concatenate([bias[:, : int(self._own_starts.max())], own], axis=-1)
         return bias[:, None, None]
 
@@ -212,7 +224,7 @@ class Chunk:
     @cached_property
     def heads(self) -> mx.array:
         """Rows of the pool's arrays, `[1, kv_heads, P]`."""
-        return mx.array(head_rows(self.blocks, self.kv_heads)[None])
+        return from_host(head_rows(self.blocks, self.kv_heads)[None])
 
     @cached_property
     def causal(self) -> bool:
@@ -223,7 +235,7 @@ class Chunk:
     def mask(self) -> mx.array:
         """Mask `[t, keys]` up to the last row's own key, true if visible."""
         keys = np.arange(int(self.last[-1]) + 1, dtype=np.int32)
-        return mx.array((keys >= self.first[:, None]) & (keys <= self.last[:, None]))
+        return from_host((keys >= self.first[:, None]) & (keys <= self.last[:, None]))
 
     def bias(self, rows: slice, keys: int) -> mx.array:
         """Return a mask `[t, keys]` of the first keys for some rows: 0 if visible, else minus

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import ClassVar, Protocol
 
 import mlx.core as mx
@@ -239,6 +241,11 @@ class LayerStore(ABC):
     def block_arrays(self) -> tuple[list[mx.array], ...]:
         """Lists of the arrays that hold blocks, without tails. `resize` replaces their entries."""
 
+    @property
+    def _all_arrays(self) -> tuple[list[mx.array], ...]:
+        """Lists of the arrays that hold blocks, tails included."""
+        return self.block_arrays
+
     def resize(
         self, capacity: int, moves: tuple[tuple[int, int], ...], spare: int | None = None
     ) -> None:
@@ -267,7 +274,16 @@ class LayerStore(ABC):
 
     def arrays(self) -> list[mx.array]:
         """Return the arrays that hold the blocks, tails included."""
-        return [array for arrays in self.block_arrays for array in arrays]
+        return [array for arrays in self._all_arrays for array in arrays]
+
+    def replace(self, others: Iterator[mx.array]) -> None:
+        """Take other arrays in place of those that `arrays` returns."""
+        for arrays in self._all_arrays:
+            arrays[:] = islice(others, len(arrays))
+
+    def place(self, slots: SlotMapping) -> None:
+        """Make the arrays of `slots` that `write` reads for sequences with one row."""
+        _ = slots.head_rows, slots.head_offsets
 
     def export(self, blocks: Ints) -> list[mx.array]:
         """Return the (lazy) contents of blocks, for storing elsewhere or copying."""

@@ -258,8 +258,14 @@ class PageStore(PackedStore):
     def tails(self, rows: mx.array) -> tuple[mx.array, mx.array]:
         return self._keys_and_values([array[rows] for array in self._tails])
 
-    def arrays(self) -> list[mx.array]:
-        return [*super().arrays(), *self._tails]
+    @property
+    def _all_arrays(self) -> tuple[list[mx.array], ...]:
+        return (*self.block_arrays, self._tails)
+
+    def place(self, slots: SlotMapping) -> None:
+        singles = slots.singles
+        assert singles is not None, "sequences have one row"
+        _ = singles.head_rows, singles.head_offsets, singles.filled
 
 
 def _codecs(shape: LayerShape, format: KVFormat) -> tuple[PageKeys, AffineCodec | None]:

@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from quire.core.arrays import Ints
+from quire.device.dtypes import from_host
 
 _PIECE_BYTES = 4 << 20
 """Bytes of an array that are moved, written or read at a time where it may not be held twice."""
@@ -16,7 +17,7 @@ _PIECE_BYTES = 4 << 20
 
 def block_rows(blocks: Ints, rows: int) -> mx.array:
     """Convert block ids `[n]` to array rows `[n * rows]`."""
-    return mx.array((blocks[:, None] * rows + np.arange(rows, dtype=np.int32)).reshape(-1))
+    return from_host((blocks[:, None] * rows + np.arange(rows, dtype=np.int32)).reshape(-1))
 
 
 def gathered(arrays: list[mx.array], rows: mx.array) -> list[mx.array]:

@@ -11,6 +11,7 @@ import numpy as np
 from quire.cache.formats.paging import block_rows
 from quire.core.arrays import Ints
 from quire.device.coding import ChunkBlocks
+from quire.device.dtypes import from_host
 
 
 def head_rows(blocks: Ints, kv_heads: int) -> Ints:
@@ -44,12 +45,12 @@ class SlotMapping:
     @cached_property
     def head_rows(self) -> mx.array:
         """Rows of the pool's arrays, `[T, kv_heads]`."""
-        return mx.array(head_rows(self.blocks[:, None], self.kv_heads)[..., 0])
+        return from_host(head_rows(self.blocks[:, None], self.kv_heads)[..., 0])
 
     @cached_property
     def head_offsets(self) -> mx.array:
         """Offsets within a block, `[T, 1]`."""
-        return mx.array(self.offsets[:, None])
+        return from_host(self.offsets[:, None])
 
     @cached_property
     def whole_rows(self) -> mx.array:
@@ -108,18 +109,18 @@ class TailRows:
 
     @cached_property
     def _rows(self) -> slice | mx.array:
-        return self.numbers if isinstance(self.numbers, slice) else mx.array(self.numbers)
+        return self.numbers if isinstance(self.numbers, slice) else from_host(self.numbers)
 
     @cached_property
     def head_rows(self) -> mx.array:
         """Rows of the tail pool's arrays, `[n, kv_heads]`."""
-        return mx.array(head_rows(self.tails[:, None], self.slots.kv_heads)[..., 0])
+        return from_host(head_rows(self.tails[:, None], self.slots.kv_heads)[..., 0])
 
     @cached_property
     def head_offsets(self) -> mx.array:
         """Offsets within the tails, `[n, 1]`."""
         slots = self.slots
-        return slots.head_offsets if self.every else mx.array(slots.offsets[self.numbers, None])
+        return slots.head_offsets if self.every else from_host(slots.offsets[self.numbers, None])
 
     @cached_property
     def filled(self) -> tuple[mx.array, mx.array] | None:
@@ -210,10 +211,10 @@ class ChunkPlaces:
         started = zeros + 1 + (number[:, None, None] * heads + head) * size + token
         found = np.where(token < blocks.tail_tokens[:, None, None], started, fresh)
         found = np.where(token < blocks.ends[:, None, None], found, zeros)
-        return mx.array(found.astype(np.int32))
+        return from_host(found.astype(np.int32))
 
 
 def _taking(numbers: Ints) -> slice | mx.array:
     """Take ascending rows, without a copy if they are contiguous."""
     rows = _as_slice(numbers)
-    return rows if isinstance(rows, slice) else mx.array(rows)
+    return rows if isinstance(rows, slice) else from_host(rows)

@@ -1,0 +1,168 @@
+"""Steps whose shapes repeat: which run the model's code, what they compute, where they write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from quire.attention.backend import Backends
+from quire.attention.reference import ReferenceBackend
+from quire.attention.step import Attention
+from quire.cache.blocks import PoolKey, Resize
+from quire.cache.pools import Pools
+from quire.cache.specs import FullKV, KVLayout
+from quire.core.config import EngineConfig
+from quire.core.kv_choice import parse_format
+from quire.core.kv_format import KVFormat
+from quire.device.dtypes import int32
+from quire.executor.inputs import StepInputs
+from quire.executor.repeated import RepeatedSteps
+from quire.models.base import ForwardContext
+from quire.scheduler.plan import ScheduledSequence, StepPlan
+from tests.engine.rows import SIZE, scheduled
+from tests.support import launches
+from tests.support.launches import as_metal, counted, generating
+
+PLAIN = KVFormat()
+LAYOUT = KVLayout.of((FullKV(1, 8), FullKV(1, 8)))
+
+
+def products(q: mx.array, k: mx.array, v: mx.array, **_: object) -> mx.array:
+    """Stand for attention by two products, which `mx.compile` does not join to a kernel."""
+    return (q @ k.swapaxes(-1, -2)) @ v
+
+
+class _Model:
+    """Attends with embeddings as queries, keys and values, in two layers."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self._table = mx.random.normal((1024, 8), key=mx.random.key(1))
+
+    def __call__(self, step: ForwardContext) -> mx.array:
+        self.calls += 1
+        x = self._table[step.tokens][:, None]
+        for layer in range(2):
+            x = step.attend(layer, x, x, x, scale=1.0)
+        return x
+
+
+class _Side:
+    """A model with pools of its own, which runs steps."""
+
+    def __init__(self, *, compiles: bool) -> None:
+        self.model = _Model()
+        self.pools = Pools(LAYOUT.groups, SIZE, mx.float32)
+        self.pools.resize(Resize(PoolKey(0, PLAIN), 8))
+        self.steps = RepeatedSteps(self.model, self.pools, compiles=compiles)
+        self._attention = Attention(LAYOUT, self.pools, Backends([ReferenceBackend()]))
+
+    def inputs(self, *rows: ScheduledSequence) -> StepInputs:
+        return StepInputs(StepPlan(rows), self._attention, {}, None)
+
+    def run(self, *rows: ScheduledSequence) -> list[float]:
+        hidden = self.steps.hidden(self.inputs(*rows))
+        mx.eval(hidden, self.pools.arrays())
+        numbers: list[float] = hidden.flatten().tolist()
+        return numbers
+
+    def addresses(self) -> list[int]:
+        """Return where the pools are in memory."""
+        return [np.asarray(array).__array_interface__["data"][0] for array in self.pools.arrays()]
+
+
+@pytest.fixture(autouse=True)
+def metal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", products)
+    with as_metal():
+        yield
+
+
+def row(name: str, position: int, *blocks: int, count: int = 1) -> ScheduledSequence:
+    return scheduled(name, position, count, [list(blocks)], PLAIN)
+
+
+def test_the_third_step_of_a_shape_is_the_last_that_runs_the_models_code() -> None:
+    side, eager = _Side(compiles=True), _Side(compiles=False)
+    calls = []
+    for n in range(6):  # the second sequence's block changes, its number of blocks does not
+        rows = row("a", 1 + n % 3, 2), row("b", 5 + n % 3, 5, 6 if n < 4 else 7)
+        assert side.run(*rows) == eager.run(*rows)
+        calls.append(side.model.calls)
+    assert calls == [1, 2, 3, 3, 3, 3]
+    for own, other in zip(side.pools.arrays(), eager.pools.arrays(), strict=True):
+        assert own.tolist() == other.tolist()
+
+
+def test_another_shape_runs_the_models_code_and_the_first_is_still_known() -> None:
+    side, eager = _Side(compiles=True), _Side(compiles=False)
+    for n in range(4):
+        side.run(row("a", 1 + n % 3, 2))
+        eager.run(row("a", 1 + n % 3, 2))
+    longer = row("a", SIZE, 2, 3)
+    assert side.run(longer) == eager.run(longer)
+    assert side.model.calls == 4
+    assert side.run(row("b", 2, 4)) == eager.run(row("b", 2, 4))
+    assert side.model.calls == 4
+
+
+def test_repeated_steps_write_to_pools_in_place() -> None:
+    side = _Side(compiles=True)
+    for n in range(4):
+        side.run(row("a", 1 + n % 3, 2))
+    before = side.addresses()
+    for n in range(4, 8):
+        side.run(row("a", 1 + n % 3, 2))
+        assert side.addresses() == before
+    assert side.model.calls == 3
+
+
+def test_steps_whose_arrays_do_not_determine_their_graph_run_the_models_code() -> None:
+    side = _Side(compiles=True)
+    assert side.inputs(row("a", 3, 2), row("b", 1, 5)).alike == PLAIN
+    assert side.inputs(row("a", 0, 2)).alike is None  # nothing was read before
+    assert side.inputs(row("a", 3, 2, count=2)).alike is None  # a prompt or drafts
+    packed = scheduled("b", 3, 1, [[2]], KVFormat("page", 4, 4))
+    assert side.inputs(row("a", 3, 2), packed).alike is None
+
+
+def test_a_model_that_makes_arrays_of_its_own_keeps_no_graphs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    side = _Side(compiles=True)
+    numbers = iter(range(9))
+
+    def model(step: ForwardContext) -> mx.array:
+        return side.model(step) + int32([next(numbers)])
+
+    side.steps = RepeatedSteps(model, side.pools, compiles=True)
+    eager = _Side(compiles=False)
+    for n in range(5):
+        rows = row("a", 1 + n % 3, 2)
+        ours, plain = side.run(*[rows]), eager.run(rows)
+        added = {round(own - other) for own, other in zip(ours, plain, strict=True)}
+        assert len(added) == 1
+    assert "Graphs of steps are not kept" in caplog.text
+    assert side.model.calls == 6  # the attempt to compile ran it once more
+
+
+@pytest.mark.slow  # MLX compiles the joined operations of a CPU by g++
+@pytest.mark.parametrize("format", ["plain", "page-4", "turbo-4", "uniform-4"])
+@pytest.mark.parametrize("name", [*launches.LEVEL, "qwen3_5", "mamba2", "falcon_h1"])
+def test_generated_tokens_are_those_of_the_models_code(
+    name: str, format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    config, found = counted(name), []
+    for compiles in (False, True):
+        monkeypatch.setattr(launches.CountedMetal, "compiles_steps", compiles)
+        given = EngineConfig(
+            "", kv_memory=64 << 20, speculate="off", kv_format=parse_format(format)
+        )
+        engine = generating(config, 5, given)
+        outputs = [output for _ in range(30) for output in engine.step()]
+        found.append([output.token_ids for output in outputs])
+    assert found[0] == found[1]
