@@ -14,7 +14,7 @@ from quire.api.chat.endpoint import ChatRequest
 from quire.api.shared.schema import parse as parse_body
 from quire.cli.commands import parse
 from quire.cli.model_configs import model_configs
-from quire.cli.model_options import ModelOptions
+from quire.cli.model_options import ModelOptions, SamplingOptions
 from quire.cli.serve import ServeCommand
 from quire.cli.server_options import ServerOptions
 from quire.core.config import KeyLimits, ServerConfig
@@ -51,6 +51,11 @@ def test_a_file_without_a_key_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n")
     with pytest.raises(QuireError, match="empty"):
         config("--signing-key-file", str(tmp_path / "empty"))
+
+
+def test_the_help_of_each_sampling_flag_says_what_it_does() -> None:
+    said = [str(each.description) for each in SamplingOptions.model_fields.values()]
+    assert len(set(said)) == len(said)
 
 
 def test_the_engine_learns_of_an_adapter() -> None:

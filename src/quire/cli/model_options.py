@@ -33,7 +33,7 @@ from quire.device.cards import count_cards
 from quire.serving.sampling_defaults import NAMES
 
 _ENGINE = EngineConfig("")
-_INSTEAD = "default of requests that do not set it, before --sampling-defaults"
+_WITHOUT = "; for requests that do not set it, in place of --sampling-defaults"
 
 
 class SamplingOptions(Options):
@@ -47,20 +47,31 @@ class SamplingOptions(Options):
         "generation_config.json, or OpenAI's",
     )
     temperature: Annotated[float, Field(**LIMITS["temperature"]), Flag("N")] | None = Field(
-        None, description=_INSTEAD
+        None,
+        description="how random tokens are: 0 takes the likeliest one, 1 samples as the model "
+        f"predicts{_WITHOUT}",
     )
     top_p: Annotated[float, Field(**LIMITS["top_p"]), Flag("N")] | None = Field(
-        None, description=_INSTEAD
+        None,
+        description="sample from the likeliest tokens that together have this probability; 1 is off"
+        f"{_WITHOUT}",
     )
     top_k: Annotated[int, Field(**LIMITS["top_k"]), Flag("N")] | None = Field(
-        None, description=_INSTEAD
+        None,
+        description=f"sample from this many of the likeliest tokens; 0 and -1 are off{_WITHOUT}",
     )
     min_p: Annotated[float, Field(**LIMITS["min_p"]), Flag("N")] | None = Field(
-        None, description=_INSTEAD
+        None,
+        description="drop tokens below this share of the likeliest token's probability; 0 is off"
+        f"{_WITHOUT}",
     )
     repetition_penalty: (
         Annotated[float, Field(**LIMITS["repetition_penalty"]), Flag("N")] | None
-    ) = Field(None, description=_INSTEAD)
+    ) = Field(
+        None,
+        description="make tokens that have occurred less likely, by this factor of logits; 1 is "
+        f"off{_WITHOUT}",
+    )
 
     def sampling_overrides(self) -> dict[str, float]:
         """Return the operator's defaults, by the parameter's name."""

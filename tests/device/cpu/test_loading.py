@@ -65,5 +65,16 @@ def test_the_start_says_in_one_line_what_computes(
     )
 
 
+def test_stale_kernels_say_how_to_rebuild_them(
+    compiled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "sources_digest", lambda: "other")
+    with pytest.raises(
+        kernels.NoKernels,
+        match=r"built from other sources, so .*: reinstall Quire, or run `just kernels`",
+    ):
+        kernels._extension.__wrapped__()
+
+
 def _no_module(name: str) -> NoReturn:
     raise ImportError(name)

@@ -302,7 +302,8 @@ class CacheOptions(History):
 class DecodingFields(Wire):
     """Sampling and length fields of every generating endpoint.
 
-    A missing field has the server's default; `Service.sampling` has those that models recommend.
+    A missing field of sampling has the value of `Service.sampling`: the operator's default, or else
+    the one that the model's makers recommend.
     """
 
     model: str | None = None

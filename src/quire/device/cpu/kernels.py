@@ -68,6 +68,7 @@ def load_kernels(threads: int = 0, instructions: str = "auto") -> CPUKernels:
 
 
 _WITHOUT = "steps take about twice as long"
+_REBUILD = "reinstall Quire, or run `just kernels` in a checkout"
 
 
 @cache
@@ -90,15 +91,13 @@ def _extension() -> tuple[Any, str]:
     if (mlx := version("mlx")) != ops.MLX_VERSION:
         raise NoKernels(
             f"the CPU kernels were built for MLX {ops.MLX_VERSION}, this is {mlx}, so {_WITHOUT}: "
-            "install Quire again"
+            f"{_REBUILD}"
         )
     if getattr(ops, "SOURCES", "") != sources_digest():
-        raise NoKernels(
-            f"the CPU kernels were built from other sources, so {_WITHOUT}: reinstall Quire"
-        )
+        raise NoKernels(f"the CPU kernels were built from other sources, so {_WITHOUT}: {_REBUILD}")
     if not ops.instruction_sets():
         raise NoKernels(
-            f"the CPU kernels were built for another processor, so {_WITHOUT}: reinstall Quire"
+            f"the CPU kernels were built for another processor, so {_WITHOUT}: {_REBUILD}"
         )
     # A machine may announce instructions that it does not have: AMX above all.
     for name in ops.instruction_sets():
