@@ -1,4 +1,4 @@
-# What who works on Quire types. `just` alone lists it; https://just.systems, or pip install rust-just.
+# Commands for contributors. `just` alone lists them; https://just.systems, or pip install rust-just.
 
 venv := ".venv"
 python := venv / "bin/python"
@@ -14,7 +14,7 @@ setup:
     {{ python }} -m pip install --quiet --editable ".[{{ extras }}]"
     {{ python }} -m pre_commit install
 
-# Lint and test what is pure Python: under 30 s on two idle cores.
+# Lint and test what is pure Python: under a minute on two idle cores.
 quick:
     {{ python }} -m ruff format --check -q .
     {{ python }} -m ruff check -q .
@@ -49,7 +49,7 @@ site:
 bench *arguments:
     {{ venv }}/bin/quire bench {{ arguments }}
 
-# Compile the CPU kernels anew.
+# Compile the CPU kernels anew: after every change of their sources, by hand or by git pull.
 kernels:
     {{ python }} -m quire.device.cpu.build
 

@@ -29,12 +29,14 @@ class SamplingParams:
             prompt and the answer (CTRL, arXiv:1909.05858). 1 is off.
         typical_p: keep the tokens whose surprise is nearest to the distribution's entropy, until
             they hold `typical_p` of the whole (arXiv:2202.00666). 1 is off.
-        xtc_probability: how often all tokens of at least `xtc_threshold` are left out but the least
-            likely of them. 0 is off.
-        dry_multiplier: of a penalty for tokens that would go on repeating the context, see
-            `quire.sampling.dry`. 0 is off.
-        dry_base: to the power of the repeat's length beyond `dry_allowed_length`.
-        dry_penalty_last_n: tokens that are looked at, the last ones; -1 is all, 0 is none.
+        xtc_probability: how often XTC drops tokens: of those with at least the probability
+            `xtc_threshold`, all but the least likely. 0 is off.
+        dry_multiplier: factor of the DRY penalty, which is subtracted from logits of tokens that
+            would go on repeating the context, see `quire.sampling.dry`. 0 is off.
+        dry_base: base of the DRY penalty; its exponent is the repeat's length beyond
+            `dry_allowed_length`.
+        dry_penalty_last_n: number of last tokens among which DRY looks for repeats; -1 is all, 0
+            is none.
         dry_breakers: token ids across which nothing counts as a repeat.
         logit_bias: (token id, bias) pairs added to the logits.
         seed: with the position, the row's only source of randomness.

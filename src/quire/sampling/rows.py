@@ -61,14 +61,13 @@ def history_of(row: RowSampling) -> History:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The sampler's lazy results. Rows that asked for fewer alternatives than K, or none, ignore
-    the rest.
+    """The sampler's lazy results.
 
     Attributes:
         tokens: int32 [R].
         logprobs: float32 [R], of the chosen tokens; None when no row wants any.
-        top_ids: int32 [R, K], likeliest first, equals by id; K is the most that any row wants,
-            None when that is 0.
+        top_ids: int32 [R, K], likeliest first, equals by id; None if no row wants any. K is the
+            largest number that a row asked for: of a row that asked for n, the first n count.
         top_logprobs: float32 [R, K].
     """
 

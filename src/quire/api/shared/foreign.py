@@ -1,9 +1,12 @@
 """Request fields of other servers: which are aliases, which have no effect, and which are refused.
 
-Clients send one body to many servers. A field that is another name of one of ours is read as ours.
-A field that another server honours and this one cannot passes, and the client is told its name; but
-if it constrains the answer or changes the prompt, it is refused. An unknown field is refused with
-the nearest known name.
+Clients send one body to many servers. So a field that an endpoint's schema lacks is
+
+* read as another field, if it is an alias of that (`ALIASES`);
+* ignored, if its value asks for what this server does anyway (`DEFAULTS`);
+* refused, if another server honours it and it binds the answer or changes the prompt (`_BINDING`);
+* ignored and named to the client, if another server honours it;
+* refused with the nearest known name otherwise.
 
 `peers` lists the fields of servers that run on the client's machine. The names listed here are of
 SGLang, LM Studio, mlx-lm, Text Generation Inference, text-generation-webui, and of hosts and
@@ -96,8 +99,10 @@ DEFAULTS: dict[str, object] = {
     "watermarking": False,
     "xtc_probability": 0,
 }
-"""Fields of other servers, with the value that matches this server's behaviour. Other values have
-no effect.
+"""Values of fields that ask for what this server does anyway, so that the client need not be told.
+
+They count for endpoints whose schema lacks the field. Fields of `DecodingFields` are among them for
+the other endpoints; a new one joins only if clients send it there.
 """
 
 _OTHERS = """
