@@ -39,7 +39,7 @@ from tests.executor.graphs.test_recording import (
 )
 from tests.program.programs import CONFIGS
 from tests.support.grown import grown
-from tests.support.packings import MXFP4, MXFP8, NVFP4
+from tests.support.packings import BYTES_OF_32, MXFP4, MXFP8, NVFP4, OF_32
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "graphs.md"
 BLOCK = 64
@@ -84,13 +84,15 @@ OTHER_WEIGHTS = """
 Nodes with kernels, as above, by how all matrices are stored, or those of experts alone. Affine
 groups of 128 columns are read like those of 64. Affine codes of 2 and 3 bits are stored in 4 bits
 when a model is loaded, those of 5 and 6 in 8, if all weights then take at most three quarters of
-the memory. Where they do not fit, and in affine groups of 32, matrices have kernels only where they
-have at most 512 outputs; as experts none. MLX computes the others.
+the memory. Where they do not fit, matrices have kernels only where they have at most 512 outputs;
+as experts none. MLX computes the others.
 
 """
 FAMILIES = ("llama", "gemma4_text", "gpt_oss", "qwen3_5_moe_text", "deepseek_v3")
 WEIGHTS: Mapping[str, Callable[[nn.Module], None]] = {
     "affine, 8 bits": partial(in_codes, packing=Packing(64, 8, "affine")),
+    "affine, 4 bits in groups of 32": partial(in_codes, packing=OF_32),
+    "affine, 8 bits in groups of 32": partial(in_codes, packing=BYTES_OF_32),
     "bfloat16": lambda model: None,
     "MXFP4": partial(in_codes, packing=MXFP4),
     "experts in MXFP4, the rest in bfloat16": experts_in_mxfp4,

@@ -13,26 +13,30 @@ import pytest
 
 from quire.device import activations
 from quire.device.activations import Gating
-from quire.device.cuda import warpgroup_gemm
+from quire.device.cuda import driver, warpgroup_gemm
+from quire.device.cuda.compiled import compiler
 from quire.device.cuda.driver import Card
+from quire.device.cuda.extension import load_extension
 from quire.device.cuda.skinny_gemm import SkinnyGemm
 from quire.device.cuda.warpgroup_gemm import EXPERT_TILES, Cut, WarpgroupGemm
 from quire.device.cuda.wide_gemm import ROWS, WideGemm
 from quire.device.weights import PackedWeight, Packing
 from quire.executor.graphs import product_kernels
-from quire.executor.graphs.arithmetic import gated
+from quire.executor.graphs.arithmetic import gated as joined_by
+from quire.executor.graphs.coding_check import DeviceRunner, KernelRunner
 from quire.executor.graphs.operands import UNPACKED
 from quire.executor.graphs.recorder import EXPERT_TILE, Kernel
 from tests.device.cuda.cards import CARDS, H200
 from tests.support.emulated_steps import EmulatedRunner
 from tests.support.everyday import everyday
 from tests.support.nvcc import assert_compiles
-from tests.support.packings import FLOATS, MXFP4, packed
+from tests.support.packings import BYTES_OF_32, FLOATS, MXFP4, OF_32, packed
 
 SMALL = Card(2, 227 << 10)
 """A card that so few thread blocks fill that warps stand side by side."""
 AFFINE, BYTES = Packing(64, 4, "affine"), Packing(64, 8, "affine")
-PACKINGS = [AFFINE, Packing(128, 4, "affine"), BYTES, UNPACKED, *FLOATS]
+GROUPS_OF_32 = [OF_32, BYTES_OF_32]
+PACKINGS = [AFFINE, Packing(128, 4, "affine"), BYTES, UNPACKED, *FLOATS, *GROUPS_OF_32]
 CUTS = [Cut(*shape) for shape in ((64, 2), (32, 3), (64, 4), (128, 3), (256, 2))]
 GATINGS = {"silu": Gating("silu"), "clamped": Gating("silu", 7.0, 1.702)}
 
@@ -94,9 +98,13 @@ def cut(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cut:
 
 
 def run(
-    source: str, gemm: product_kernels.Gemm, given: list[mx.array], grid: tuple[int, int, int]
+    source: str,
+    gemm: product_kernels.Gemm,
+    given: list[mx.array],
+    grid: tuple[int, int, int],
+    runner: KernelRunner | None = None,
 ) -> None:
-    runner = EmulatedRunner()
+    runner = runner or EmulatedRunner()
     addresses = tuple(runner.address(each) for each in given)
     runner.run(Kernel(source, grid, gemm.threads, gemm.shared, addresses, ()))
 
@@ -118,7 +126,7 @@ def number(n: int) -> mx.array:
     ("packing", "card"),
     everyday(
         product(PACKINGS, [H200, SMALL]),
-        lambda packing, card: packing is (AFFINE if card is H200 else MXFP4),
+        lambda packing, card: packing in ([AFFINE, OF_32] if card is H200 else [MXFP4]),
     ),
     ids=name_of,
 )
@@ -141,7 +149,7 @@ SHARING = Card(5, 227 << 10, warpgroups=True)
 
 @pytest.mark.parametrize("sharing", everyday([True, False], (True,).__contains__))
 @pytest.mark.parametrize("cut", everyday(CUTS, CUTS[:1].__contains__), ids=str, indirect=True)
-@pytest.mark.parametrize("packing", everyday(PACKINGS, (AFFINE,).__contains__), ids=name_of)
+@pytest.mark.parametrize("packing", everyday(PACKINGS, (AFFINE, OF_32).__contains__), ids=name_of)
 def test_warpgroups_multiply_by_codes_and_numbers(
     packing: Packing, cut: Cut, sharing: bool
 ) -> None:
@@ -171,8 +179,8 @@ def test_warpgroups_multiply_by_codes_and_numbers(
 @pytest.mark.parametrize(
     ("packing", "inputs"),
     everyday(
-        product([AFFINE, BYTES, UNPACKED, *FLOATS], [192, 1024]),
-        lambda *case: case in [(AFFINE, 1024), (MXFP4, 192)],
+        product([AFFINE, BYTES, UNPACKED, *FLOATS, *GROUPS_OF_32], [192, 1024]),
+        lambda *case: case in [(AFFINE, 1024), (MXFP4, 192), (OF_32, 1024)],
     ),
     ids=name_of,
 )
@@ -215,7 +223,9 @@ def test_every_float_code_is_exact(
 @pytest.mark.parametrize("hopper", [False, True])
 @pytest.mark.parametrize("rows", everyday([1, 3, 20, 70], (3, 70).__contains__))
 @pytest.mark.parametrize(
-    "packing", everyday([AFFINE, UNPACKED, *FLOATS], (AFFINE,).__contains__), ids=name_of
+    "packing",
+    everyday([AFFINE, UNPACKED, *FLOATS, *GROUPS_OF_32], (AFFINE,).__contains__),
+    ids=name_of,
 )
 def test_gates_join_two_products(packing: Packing, rows: int, hopper: bool, cut: Cut) -> None:
     if hopper and rows <= 32:
@@ -259,7 +269,9 @@ def tiles_of(chosen: np.ndarray, size: int) -> tuple[mx.array, mx.array]:
 @pytest.mark.parametrize("gating", everyday(GATINGS, ("clamped",).__contains__))
 @pytest.mark.parametrize("rows", everyday([1, 3, 20, 70], (3, 70).__contains__))
 @pytest.mark.parametrize(
-    "packing", everyday([AFFINE, UNPACKED, *FLOATS], (MXFP4,).__contains__), ids=name_of
+    "packing",
+    everyday([AFFINE, UNPACKED, *FLOATS, *GROUPS_OF_32], (MXFP4,).__contains__),
+    ids=name_of,
 )
 def test_experts_take_the_rows_that_chose_them(
     packing: Packing, rows: int, gating: str, kind: Callable[..., product_kernels.Gemm], cut: Cut
@@ -285,7 +297,7 @@ def test_experts_take_the_rows_that_chose_them(
     own, made = GATINGS[gating], kind if wide else few
     size = tile * len(tiles) if wide else rows
     first = made(hidden, width, packing, size, gated=True, experts=True)
-    joined = gated(own, "x", "y", mx.bfloat16)
+    joined = joined_by(own, "x", "y", mx.bfloat16)
     source = product_kernels.experts_first(first, count, top, joined, own.activation, offsets=True)
     given = [x, *gate, *up, *biases[:2], order, tiles, inner]
     run(source, first, given, (-(-width // first.width), len(tiles), 1))
@@ -308,8 +320,8 @@ def test_experts_take_the_rows_that_chose_them(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("packing", FLOATS, ids=name_of)
-def test_products_of_floats_compile(packing: Packing, tmp_path: Path) -> None:
+@pytest.mark.parametrize("packing", [*FLOATS, *GROUPS_OF_32], ids=name_of)
+def test_products_compile(packing: Packing, tmp_path: Path) -> None:
     for place, gemm in enumerate(
         [
             few(2880, 2880, packing, 1, gated=True, experts=True),
@@ -327,7 +339,7 @@ def test_products_of_floats_compile(packing: Packing, tmp_path: Path) -> None:
         folder.mkdir()
         assert gemm.fits
         if gemm.experts and gemm.gated:
-            joined = gated(GATINGS["clamped"], "x", "y", mx.bfloat16)
+            joined = joined_by(GATINGS["clamped"], "x", "y", mx.bfloat16)
             text = product_kernels.experts_first(gemm, 32, 4, joined, "silu", offsets=True)
         elif gemm.experts:
             text = product_kernels.experts_down(gemm, 32, offsets=True)
@@ -335,6 +347,34 @@ def test_products_of_floats_compile(packing: Packing, tmp_path: Path) -> None:
             text = product_kernels.linear(gemm, (4096, 1024, 1024), offsets=True)
         shares = isinstance(gemm, WarpgroupGemm) and gemm.sharing  # three matrices: a few addresses
         assert_compiles(text, folder, spilled=16 if shares else 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not mx.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+@pytest.mark.parametrize(("kind", "rows"), [(few, 1), (few, 20), (many, 300), (warpgroups, 300)])
+@pytest.mark.parametrize("packing", [AFFINE, BYTES, *GROUPS_OF_32], ids=name_of)
+def test_products_on_a_card_are_those_of_mlx(
+    packing: Packing, kind: Callable[..., product_kernels.Gemm], rows: int, gated: bool
+) -> None:
+    if kind is warpgroups and not driver.card().warpgroups:
+        pytest.skip("needs a card with warpgroups")
+    inputs, outputs = 1024, 272
+    (*gate, a), (*up, b) = (matrix(outputs, inputs, packing, seed) for seed in (0, 1))
+    x, y = random(rows, inputs, seed=2), mx.zeros((rows, outputs), mx.bfloat16)
+    gemm = kind(inputs, outputs, packing, rows, gated=gated)
+    weights = [*gate, *up] if gated else gate
+    given = [number(rows), x, *weights, y]
+    mx.eval(given, a, b)
+    source = (
+        product_kernels.gated(gemm, "silu")
+        if gated
+        else product_kernels.linear(gemm, (outputs,), offsets=False)
+    )
+    grid = gemm.grid(-(-outputs // gemm.width))
+    run(source, gemm, given, grid, DeviceRunner(compiler(), load_extension()))
+    left, right = (x.astype(mx.float32) @ each.T for each in (a, b))
+    assert error(y, left * mx.sigmoid(left) * right if gated else left) < 5e-3
 
 
 @pytest.mark.parametrize("card", CARDS, ids=str)

@@ -87,7 +87,7 @@ def packed_matrix(
         (packed_matrix(32, 128, group_size=128), True),
         (packed_matrix(4, 32, 128), True),
         (packed_matrix(32, 128, bits=8), False),
-        (packed_matrix(32, 128, group_size=32), False),
+        (packed_matrix(32, 128, group_size=32), True),
         (packed_matrix(24, 128), False),
         (packed_matrix(32, 128, dtype=mx.float32), False),
     ],

@@ -26,7 +26,7 @@ from tests.executor.graphs.test_recording import experts_in_mxfp4, in_codes
 from tests.support.emulated_card import PreciseOperations, emulate_card
 from tests.support.emulated_metal import why_not
 from tests.support.grown import grown
-from tests.support.packings import FLOATS
+from tests.support.packings import BYTES_OF_32, FLOATS, OF_32
 from tests.support.parity import prompts
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not())]
@@ -102,6 +102,17 @@ def test_gpt_oss_is_recorded_as_published(compared: Compared) -> None:
 def test_models_in_float_codes_are_recorded(packing: Packing, compared: Compared) -> None:
     """All their matrices: tables, routers and heads, too."""
     loaded = opened(grown("gpt_oss"), partial(in_codes, packing=packing))
+    rounds = streams_of([2]) + streams_of([2], "again ")
+    compared.assert_agree(loaded, PLAIN, rounds, ["again 2-r0"])
+
+
+@pytest.mark.parametrize("packing", [OF_32, BYTES_OF_32], ids=lambda packing: str(packing.bits))
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_models_in_groups_of_32_are_recorded(
+    family: str, packing: Packing, compared: Compared
+) -> None:
+    """Their tables, heads and experts, too."""
+    loaded = opened(grown(family), partial(in_codes, packing=packing))
     rounds = streams_of([2]) + streams_of([2], "again ")
     compared.assert_agree(loaded, PLAIN, rounds, ["again 2-r0"])
 

@@ -49,7 +49,7 @@ class Packed:
         """Whether the kernels support its packing and shape."""
         return (
             self.bits == 4
-            and self.group_size in (64, 128)
+            and self.group_size in (32, 64, 128)
             and self.scales.dtype == mx.bfloat16
             and self.codes.shape[-2] % 16 == 0
             and self.codes.shape[-1] % 8 == 0

@@ -138,7 +138,7 @@ def _difference() -> str | None:
     Kernels of few rows are also run on a wide matrix after a narrow one, so that the same kernel
     asks for more shared memory.
     """
-    for group_size in (64, 128):
+    for group_size in (32, 64, 128):
         weight = _random(144, 256, group_size, seed=0)
         difference = _compared(packed.unpacked(weight), _plain(weight))
         if difference:

@@ -71,7 +71,8 @@ class Head:
         return self._shared(self.tiles)
 
     def _shared(self, tiles: int) -> int:
-        return tiles * (2 * self.inputs * min(8, self.max_rows) + self.inputs // 64 * 32)
+        sums = self.inputs // min(64, self.group_size) * 32
+        return tiles * (2 * self.inputs * min(8, self.max_rows) + sums)
 
     @property
     def text(self) -> str:

@@ -18,8 +18,8 @@ PARTS = frozenset({"Split", "Slice"})
 UNPACKED = Packing(64, 16, "affine")
 """Packing that represents an unpacked bfloat16 matrix."""
 _SCALES: Mapping[tuple[str, int], tuple[mx.Dtype, tuple[int, ...]]] = {
-    ("affine", 4): (mx.bfloat16, (64, 128)),
-    ("affine", 8): (mx.bfloat16, (64, 128)),
+    ("affine", 4): (mx.bfloat16, (32, 64, 128)),
+    ("affine", 8): (mx.bfloat16, (32, 64, 128)),
     ("mxfp4", 4): (mx.uint8, (32,)),
     ("nvfp4", 4): (mx.uint8, (16,)),
     ("mxfp8", 8): (mx.uint8, (32,)),

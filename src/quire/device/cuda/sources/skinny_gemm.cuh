@@ -11,6 +11,8 @@
   // STAGES chunks ahead into a ring of its own: codes, and the ROWS rows of x. The first codes come
   // while the kernel before still runs. Integers of 4 bits are the left operand as 128 + n; what that adds
   // is taken off by the sum of x, a product with ones. Other codes are unpacked before they are multiplied.
+  // Of 64 columns, a lane of a quad reads 16 neighbours; where integers of 4 bits are in groups of 32, it reads 8
+  // of each group, so that a product is of one group.
   // With EXPERTS, a tile is up to 8 * TILES pairs of row and expert: expert, first place, count.
   // WHOLE: chunks have no rest.
   constexpr int SETS = GATED ? 2 : 1, MATRICES = SETS * PARTS;
@@ -18,6 +20,8 @@
   constexpr int CODES = CHUNK * BITS / 2, X = CHUNK * 8, ALL_CODES = MATRICES * 16 * CODES;
   constexpr int STAGE = ALL_CODES + ROWS * X;
   constexpr int SPAN = CHUNK < 2 ? 1 : 2, SCALES = SPAN * 64 < GROUP ? 1 : SPAN * 64 / GROUP;
+  constexpr bool BY_GROUP = BITS == 4 && !FLOATS && GROUP == 32;
+  constexpr int SUMS = BY_GROUP ? 2 : 1, TURN = BY_GROUP ? 4 : 1;
   extern __shared__ uint4 memory[];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, quad = lane & 3, r = lane >> 2;
 #if EXPERTS
@@ -49,7 +53,8 @@
   const auto turned = [](int piece, int row) {
     if (BITS == 16) return piece ^ row % 2;
     if (BITS == 8) return CHUNK > 1 ? piece ^ row % 2 * 4 : piece;
-    return (piece / 2 ^ (CHUNK < 4 ? row * CHUNK / 4 % CHUNK : row % 4)) * 2 + piece % 2;
+    const int half = BY_GROUP ? piece % 2 ^ row / 4 % 2 : piece % 2;  // eight rows are read at a time
+    return (piece / 2 ^ (CHUNK < 4 ? row * CHUNK / 4 % CHUNK : row % 4)) * 2 + half;
   };
   uint4* const ring = memory + warp * STAGES * STAGE;
   const auto copy_codes = [&](int chunk, int stage) {
@@ -113,7 +118,7 @@
     for (int i = 0; i < X_COPIES; i++) {
       const int row = (i * 32 + lane) / X, piece = lane % X;
       if (row < ROWS && (WHOLE || chunk * CHUNK + piece / 8 < K / 64))
-        copy_of_line(ring + stage * STAGE + ALL_CODES + row * X + (piece ^ row % 2), x_from[i] + chunk * CHUNK * 64);
+        copy_of_line(ring + stage * STAGE + ALL_CODES + row * X + (piece ^ row % 2 * TURN), x_from[i] + chunk * CHUNK * 64);
     }
   };
   #pragma unroll
@@ -161,44 +166,56 @@
         if (!WHOLE && chunk * CHUNK + span + j >= K / 64) break;
 #if BITS == 4 && !FLOATS
         unsigned a[MATRICES][2][8];
-        float s[MATRICES][2], o[MATRICES][2];
+        float s[SUMS][MATRICES][2], o[SUMS][MATRICES][2];
         #pragma unroll
         for (int m = 0; m < MATRICES; m++)
           #pragma unroll
           for (int h = 0; h < 2; h++) {
             const uint4* const codes = now + (m * 16 + r + h * 8) * CODES;
+#if GROUP == 32
+            const auto word = [&](int half) { return ((const unsigned*)(codes + turned((span + j) * 2 + half, r)))[quad]; };
+            const uint2 u = make_uint2(word(0), word(1));
+#else
             const uint2 u = ((const uint2*)(codes + turned((span + j) * 2, r)))[quad];
+#endif
             #pragma unroll
             for (int n = 0; n < 4; n++) {
               a[m][h][n] = raised(u.x, 4 * n);
               a[m][h][4 + n] = raised(u.y, 4 * n);
             }
-            s[m][h] = (float)scale[m][0][h].of[j * 64 / GROUP];
-            o[m][h] = (float)scale[m][1][h].of[j * 64 / GROUP] - 128.f * s[m][h];
+            #pragma unroll
+            for (int g = 0; g < SUMS; g++) {
+              s[g][m][h] = (float)scale[m][0][h].of[j * 64 / GROUP + g];
+              o[g][m][h] = (float)scale[m][1][h].of[j * 64 / GROUP + g] - 128.f * s[g][m][h];
+            }
           }
         #pragma unroll
         for (int t = 0; t < TILES; t++) {
           const int row = (t * 8 + r) % ROWS;
-          float d[4] = {}, c[MATRICES][4] = {};
           #pragma unroll
-          for (int h = 0; h < 2; h++) {
-            const uint4 some = now[ALL_CODES + row * X + ((span + j) * 8 + quad * 2 + h ^ row % 2)];
-            const unsigned p0 = __byte_perm(some.x, some.z, 0x5410), p1 = __byte_perm(some.x, some.z, 0x7632);
-            const unsigned p2 = __byte_perm(some.y, some.w, 0x5410), p3 = __byte_perm(some.y, some.w, 0x7632);
-            product(d, ones, ones, ones, ones, p0, p1);
-            product(d, ones, ones, ones, ones, p2, p3);
+          for (int g = 0; g < SUMS; g++) {
+            float d[4] = {}, c[MATRICES][4] = {};
             #pragma unroll
-            for (int m = 0; m < MATRICES; m++) {
-              const unsigned *const up = a[m][0] + 4 * h, *const low = a[m][1] + 4 * h;
-              product(c[m], up[0], low[0], up[1], low[1], p0, p1);
-              product(c[m], up[2], low[2], up[3], low[3], p2, p3);
+            for (int h = g; h < 2 * (g + 1) / SUMS; h++) {
+              const int piece = (span + j) * 8 + (BY_GROUP ? h * 4 + quad : quad * 2 + h);
+              const uint4 some = now[ALL_CODES + row * X + (piece ^ row % 2 * TURN)];
+              const unsigned p0 = __byte_perm(some.x, some.z, 0x5410), p1 = __byte_perm(some.x, some.z, 0x7632);
+              const unsigned p2 = __byte_perm(some.y, some.w, 0x5410), p3 = __byte_perm(some.y, some.w, 0x7632);
+              product(d, ones, ones, ones, ones, p0, p1);
+              product(d, ones, ones, ones, ones, p2, p3);
+              #pragma unroll
+              for (int m = 0; m < MATRICES; m++) {
+                const unsigned *const up = a[m][0] + 4 * h, *const low = a[m][1] + 4 * h;
+                product(c[m], up[0], low[0], up[1], low[1], p0, p1);
+                product(c[m], up[2], low[2], up[3], low[3], p2, p3);
+              }
             }
-          }
-          #pragma unroll
-          for (int m = 0; m < MATRICES; m++)
             #pragma unroll
-            for (int i = 0; i < 4; i++)
-              acc[m][t][i] = fmaf(o[m][i / 2], d[i], fmaf(s[m][i / 2], c[m][i], acc[m][t][i]));
+            for (int m = 0; m < MATRICES; m++)
+              #pragma unroll
+              for (int i = 0; i < 4; i++)
+                acc[m][t][i] = fmaf(o[g][m][i / 2], d[i], fmaf(s[g][m][i / 2], c[m][i], acc[m][t][i]));
+          }
         }
 #else
         uint4 a[MATRICES][2][2];  // eight numbers each, in their order; by half of the 16 rows, then of 16
@@ -222,8 +239,14 @@
             a[m][h][1] = float_numbers(make_uint2(u.z, u.w), s);
 #elif BITS == 8
             const uint4 u = codes[turned((span + j) * 4 + quad, own)];
-            const __nv_bfloat162 s = __bfloat162bfloat162(scale[m][0][h].of[j * 64 / GROUP]);
-            const __nv_bfloat162 o = __bfloat162bfloat162(scale[m][1][h].of[j * 64 / GROUP]);
+            const auto own_group = [&](const Scales& from) {
+#if GROUP == 32
+              return __bfloat162bfloat162(quad < 2 ? from.of[j * 2] : from.of[j * 2 + 1]);
+#else
+              return __bfloat162bfloat162(from.of[j * 64 / GROUP]);
+#endif
+            };
+            const __nv_bfloat162 s = own_group(scale[m][0][h]), o = own_group(scale[m][1][h]);
             a[m][h][0] = byte_numbers(make_uint2(u.x, u.y), s, o);
             a[m][h][1] = byte_numbers(make_uint2(u.z, u.w), s, o);
 #else

@@ -192,10 +192,13 @@
 #if !EXPERTS
   READY;
 #endif
+  // Words of scales in a step, and the steps that four lanes load them for.
+  constexpr int EACH = BITS < 16 && !FLOATS && GROUP == 32 ? 2 : 1, AHEAD = 4 / EACH;
 #if BITS < 16
   const int groups = K / GROUP;
   // Scale and bias of a row of W as one word; of floats all scales of 64 columns. The four lanes of a row load those
-  // of four steps. What is loaded is joined when it is used, so that nobody waits for it.
+  // of four steps; of integers in groups of 32 columns, of two. What is loaded is joined when it is used, so that
+  // nobody waits for it.
   unsigned words_of[2], next_scales[2], next_biases[2];
   int scales_from[2];
 #if FLOATS && GROUP == 16
@@ -220,7 +223,7 @@
       for (int half = 0; half < 2; half++)
         scales_from[half] = min(part * WIDTH + warp * (GATED ? 8 : 16) + turned(r + half * 8), N - 1) * groups;
     }
-    const int at = (span.begin + min(step + quad, span.steps - 1)) * 64 / GROUP;
+    const int at = (span.begin + min(step + quad / EACH, span.steps - 1)) * 64 / GROUP + quad % EACH;
     #pragma unroll
     for (int half = 0; half < 2; half++) {
 #if FLOATS
@@ -246,20 +249,20 @@
     for (int i = 0; i < ROWS / 2; i++) acc[i] = 0.f;
     const int steps = now.steps;
     #pragma unroll 1
-    for (int four = 0; four < steps; four += 4) {
+    for (int ahead = 0; ahead < steps; ahead += AHEAD) {
 #if BITS < 16
       #pragma unroll
       for (int half = 0; half < 2; half++) words_of[half] = next_scales[half] | (FLOATS ? 0 : next_biases[half] << 16);
-      load_scales(now, four + 4);
+      load_scales(now, ahead + AHEAD);
 #endif
       #pragma unroll
-      for (int i = 0; i < 4; i++) {
-        if (four + i >= steps) break;
+      for (int i = 0; i < AHEAD; i++) {
+        if (ahead + i >= steps) break;
         await_barrier(full + stage, odd);
         const Tile x_now = moved(x_tiles, stage * STAGE);
         // Products of the step before have been awaited, too.
         const auto free_last = [&] {
-          if ((four > 0 || i > 0) && lane == 0) arrive(free + last);
+          if ((ahead > 0 || i > 0) && lane == 0) arrive(free + last);
         };
 #if BITS == 16
         const Tile w_now = moved(x_now, X_STEP + (warp >> 2) * 64 * CODES);
@@ -272,11 +275,14 @@
 #else
         const uint4* const w_now = memory + stage * STAGE + X_STEP + own_row * CODES;
         unsigned scaling[2];
-        #pragma unroll
-        for (int half = 0; half < 2; half++) scaling[half] = __shfl_sync(0xffffffffu, (int)words_of[half], i, 4);
         // Half a step is unpacked while the products of the half before run.
         #pragma unroll
         for (int part = 0; part < 2; part++) {
+          if (part < EACH) {
+            #pragma unroll
+            for (int half = 0; half < 2; half++)
+              scaling[half] = __shfl_sync(0xffffffffu, (int)words_of[half], i * EACH + part, 4);
+          }
           unsigned a[2][2][2];  // by slice of 16 columns, row, and whether it is of the last 8 columns
           #pragma unroll
           for (int half = 0; half < 2; half++) {

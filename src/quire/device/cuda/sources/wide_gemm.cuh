@@ -102,7 +102,8 @@
 #if BITS < 16
   const int groups = K / GROUP;
   // Scale and bias of a row of W as one word; of floats all scales of 64 columns. The four lanes of a row
-  // load those of four rounds.
+  // load those of four rounds; of integers in groups of 32 columns, of two.
+  constexpr int AHEAD = !FLOATS && GROUP == 32 ? 2 : 4;
   int scale_from[2][2], pairs[2][2], next_pairs[2][2];
 #if GATED
   const Scale* const s_of[2] = {scales + expert * N * groups, scales_up + expert * N * groups};
@@ -124,7 +125,7 @@
     for (int half = 0; half < 2; half++)
       scale_from[s][half] = (begin_of(column * 2 + s) + r + half * 8) * groups;
   const auto load_scales = [&](int round) {
-    const int at = min((round + quad) * SPLITS + split, steps - 1) * 64 / GROUP;
+    const int at = min((round + quad % AHEAD) * SPLITS + split, steps - 1) * 64 / GROUP + quad / AHEAD;
     #pragma unroll
     for (int s = 0; s < 2; s++)
       #pragma unroll
@@ -159,12 +160,12 @@
     const uint4* const w_now = now + split * W_STEP + column * 32 * CODES;
     const uint4* const x_now = now + SPLITS * W_STEP + split * X_STEP;
 #if BITS < 16
-    if (round % 4 == 0) {
+    if (round % AHEAD == 0) {
       #pragma unroll
       for (int s = 0; s < 2; s++)
         #pragma unroll
         for (int half = 0; half < 2; half++) pairs[s][half] = next_pairs[s][half];
-      load_scales(round + 4);
+      load_scales(round + AHEAD);
     }
     __nv_bfloat162 scale[2][2];
 #if !FLOATS
@@ -174,7 +175,7 @@
     for (int s = 0; s < 2; s++)
       #pragma unroll
       for (int half = 0; half < 2; half++) {
-        const unsigned both = __shfl_sync(0xffffffffu, pairs[s][half], (lane & 28) + round % 4);
+        const unsigned both = __shfl_sync(0xffffffffu, pairs[s][half], (lane & 32 - AHEAD) + round % AHEAD);
 #if FLOATS
         scale[s][half] = float_scale(both >> quad * 16 / GROUP * 8 & 255);
 #else
