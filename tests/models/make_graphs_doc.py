@@ -39,7 +39,7 @@ from tests.executor.graphs.test_recording import (
 )
 from tests.program.programs import CONFIGS
 from tests.support.grown import grown
-from tests.support.packings import BYTES_OF_32, MXFP4, MXFP8, NVFP4, OF_32
+from tests.support.packings import MXFP4, MXFP8, NVFP4, OF_32
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "graphs.md"
 BLOCK = 64
@@ -92,7 +92,6 @@ FAMILIES = ("llama", "gemma4_text", "gpt_oss", "qwen3_5_moe_text", "deepseek_v3"
 WEIGHTS: Mapping[str, Callable[[nn.Module], None]] = {
     "affine, 8 bits": partial(in_codes, packing=Packing(64, 8, "affine")),
     "affine, 4 bits in groups of 32": partial(in_codes, packing=OF_32),
-    "affine, 8 bits in groups of 32": partial(in_codes, packing=BYTES_OF_32),
     "bfloat16": lambda model: None,
     "MXFP4": partial(in_codes, packing=MXFP4),
     "experts in MXFP4, the rest in bfloat16": experts_in_mxfp4,
