@@ -15,7 +15,7 @@ from quire.core.config import ServerConfig
 from quire.core.errors import RequestError
 from quire.core.request import SamplingParams
 from quire.demo import MODEL_DIR
-from quire.serving.sampling_defaults import recommended
+from quire.serving.sampling_defaults import RECOMMENDABLE, recommended, reported
 from quire.text.tokenizer import Tokenizer
 from tests.api.conftest import HTTP, Served, start
 
@@ -89,6 +89,11 @@ def test_the_operators_own_go_before_the_models(serve: ServeFolder) -> None:
     overrides = {"temperature": 0.2, "top_p": 0.5}
     served = serve({"do_sample": False, "top_k": 20}, sampling_overrides=overrides)
     assert values(drawn(served, "chat/completions")) == (0.2, 20, 0.5, 0.0, 1.0)
+
+
+def test_clients_are_told_the_operators_other_defaults() -> None:
+    assert reported(SamplingParams()).keys() == set(RECOMMENDABLE)
+    assert reported(SamplingParams(typical_p=0.5))["typical_p"] == 0.5
 
 
 @pytest.mark.parametrize(

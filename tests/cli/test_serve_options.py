@@ -20,6 +20,7 @@ from quire.cli.server_options import ServerOptions
 from quire.core.config import KeyLimits, ServerConfig
 from quire.core.errors import QuireError, RequestError
 from quire.core.request import SamplingParams
+from quire.core.sampling_params import LIMITS
 from quire.demo import MODEL_DIR
 from quire.media.kinds import limits_of
 from quire.serving.sampling_defaults import overridden
@@ -225,6 +226,16 @@ def test_defaults_of_sampling() -> None:
     chosen = config("--sampling-defaults", "openai", "--temperature", "0.3", "--top-k", "20")
     assert chosen.sampling_defaults == "openai"
     assert chosen.sampling_overrides == {"temperature": 0.3, "top_k": 20}
+
+
+def test_each_sampling_flag_becomes_a_default_of_requests() -> None:
+    flags = SamplingOptions.model_fields.keys() - {"sampling_defaults"}
+    values = {name: int(LIMITS[name]["ge"]) + 1 for name in flags} | {"top_p": 0.5, "min_p": 0.5}
+    asked = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
+    overrides = config(*asked).sampling_overrides
+    assert overrides == values
+    drawn = overridden(SamplingParams(), overrides)
+    assert {name: getattr(drawn, name) for name in values} == values
 
 
 @pytest.mark.parametrize(

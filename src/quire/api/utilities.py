@@ -29,7 +29,7 @@ from quire.api.shared.unsupported_media import newest, without_unsupported_media
 from quire.core.errors import Forbidden, RequestError
 from quire.serving.generation import Generation, Thinking
 from quire.serving.model import Model
-from quire.serving.sampling_defaults import NAMES
+from quire.serving.sampling_defaults import reported
 
 
 class TokenizeRequest(Wire):
@@ -280,7 +280,7 @@ class Utilities:
             sampling = model.loaded.service.sampling
             described |= {
                 "modalities": list(model.loaded.service.modalities),
-                "sampling_defaults": {name: getattr(sampling, name) for name in NAMES},
+                "sampling_defaults": reported(sampling),
             }
         return described
 

@@ -30,14 +30,15 @@ from quire.core.kv_format import KVFormat
 from quire.core.sampling_params import LIMITS, MIN_REPEATS, MOST_TOKENS, check_repeats
 from quire.core.speculation import check_speculate, speculation_of
 from quire.device.cards import count_cards
-from quire.serving.sampling_defaults import NAMES
 
 _ENGINE = EngineConfig("")
 _WITHOUT = "; for requests that do not set it, in place of --sampling-defaults"
 
 
 class SamplingOptions(Options):
-    """Default sampling parameters."""
+    """Default sampling parameters. Each option but `sampling_defaults` is the default of the request
+    field of its name.
+    """
 
     title: ClassVar[str] = "sampling"
 
@@ -75,7 +76,8 @@ class SamplingOptions(Options):
 
     def sampling_overrides(self) -> dict[str, float]:
         """Return the operator's defaults, by the parameter's name."""
-        return self.model_dump(include=set(NAMES), exclude_none=True)
+        named = SamplingOptions.model_fields.keys() - {"sampling_defaults"}
+        return self.model_dump(include=set(named), exclude_none=True)
 
 
 class ProcessorOptions(Options):

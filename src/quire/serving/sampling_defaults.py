@@ -10,12 +10,12 @@ from typing import Any
 
 from quire.core.folder import read_object
 from quire.core.request import SamplingParams
-from quire.core.sampling_params import allowed, as_drawn, check_sampling, is_within_limits
+from quire.core.sampling_params import LIMITS, allowed, as_drawn, check_sampling, is_within_limits
 
 log = logging.getLogger("quire.models")
 
-NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""Settings that `generation_config.json` may recommend."""
+RECOMMENDABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Parameters that a model's `generation_config.json` may recommend."""
 
 
 def overridden(params: SamplingParams, overrides: Mapping[str, float]) -> SamplingParams:
@@ -27,6 +27,18 @@ def overridden(params: SamplingParams, overrides: Mapping[str, float]) -> Sampli
     params = replace(params, **as_drawn(overrides))
     check_sampling(params, 0)
     return params
+
+
+def reported(defaults: SamplingParams) -> dict[str, float]:
+    """Return the defaults that clients are told: all that a model may recommend, and others that
+    differ from OpenAI's because the operator set them.
+    """
+    names = [
+        name
+        for name in LIMITS
+        if name in RECOMMENDABLE or getattr(defaults, name) != getattr(SamplingParams(), name)
+    ]
+    return {name: getattr(defaults, name) for name in names}
 
 
 def recommended(folder: Path) -> SamplingParams:
@@ -42,7 +54,7 @@ def recommended(folder: Path) -> SamplingParams:
     """
     file = folder / "generation_config.json"
     config = read_object(file)
-    given = {name: config[name] for name in NAMES if config.get(name) is not None}
+    given = {name: config[name] for name in RECOMMENDABLE if config.get(name) is not None}
     if config.get("do_sample") is False:
         given["temperature"] = 0.0
     refused = {name: value for name, value in given.items() if not _is_allowed(name, value)}
