@@ -14,6 +14,8 @@ from quire.sampling.sampler import sample
 from quire.sampling.uniforms import excludes_top_choices, uniforms
 from tests.sampling import reference
 
+pytestmark = pytest.mark.usefixtures("way")
+
 KINDS = {
     "typical": SamplingParams(typical_p=0.3),
     "least typical": SamplingParams(typical_p=1e-7),

@@ -36,8 +36,9 @@ _WITHOUT = "; for requests that do not set it, in place of --sampling-defaults"
 
 
 class SamplingOptions(Options):
-    """Default sampling parameters. Each option but `sampling_defaults` is the default of the request
-    field of its name.
+    """Default sampling parameters.
+
+    Each option but `sampling_defaults` is the default of the request field of its name.
     """
 
     title: ClassVar[str] = "sampling"

@@ -66,6 +66,11 @@ class SamplingParams:
     times_from: int | None = None
 
     @property
+    def ranks(self) -> bool:
+        """Whether a filter needs a row's tokens in the order of their probability."""
+        return self.top_k != 0 or self.top_p < 1 or self.typical_p < 1 or self.xtc_probability > 0
+
+    @property
     def needs_history(self) -> bool:
         """Whether a row's logits depend on the tokens before it."""
         return (

@@ -7,6 +7,11 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
+UNRANKED = 0
+"""Value of `candidates` that leaves the tokens in order of their ids."""
+ALL = 2**31 - 1
+"""Value of `candidates` that ranks all tokens."""
+
 
 class Draw(NamedTuple):
     """One row's draw: min_p, top_k, then top_p of what is left, then an inverse transform.
@@ -16,8 +21,8 @@ class Draw(NamedTuple):
         min_p: least weight of a token, relative to the likeliest one's.
         top_k: number of likeliest tokens that stay; 0 for all.
         top_p: a token stays while the likelier ones hold less than this share; 1 for all.
-        candidates: the most tokens that are ranked, best first; 0 if they stay in order of their
-            ids. More than 128 are drawn in two levels: a block of 128, and a token in it.
+        candidates: the most tokens that are ranked, best first, or `UNRANKED` or `ALL`. More than
+            128 are drawn in two levels: a block of 128, and a token in it.
         block, inside: uniform numbers in [0, 1) for the two levels; one level takes `inside`.
     """
 
@@ -25,13 +30,11 @@ class Draw(NamedTuple):
     min_p: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
-    candidates: int = 0
+    candidates: int = UNRANKED
     block: float = 0.0
     inside: float = 0.0
 
 
-ALL = 2**31 - 1
-"""Value of `candidates` that ranks all tokens."""
 GREEDY = Draw(0.0)
 """Takes the likeliest token."""
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from quire.cache.block_manager import BlockManager
 from quire.cache.blocks import Block
@@ -21,6 +22,7 @@ from quire.core.request import Request, SamplingParams
 from quire.core.speculation import DRAFT
 from quire.executor.executor import Executor
 from quire.models.weights.loader import LoadedModel
+from quire.sampling.adjust import ADJUSTED
 from quire.sampling.rows import RowSampling
 from quire.scheduler.block_tables import BlockTables
 from quire.scheduler.drafts import Draft, DraftQuery
@@ -359,20 +361,19 @@ def _with_spares(own: ModelSequence, placement: KVPlacement) -> KVPlacement:
     return replace(placement, tables=tuple(tables))
 
 
+_NOT_GUESSED: dict[str, Any] = {
+    each.name: each.default
+    for each in fields(SamplingParams)
+    if each.name in ADJUSTED | {"xtc_probability", "xtc_threshold", "logprobs"}
+}
+"""Sampling parameters that guesses do without, with the values that turn them off."""
+
+
 def guess_sampling(job: Job, index: int) -> RowSampling:
-    """Return how to sample the draft model's token `index`: as its request samples, but for
-    penalties of repeats.
+    """Return how to sample the draft model's token `index`: as its request samples, without
+    adjustments of logits, XTC and log-probabilities.
     """
-    given = job.query.request.sampling
-    own = SamplingParams(
-        temperature=given.temperature,
-        top_p=given.top_p,
-        top_k=given.top_k,
-        min_p=given.min_p,
-        typical_p=given.typical_p,
-        seed=given.seed,
-    )
-    return RowSampling(own, job.shift + index)
+    return RowSampling(replace(job.query.request.sampling, **_NOT_GUESSED), job.shift + index)
 
 
 def _agreed(guessed: Sequence[int], tokens: Sequence[int]) -> int:

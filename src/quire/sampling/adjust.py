@@ -16,6 +16,22 @@ from quire.core.request import SamplingParams
 from quire.sampling.dry import without_repeats
 from quire.sampling.rows import RowSampling, history_of
 
+ADJUSTED = frozenset(
+    {
+        "logit_bias",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "dry_multiplier",
+        "dry_base",
+        "dry_allowed_length",
+        "dry_penalty_last_n",
+        "dry_breakers",
+        "times_from",
+    }
+)
+"""Sampling parameters that `adjust` applies, so that nothing behind it looks at them."""
+
 
 def adjust(logits: mx.array, rows: Sequence[RowSampling]) -> mx.array:
     """Return adjusted logits, float32 `[R, V]`; the same array if no row asks for a change."""

@@ -13,15 +13,17 @@ depend on the other rows; sums whose order a backend may choose by the number of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from enum import Enum
+from typing import NamedTuple
 
 import mlx.core as mx
 
 from quire.core.request import SamplingParams
 from quire.core.sampling_params import MAX_LOGPROBS, is_greedy
 from quire.device.device import current_device
-from quire.device.draws import ALL, GREEDY, Draw
-from quire.sampling.adjust import adjust, column
+from quire.device.draws import ALL, GREEDY, UNRANKED, Draw
+from quire.sampling.adjust import ADJUSTED, adjust, column
 from quire.sampling.filters import filtered
 from quire.sampling.rows import RowSampling, Sampled
 from quire.sampling.top import BLOCK, blocks_of, top
@@ -49,45 +51,76 @@ def sample(logits: mx.array, rows: Sequence[RowSampling]) -> Sampled:
     return Sampled(tokens)
 
 
-class _Way(Enum):
-    """How tokens are chosen without MLX's operations on probabilities."""
+class _Means(Enum):
+    """What chooses a row's token."""
 
-    BEST = "the likeliest"
+    BEST = "the likeliest token"
     KERNEL = "a kernel of the device"
+    OPERATIONS = "MLX's operations on probabilities"
+
+
+class _Way(NamedTuple):
+    """How a row's token is chosen. Rows of the same way are chosen together.
+
+    Attributes:
+        candidates: for `OPERATIONS`, how many tokens are ranked, as in `Draw.candidates`.
+    """
+
+    means: _Means
+    candidates: int = UNRANKED
+
+
+_BEST, _KERNEL = _Way(_Means.BEST), _Way(_Means.KERNEL)
+
+_KNOWN_TO_KERNELS = ADJUSTED | {
+    *("temperature", "min_p", "top_k", "top_p", "seed"),  # of `Draw`
+    "logprobs",  # of the model's own logits
+    "xtc_threshold",  # without effect unless xtc_probability is set
+}
+_UNKNOWN_TO_KERNELS = {
+    each.name: each.default for each in fields(SamplingParams) if each.name not in _KNOWN_TO_KERNELS
+}
+"""Parameters that `Draw` has no place for, with the values that turn them off. A new parameter is
+one of them, so that no kernel draws a row without it.
+"""
 
 
 def _choose(logits: mx.array, rows: Sequence[RowSampling]) -> mx.array:
     """Return each row's token, int32 `[R]`."""
-    ways: dict[_Way | int | None, list[int]] = {}
+    ways: dict[_Way, list[int]] = {}
     for i, row in enumerate(rows):
         ways.setdefault(_way_of(row.params), []).append(i)
     if len(ways) == 1:
         return _by(next(iter(ways)), logits, rows)
     tokens = current_device().operations.best(logits)
     for way, members in ways.items():
-        if way is not _Way.BEST:
+        if way != _BEST:
             where = mx.array(members)
             tokens[where] = _by(way, logits[where], [rows[i] for i in members])
     return tokens
 
 
-def _way_of(params: SamplingParams) -> _Way | int | None:
-    """Return how a row's token is chosen: a `_Way`, or see `_candidates`."""
-    typical = params.typical_p < 1 or params.xtc_probability > 0
-    if current_device().operations.draws and (is_greedy(params) or not typical):
-        return _Way.KERNEL
-    return _Way.BEST if is_greedy(params) else _candidates(params)
+def _way_of(params: SamplingParams) -> _Way:
+    greedy = is_greedy(params)
+    if current_device().operations.draws and (greedy or _kernels_draw(params)):
+        return _KERNEL
+    return _BEST if greedy else _Way(_Means.OPERATIONS, _candidates(params))
 
 
-def _by(way: _Way | int | None, logits: mx.array, rows: Sequence[RowSampling]) -> mx.array:
+def _kernels_draw(params: SamplingParams) -> bool:
+    """Return whether `Draw` has a place for all that a row asks for."""
+    return all(getattr(params, name) == off for name, off in _UNKNOWN_TO_KERNELS.items())
+
+
+def _by(way: _Way, logits: mx.array, rows: Sequence[RowSampling]) -> mx.array:
     operations = current_device().operations
-    match way:
-        case _Way.BEST:
+    match way.means:
+        case _Means.BEST:
             return operations.best(logits)
-        case _Way.KERNEL:
+        case _Means.KERNEL:
             return operations.draw(logits, [_draw_of(row) for row in rows])
-        case size:
-            return _draw(logits, rows, size)
+        case _Means.OPERATIONS:
+            return _draw(logits, rows, way.candidates)
 
 
 def _draw_of(row: RowSampling) -> Draw:
@@ -95,36 +128,32 @@ def _draw_of(row: RowSampling) -> Draw:
     params = row.params
     if is_greedy(params):
         return GREEDY
-    size = _candidates(params)
     block, inside = uniforms(params.seed, row.position)
     return Draw(
         temperature=params.temperature,
         min_p=params.min_p,
         top_k=params.top_k,
         top_p=params.top_p,
-        candidates=0 if size is None else size or ALL,
+        candidates=_candidates(params),
         block=block,
         inside=inside,
     )
 
 
-def _candidates(params: SamplingParams) -> int | None:
-    """Return how many of a row's best tokens to sample from, sorted; 0 means all, None all
-    unsorted.
-    """
-    ranked = params.top_p < 1 or params.typical_p < 1 or params.xtc_probability > 0
-    if params.top_k == 0 and not ranked:
-        return None
-    return next((size for size in TOP_SIZES if 0 < params.top_k <= size), 0)
+def _candidates(params: SamplingParams) -> int:
+    """Return how many of a row's best tokens are ranked, as `Draw.candidates`."""
+    if not params.ranks:
+        return UNRANKED
+    return next((size for size in TOP_SIZES if 0 < params.top_k <= size), ALL)
 
 
-def _draw(logits: mx.array, rows: Sequence[RowSampling], size: int | None) -> mx.array:
+def _draw(logits: mx.array, rows: Sequence[RowSampling], candidates: int) -> mx.array:
     """Sample one token for each of several rows with the same number of candidates; int32 `[R]`."""
     params = [row.params for row in rows]
     u = mx.array([uniforms(row.params.seed, row.position) for row in rows], dtype=mx.float32)
-    if size is None:
+    if candidates == UNRANKED:
         return _inverse(_weights(logits, logits.max(axis=-1, keepdims=True), params), u)
-    ids, values = top(logits, min(size or logits.shape[1], logits.shape[1]))
+    ids, values = top(logits, min(candidates, logits.shape[1]))
     weights = filtered(_weights(values, values[:, :1], params), rows)
     return current_device().operations.of_rows(ids, _inverse(weights, u)[:, None])[:, 0]
 
