@@ -13,6 +13,7 @@ import pytest
 from quire.api.shared.foreign import is_known, shown
 from quire.api.shared.peers import PEERS
 from quire.core.config import ServerConfig
+from quire.core.sampling_params import BOUNDS
 from quire.demo import MODEL_DIR
 from quire.text.tokenizer import Tokenizer
 from tests.api.conftest import HTTP, Serve, Served, access_records, openai_client, start
@@ -116,6 +117,7 @@ def test_every_protocol_draws_by_the_same_fields(serve: Serve, path: str) -> Non
         "frequency_penalty": 0.25,
         "seed": 7,
     }
+    assert BOUNDS.keys() - asked.keys() == {"temperature", "top_p"}  # of OpenAI's own fields
     assert passed(post(served, path, **asked, stop_token_ids=[9], ignore_eos=True)) == []
     request = served.engine.requests[0]
     assert {name: getattr(request.sampling, name) for name in asked} == asked

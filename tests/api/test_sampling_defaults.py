@@ -15,7 +15,7 @@ from quire.core.config import ServerConfig
 from quire.core.errors import RequestError
 from quire.core.request import SamplingParams
 from quire.demo import MODEL_DIR
-from quire.serving.sampling_defaults import RECOMMENDABLE, recommended, reported
+from quire.serving.sampling_defaults import RECOMMENDABLE, overridden, recommended, reported
 from quire.text.tokenizer import Tokenizer
 from tests.api.conftest import HTTP, Served, start
 
@@ -152,5 +152,11 @@ def test_a_model_is_served_whatever_its_file_recommends(serve: ServeFolder) -> N
 
 
 def test_the_operators_value_out_of_bounds_is_an_error(serve: ServeFolder) -> None:
-    with pytest.raises(RequestError, match="top_p must be a number from 0 to 1, not 3"):
+    with pytest.raises(RequestError, match="'top_p': must be a number from 0 to 1, not 3"):
         serve({}, sampling_overrides={"top_p": 3.0})
+
+
+@pytest.mark.parametrize(("name", "value"), [("top_k", -5), ("top_p", -0.5), ("min_p", 2)])
+def test_the_operators_value_is_refused_before_it_is_clamped(name: str, value: float) -> None:
+    with pytest.raises(RequestError, match=f"'{name}': must be .*, not {value}"):
+        overridden(SamplingParams(), {name: value})

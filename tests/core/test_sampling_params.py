@@ -18,6 +18,7 @@ REFUSED: list[tuple[str, dict[str, object]]] = [
     ("top_p", {"top_p": 1.01}),
     ("top_p", {"top_p": math.nan}),
     ("top_k", {"top_k": -1}),
+    ("typical_p", {"typical_p": 0.0}),
     ("min_p", {"min_p": -0.5}),
     ("min_p", {"min_p": 2.0}),
     ("presence_penalty", {"presence_penalty": 2.5}),

@@ -48,12 +48,24 @@ def asked(name: str, **fields: Any) -> Request:
         ({"thinking": ThinkingBudget(1, (), (7.5,))}, "thinking.end_ids: .* not 7.5"),  # type: ignore[arg-type]
         (
             {"sampling": SamplingParams(logit_bias=((5.5, 1.0),))},
-            "logit_bias must be for token ids",
+            "Invalid value for 'logit_bias': must be for token ids",
         ),  # type: ignore[arg-type]
-        ({"sampling": SamplingParams(repetition_penalty=1e-308)}, "repetition_penalty must be"),
-        ({"sampling": SamplingParams(repetition_penalty=1e39)}, "repetition_penalty must be"),
-        ({"sampling": SamplingParams(temperature=1e39)}, "temperature must be a number from 0"),
-        ({"sampling": SamplingParams(temperature=float("nan"))}, "temperature must be a number"),
+        (
+            {"sampling": SamplingParams(repetition_penalty=1e-308)},
+            "Invalid value for 'repetition_penalty': must be",
+        ),
+        (
+            {"sampling": SamplingParams(repetition_penalty=1e39)},
+            "Invalid value for 'repetition_penalty': must be",
+        ),
+        (
+            {"sampling": SamplingParams(temperature=1e39)},
+            "Invalid value for 'temperature': must be a number from 0",
+        ),
+        (
+            {"sampling": SamplingParams(temperature=float("nan"))},
+            "Invalid value for 'temperature': must be a number",
+        ),
         ({"kv_format": KVFormat("page", 1, 1)}, "kv_format: page-1 is none of plain, "),
         ({"kv_format": KVFormat("uniform", 4, 4, 16)}, "kv_format: uniform-4-g16 is none of "),
     ],

@@ -1,6 +1,6 @@
 """Frames on a pipe between two processes: a pickle after its length in eight bytes.
 
-Both ends are this package, joined by a socket pair that nobody else holds, or by ssh.
+A pipe is a socket pair that nobody else holds, or ssh. Both ends are this package.
 """
 
 from __future__ import annotations

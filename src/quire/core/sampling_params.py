@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 from quire.core.errors import RequestError
 from quire.core.request import SamplingParams
@@ -25,31 +25,52 @@ class Limits(TypedDict):
     le: float
 
 
-LIMITS: Mapping[str, Limits] = {
-    # Logits are divided by it in float32, which holds no more.
-    "temperature": {"ge": 0.0, "le": 3.4e38},
-    "top_p": {"ge": 0.0, "le": 1.0},
-    "top_k": {"ge": -1, "le": MOST_TOKENS},
-    "min_p": {"ge": 0.0, "le": 1.0},
-    "typical_p": {"ge": 0.0, "le": 1.0},
-    "xtc_probability": {"ge": 0.0, "le": 1.0},
-    "xtc_threshold": {"ge": 0.0, "le": 1.0},
-    "dry_multiplier": {"ge": 0.0, "le": 100.0},
-    "dry_base": {"ge": 1.0, "le": 100.0},
-    "dry_allowed_length": {"ge": 0, "le": MOST_TOKENS},
-    "dry_penalty_last_n": {"ge": -1, "le": MOST_TOKENS},
-    "presence_penalty": {"ge": -2.0, "le": 2.0},
-    "frequency_penalty": {"ge": -2.0, "le": 2.0},
-    # It divides and multiplies logits in float32: far outside, all tokens would be worth the same.
-    "repetition_penalty": {"ge": 0.01, "le": 10.0},
-}
-"""Bounds of sampling parameters in requests, operator defaults and a model's recommendations; see
-`as_drawn`.
-"""
+class Bounds(NamedTuple):
+    """Allowed values of a sampling parameter.
 
-_INTEGERS = ("top_k", "dry_allowed_length", "dry_penalty_last_n")
-_LEAST_TOP_P = 1e-7
-"""Smallest top_p, below the probability of the likeliest token in any vocabulary."""
+    Attributes:
+        lowest, highest: what requests, the operator and a model may set.
+        least: the smallest value that the sampler takes, where it is above `lowest`; `clamped`
+            turns smaller values into it.
+        whole: whether values are integers.
+    """
+
+    lowest: float
+    highest: float
+    least: float | None = None
+    whole: bool = False
+
+
+_LEAST_SHARE = 1e-7
+"""Smallest share of a nucleus, below the probability of the likeliest token in any vocabulary."""
+
+BOUNDS: Mapping[str, Bounds] = {
+    # Logits are divided by it in float32, which holds no more.
+    "temperature": Bounds(0.0, 3.4e38),
+    # 0 leaves the likeliest token, as anything that small does.
+    "top_p": Bounds(0.0, 1.0, least=_LEAST_SHARE),
+    # -1 keeps all tokens, as 0 does.
+    "top_k": Bounds(-1, MOST_TOKENS, least=0, whole=True),
+    "min_p": Bounds(0.0, 1.0),
+    # 0 leaves the most typical token.
+    "typical_p": Bounds(0.0, 1.0, least=_LEAST_SHARE),
+    "xtc_probability": Bounds(0.0, 1.0),
+    "xtc_threshold": Bounds(0.0, 1.0),
+    "dry_multiplier": Bounds(0.0, 100.0),
+    "dry_base": Bounds(1.0, 100.0),
+    "dry_allowed_length": Bounds(0, MOST_TOKENS, whole=True),
+    "dry_penalty_last_n": Bounds(-1, MOST_TOKENS, whole=True),
+    "presence_penalty": Bounds(-2.0, 2.0),
+    "frequency_penalty": Bounds(-2.0, 2.0),
+    # It divides and multiplies logits in float32: far outside, all tokens would be worth the same.
+    "repetition_penalty": Bounds(0.01, 10.0),
+}
+"""Bounds of sampling parameters in requests, operator defaults and a model's recommendations."""
+
+LIMITS: Mapping[str, Limits] = {
+    name: {"ge": bounds.lowest, "le": bounds.highest} for name, bounds in BOUNDS.items()
+}
+"""`BOUNDS`, as arguments of pydantic's `Field`."""
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are treated as 0, because the result would be argmax anyway."""
@@ -66,25 +87,36 @@ def check_repeats(repeats: int) -> int:
     return repeats
 
 
-def as_drawn(given: Mapping[str, float]) -> dict[str, Any]:
-    """Return parameters within `LIMITS` as `SamplingParams` takes them.
+def clamped(given: Mapping[str, float]) -> dict[str, Any]:
+    """Return parameters as `SamplingParams` takes them: at least `Bounds.least`.
 
-    `top_p` 0 leaves the likeliest token, as anything that small does; `top_k` -1 keeps all tokens.
-    `typical_p` 0 leaves the most typical one.
+    Raises:
+        RequestError: a value is outside of what may be set.
     """
-    least = {"top_p": _LEAST_TOP_P, "typical_p": _LEAST_TOP_P, "top_k": 0}
-    return {name: max(value, least.get(name, value)) for name, value in given.items()}
+    for name, value in given.items():
+        if not is_within_limits(name, value):
+            raise _refused(name, allowed(name), value)
+    return {name: max(value, _least(name)) for name, value in given.items()}
+
+
+def _least(name: str) -> float:
+    least, lowest = BOUNDS[name].least, BOUNDS[name].lowest
+    return lowest if least is None else least
 
 
 def allowed(name: str) -> str:
-    """Return a description of a parameter's allowed values."""
-    kind = "an integer" if name in _INTEGERS else "a number"
-    return f"{kind} from {LIMITS[name]['ge']:g} to {LIMITS[name]['le']:.10g}"
+    """Return a description of the values that a request may set a parameter to."""
+    return _range(name, BOUNDS[name].lowest)
+
+
+def _range(name: str, lowest: float) -> str:
+    kind = "an integer" if BOUNDS[name].whole else "a number"
+    return f"{kind} from {lowest:g} to {BOUNDS[name].highest:.10g}"
 
 
 def is_within_limits(name: str, value: float) -> bool:
     """Return whether a request may set a parameter to a value."""
-    return LIMITS[name]["ge"] <= value <= LIMITS[name]["le"]
+    return BOUNDS[name].lowest <= value <= BOUNDS[name].highest
 
 
 def is_greedy(params: SamplingParams) -> bool:
@@ -98,14 +130,10 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
     Raises:
         RequestError: a value is not allowed; the message names the field and its allowed values.
     """
-    for name in LIMITS:
-        value = getattr(params, name)
-        if not is_within_limits(name, value):
-            raise _refused(name, allowed(name), value)
-    if params.top_p == 0:
-        raise _refused("top_p", "greater than 0", params.top_p)
-    if params.top_k < 0:
-        raise _refused("top_k", "0 (off) or more", params.top_k)
+    for name, bounds in BOUNDS.items():
+        value, least = getattr(params, name), _least(name)
+        if not least <= value <= bounds.highest:
+            raise _refused(name, _range(name, least), value)
     if params.logprobs is not None and not 0 <= params.logprobs <= MAX_LOGPROBS:
         raise _refused("logprobs", f"from 0 to {MAX_LOGPROBS}", params.logprobs)
     for token, bias in params.logit_bias:
@@ -115,7 +143,9 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
             raise _refused("logit_bias", "from -100 to 100", bias)
 
 
-def _refused(field: str, allowed: str, value: float) -> RequestError:
+def _refused(field: str, rule: str, value: float) -> RequestError:
     return RequestError(
-        f"{field} must be {allowed}, not {value:g}.", param=field, code="invalid_value"
+        f"Invalid value for '{field}': must be {rule}, not {value:g}.",
+        param=field,
+        code="invalid_value",
     )

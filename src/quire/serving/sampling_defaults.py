@@ -10,7 +10,7 @@ from typing import Any
 
 from quire.core.folder import read_object
 from quire.core.request import SamplingParams
-from quire.core.sampling_params import LIMITS, allowed, as_drawn, check_sampling, is_within_limits
+from quire.core.sampling_params import BOUNDS, allowed, clamped, is_within_limits
 
 log = logging.getLogger("quire.models")
 
@@ -24,9 +24,7 @@ def overridden(params: SamplingParams, overrides: Mapping[str, float]) -> Sampli
     Raises:
         RequestError: a value is not allowed for its parameter.
     """
-    params = replace(params, **as_drawn(overrides))
-    check_sampling(params, 0)
-    return params
+    return replace(params, **clamped(overrides))
 
 
 def reported(defaults: SamplingParams) -> dict[str, float]:
@@ -35,7 +33,7 @@ def reported(defaults: SamplingParams) -> dict[str, float]:
     """
     names = [
         name
-        for name in LIMITS
+        for name in BOUNDS
         if name in RECOMMENDABLE or getattr(defaults, name) != getattr(SamplingParams(), name)
     ]
     return {name: getattr(defaults, name) for name in names}
@@ -66,7 +64,7 @@ def recommended(folder: Path) -> SamplingParams:
 
 
 def _is_allowed(name: str, value: Any) -> bool:
-    kinds = (int,) if name == "top_k" else (int, float)
+    kinds = (int,) if BOUNDS[name].whole else (int, float)
     if isinstance(value, bool) or not isinstance(value, kinds):
         return False
     return is_within_limits(name, value)

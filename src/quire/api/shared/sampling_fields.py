@@ -10,7 +10,7 @@ from dataclasses import replace
 from quire.api.shared.schema import DecodingFields
 from quire.core.errors import RequestError
 from quire.core.request import SamplingParams
-from quire.core.sampling_params import LIMITS, as_drawn
+from quire.core.sampling_params import BOUNDS, clamped
 from quire.serving.service import Service
 
 _BREAKERS = ("\n", ":", '"', "*")
@@ -23,14 +23,14 @@ def sampling_of(fields: DecodingFields, service: Service, logprobs: int | None) 
     Raises:
         RequestError: a bias is for no token, or breakers are no list of texts.
     """
-    named = {name: getattr(fields, name) for name in LIMITS}
+    named = {name: getattr(fields, name) for name in BOUNDS}
     given = {name: value for name, value in named.items() if value is not None}
     breakers: tuple[int, ...] = ()
     if fields.dry_multiplier:
         breakers = _breakers(fields.dry_sequence_breakers, service)
     return replace(
         service.sampling,
-        **as_drawn(given),
+        **clamped(given),
         dry_breakers=breakers,
         logit_bias=_logit_bias(fields.logit_bias or {}, service.info.vocab_size),
         seed=secrets.randbits(63) if fields.seed is None else fields.seed % 2**63,

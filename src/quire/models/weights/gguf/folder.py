@@ -18,13 +18,14 @@ from quire.models.weights.made_folder import made_folder
 
 log = logging.getLogger("quire.models")
 
-_SAMPLING = {
+GGUF_SAMPLING = {
     "temp": "temperature",
     "top_k": "top_k",
     "top_p": "top_p",
     "min_p": "min_p",
     "penalty_repeat": "repetition_penalty",
 }
+"""Recommended sampling parameters, by their keys after `general.sampling.`."""
 
 
 def find_gguf(path: Path) -> Path | None:
@@ -122,6 +123,8 @@ def _ends(gguf: GGUF) -> dict[str, Any]:
 
 def _generation(gguf: GGUF) -> dict[str, Any]:
     """Return the sampling settings that the file recommends."""
-    given = {name: gguf.metadata.get(f"general.sampling.{key}") for key, name in _SAMPLING.items()}
+    given = {
+        name: gguf.metadata.get(f"general.sampling.{key}") for key, name in GGUF_SAMPLING.items()
+    }
     known = {name: value for name, value in given.items() if value is not None}
     return known | {"eos_token_id": end_ids(gguf)}
