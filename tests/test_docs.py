@@ -29,6 +29,7 @@ FOLDERS = (".", "benchmarks", "contrib", "docs", "src/quire/demo/model", "traini
 DOCUMENTS = sorted(path for folder in FOLDERS for path in (ROOT / folder).glob("*.md"))
 CODE = re.compile(r"`([^`]+)`")
 FENCED = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 API = FENCED.sub("", (ROOT / "docs" / "api.md").read_text())
 SHOWN = re.compile(r"(?:[A-Z_]+=\S+ )*quire (.+?)(?:\s(?:[|<>&#]|&&)\s.*)?$")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -55,6 +56,24 @@ def test_links_lead_somewhere(document: Path) -> None:
 def test_the_tests_that_it_names_are_there(document: Path) -> None:
     for path in re.findall(r"`(tests/[\w/]+\.py)", document.read_text()):
         assert (ROOT / path).is_file(), path
+
+
+@pytest.mark.parametrize("document", ["ARCHITECTURE", "CONTRIBUTING"])
+def test_the_files_that_it_names_are_there(document: str) -> None:
+    places = (ROOT, ROOT / "src" / "quire")
+    for path in re.findall(r"`(\w+/[\w/]+\.\w+)`", (ROOT / f"{document}.md").read_text()):
+        assert any((place / path).is_file() for place in places), path
+
+
+def test_the_names_that_recipes_point_to_are_in_their_files() -> None:
+    rows = re.findall(r"^\| `(\S+)`: (`[^|]+) \|", CONTRIBUTING, re.MULTILINE)
+    inside = re.findall(r"`(\w+)`\)? (?:in|of) `(\S+\.py)`", CONTRIBUTING)
+    named = [(path, name) for path, names in rows for name in re.findall(r"`(\w+)`", names)]
+    named += [(path, name) for name, path in inside]
+    assert len(named) > 20
+    for path, name in named:
+        file = ROOT / path if path.startswith("tests/") else ROOT / "src" / "quire" / path
+        assert re.search(rf"\b{name}\b", file.read_text()), (path, name)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
