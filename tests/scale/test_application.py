@@ -9,21 +9,12 @@ pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def test_arguments_are_typed_and_cover_those_of_the_python_api() -> None:
-    from quire.llm.settings import Settings
-    from quire.scale.ray import Arguments
-
-    assert set(Settings.__annotations__) <= set(Arguments.model_fields)
-    assert Arguments.model_validate({"replicas": "2", "threads": "1"}).replicas == 2
-    with pytest.raises(ValueError, match="kv_bit"):
-        Arguments.model_validate({"kv_bit": "4"})
-
-
 def test_the_application_answers_behind_rays_proxy() -> None:
     import ray
     from ray import serve
 
-    from quire.scale.ray import Arguments, app
+    from quire.scale.arguments import Arguments
+    from quire.scale.ray import app
 
     ray.init(num_cpus=4, include_dashboard=False, _node_ip_address="127.0.0.1")
     try:

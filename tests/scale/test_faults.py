@@ -43,9 +43,14 @@ class Heard:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
     """Yield two replicas that run two sequences each, so that most requests wait."""
-    arguments = ("--replicas", "2", "--max-sequences", "2")
+    arguments = ("--replicas", "2", "--max-sequences", "2", "--kv-memory", "64MB")
     with quire_serve(tmp_path_factory.mktemp("faults"), *arguments) as child:
         yield child
+
+
+@pytest.fixture(scope="module")
+def budget_of_both(served: Child) -> float:
+    return budget(served)
 
 
 def processes(child: Child, name: str) -> list[psutil.Process]:
@@ -60,6 +65,22 @@ def processes(child: Child, name: str) -> list[psutil.Process]:
     return found
 
 
+def budget(child: Child) -> float:
+    """Return the KV memory of the replicas that take requests."""
+    samples = child.samples()
+    return sum(value for name, value in samples.items() if name.startswith("quire_kv_budget_bytes"))
+
+
+@pytest.fixture
+def both(served: Child, budget_of_both: float) -> Child:
+    """Return the server once both replicas take requests: a new one runs seconds before."""
+    wait_until(
+        lambda: budget(served) == budget_of_both and len(processes(served, ENGINE)) == 2,
+        lambda: "two replicas",
+    )
+    return served
+
+
 def body(number: int) -> dict[str, Any]:
     return {
         "prompt": f"{number} and then",
@@ -67,6 +88,10 @@ def body(number: int) -> dict[str, Any]:
         "temperature": 0,
         "ignore_eos": True,
     }
+
+
+def running(heard: Heard) -> bool:
+    return bool(heard.text) and not heard.ended
 
 
 def listen(url: str, number: int, heard: Heard) -> Heard:
@@ -92,14 +117,13 @@ def listen(url: str, number: int, heard: Heard) -> Heard:
 
 @pytest.mark.parametrize("name", [ACTOR, ENGINE])
 def test_a_replica_that_is_killed_costs_the_answers_it_had_started(
-    served: Child, child: Child, name: str
+    both: Child, child: Child, name: str
 ) -> None:
-    wait_until(lambda: len(processes(served, ENGINE)) == 2, lambda: "two engines")
     heard = [Heard() for _ in range(STREAMS)]
     with ThreadPoolExecutor(STREAMS) as pool:
-        ends = [pool.submit(listen, served.url, n, each) for n, each in enumerate(heard)]
-        wait_until(lambda: sum(bool(each.text) for each in heard) >= 3, lambda: str(heard))
-        processes(served, name)[0].send_signal(signal.SIGKILL)
+        ends = [pool.submit(listen, both.url, n, each) for n, each in enumerate(heard)]
+        wait_until(lambda: sum(map(running, heard)) >= 3, lambda: str(heard))
+        processes(both, name)[0].send_signal(signal.SIGKILL)
         for end in ends:
             end.result()
 
@@ -115,18 +139,18 @@ def test_a_replica_that_is_killed_costs_the_answers_it_had_started(
             assert heard[number].text == same
 
 
-def test_a_dead_replica_is_replaced(served: Child) -> None:
-    wait_until(lambda: len(processes(served, ENGINE)) == 2, lambda: "two engines")
-    with Client(served.url) as client:
+def test_a_dead_replica_is_replaced(both: Child) -> None:
+    with Client(both.url) as client:
         assert client.complete("2 and then", max_tokens=4)["choices"][0]["text"]
-    served.wait_idle()
+    both.wait_idle()
 
 
 def test_replicas_come_and_go_without_a_lost_request(child: Child) -> None:
     import ray
     from ray import serve
 
-    from quire.scale.ray import Arguments, app
+    from quire.scale.arguments import Arguments
+    from quire.scale.ray import app
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     ray.init(num_cpus=8, include_dashboard=False, _node_ip_address="127.0.0.1")

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from ray import serve
 
 from quire.core.config import EngineConfig, ServerConfig
+from quire.scale.arguments import ROUTER
 from quire.scale.replica import Replica
 
 UNBOUNDED = 1_000_000
@@ -19,7 +20,6 @@ _DRAIN_S = 600.0
 """Seconds that a replica being removed has to finish its answers."""
 _REPORT_S = 1.0
 """Seconds between reports of what a replica has cached."""
-ROUTER = "quire.scale.router:PrefixRouter"
 POLICY = "quire.scale.autoscaling:wanted_replicas"
 
 
