@@ -30,6 +30,7 @@ class Check(Enum):
     ATTENTION_AGREES = "attention agrees"
     CODING_AGREES = "coding agrees"
     DECODE_STEPS_AGREE = "decode steps agree"
+    COMPILED_STEPS_AGREE = "compiled steps agree"
 
 
 @dataclass(frozen=True, slots=True)

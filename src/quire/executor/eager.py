@@ -67,6 +67,7 @@ class EagerExecutor:
         spill: takes blocks that leave memory, if there is a disk tier.
         contents: holds what plans name by key; a new one by default.
         compiles: whether graphs of steps may be kept, where the device does so.
+        identity: see `RepeatedSteps`.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class EagerExecutor:
         observe: Observe | None = None,
         contents: Contents | None = None,
         compiles: bool = True,
+        identity: str = "",
     ) -> None:
         self.model = model
         self._layers = range(len(model.layout))
@@ -89,7 +91,10 @@ class EagerExecutor:
         self._attention = Attention(KVLayout.of(model.layout), pools, open_backends())
         self._vectors = VectorStage(model)
         self._repeated = RepeatedSteps(
-            model, pools, compiles=compiles and current_device().compiles_steps
+            model,
+            pools,
+            compiles=compiles and current_device().compiles_steps,
+            identity=identity,
         )
         self._guesser, self._spill, self._observe = guesser, spill, observe
         self._guessed_layers = range(0) if guesser is None else guesser.layers
@@ -190,7 +195,7 @@ class EagerExecutor:
         self._running = self._finished = None
         self._layers_launched = False
         self.pools.clear()
-        self._repeated.clear()
+        self._repeated.fail()
         self.contents.drop_blocks()
         self.media.clear()
         self._vectors.clear()

@@ -97,4 +97,12 @@ def open_executor(
         return SegmentExecutor(
             model, pools, segments, guesser=guesser, spill=spill, observe=observe
         )
-    return GraphExecutor(model, pools, found, guesser=guesser, spill=spill, observe=observe)
+    return GraphExecutor(
+        model,
+        pools,
+        found,
+        guesser=guesser,
+        spill=spill,
+        observe=observe,
+        identity=loaded.fingerprint,
+    )

@@ -3,12 +3,15 @@
 `mx.compile` keeps the graph of a call and builds it again, in about a quarter of the time that
 Python takes. A step qualifies if its arrays determine its graph: see `StepInputs.alike`. Its inputs
 are tokens, positions, all that the host makes for attention and states, and the pools.
+
+The first shapes of each KV format are verified against the model's code.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
+import math
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 
 import mlx.core as mx
@@ -16,6 +19,8 @@ import mlx.core as mx
 from quire.cache.pools import Pools
 from quire.core.kv_format import KVFormat
 from quire.device.dtypes import noting
+from quire.device.verified import Check, Verification, verified_kernels
+from quire.executor.graphs.pool_kinds import kind_of
 from quire.executor.inputs import StepInputs, StepUses
 from quire.models.base import ForwardContext
 
@@ -23,6 +28,10 @@ log = logging.getLogger("quire.executor")
 
 _MOST = 64
 """Most shapes of steps that are known at a time. A graph takes a few hundred bytes a node."""
+_VERIFIED = 8
+"""Shapes of a KV format that are verified. Their steps run the model's code, too."""
+_COPIED_BYTES = 512 << 20
+"""Largest size of all pools for a verification, which holds up to three copies of them."""
 
 _Key = tuple[object, ...]
 _Model = Callable[[ForwardContext], mx.array]
@@ -32,54 +41,149 @@ class RepeatedSteps:
     """Computes the hidden states of steps, by compiled graphs where their shapes repeat.
 
     The first step of a shape runs the model's code, the second compiles it, and those after it
-    reuse the graph.
+    reuse the graph. If a graph fails or computes something else than the model's code, no graphs
+    are used from then on.
 
     Args:
         compiles: whether graphs are compiled at all.
+        identity: identity of the weights, under which verification results are kept; empty keeps
+            none.
     """
 
-    def __init__(self, model: _Model, pools: Pools, *, compiles: bool) -> None:
+    def __init__(self, model: _Model, pools: Pools, *, compiles: bool, identity: str = "") -> None:
         self._model, self._pools, self._compiles = model, pools, compiles
+        self._identity = identity
         self._uses: dict[KVFormat, StepUses] = {}
         """What the model's layers ask of a step, by format."""
         self._graphs: OrderedDict[_Key, _Graph | None] = OrderedDict()
-        """Graphs by the shapes of steps; None after the first step of a shape."""
+        """Graphs by the shapes of steps; None for a shape that is not compiled yet."""
+        self._agreeing: Counter[KVFormat] = Counter()
+        """How many shapes of a format agreed with the model's code."""
+        self._since_replay = 2
+        """Steps since the last one that a graph built. Two may not be evaluated yet."""
 
     def clear(self) -> None:
         """Forget all graphs."""
         self._graphs.clear()
 
+    def fail(self) -> None:
+        """Forget all graphs after a failed step. Use none any more if one may have built it."""
+        if self._since_replay < 2:
+            self._stop("a step failed that `mx.compile` may have built")
+        self.clear()
+
     def hidden(self, inputs: StepInputs) -> mx.array:
         """Return the model's output for a step, and write to the pools."""
+        self._since_replay += 1
         format = inputs.alike if self._compiles else None
         if format is None:
             return self._model(inputs)
-        if (uses := self._uses.get(format)) is None:
+        if format not in self._uses:
             hidden = self._model(inputs)
             self._uses[format] = inputs.uses
             return hidden
-        given = [[inputs.tokens, inputs.positions], *inputs.rehearse(uses)]
-        key = (format, *(tuple(tuple(array.shape) for array in each) for each in given))
+        try:
+            found = self._repeated(inputs, format)
+        except Exception as problem:  # whatever MLX raises, the model's code computes the step
+            self._stop(str(problem))
+            found = None
+        return self._model(inputs) if found is None else found
+
+    def _repeated(self, inputs: StepInputs, format: KVFormat) -> mx.array | None:
+        """Compute a step by the graph of its shape. Return None if there is none."""
+        made = [[inputs.tokens, inputs.positions], *inputs.rehearse(self._uses[format])]
+        key = (format, *(tuple(tuple(array.shape) for array in each) for each in made))
         if key not in self._graphs:
             self._graphs[key] = None
             if len(self._graphs) > _MOST:
                 self._graphs.popitem(last=False)
-            return self._model(inputs)
+            return None
         self._graphs.move_to_end(key)
+        given = [array for each in made for array in each]
         graph = self._graphs[key]
         if graph is None:
-            graph = self._graphs[key] = _Graph(self._model, self._pools)
+            graph = _Graph(self._model, self._pools)
+            if not self._trusts(format, key):
+                return self._verified(inputs, given, key=key, graph=graph)
+            self._graphs[key] = graph
+        hidden = graph.hidden(inputs, given)
+        self._since_replay = 0
+        return hidden
+
+    def _trusts(self, format: KVFormat, key: _Key) -> bool:
+        """Return whether a shape needs no verification, because it or enough others agreed."""
+        if self._agreeing[format] >= _VERIFIED:
+            return True
+        held = bool(self._identity) and verified_kernels().holds(self._verification(key))
+        self._agreeing[format] += held
+        return held
+
+    def _verification(self, key: _Key) -> Verification:
+        return Verification(Check.COMPILED_STEPS_AGREE, (self._identity, *key))
+
+    def _verified(
+        self, inputs: StepInputs, given: Sequence[mx.array], *, key: _Key, graph: _Graph
+    ) -> mx.array | None:
+        """Compute a step both ways, and keep the graph if they agree. Return the model's result.
+
+        All pools are kept meanwhile, so that they can be put back even if the graph fails while
+        it is evaluated. Return None, and verify nothing, if they are too large for that.
+        """
+        pools, format = self._pools, inputs.sequences[0].format
+        if sum(array.nbytes for array in pools.arrays()) > _COPIED_BYTES:
+            return None
+        mx.synchronize()
+        mx.eval(pools.arrays())
+        before = _references(pools.arrays())
         try:
-            return graph.hidden(inputs, [array for each in given for array in each])
-        except _UnknownArrays:
-            log.warning("Graphs of steps are not kept: the model reads unforeseen arrays")
-            self._compiles = False
-            self.clear()
-            return self._model(inputs)
+            found = [graph.hidden(inputs, given), *_references(pools.arrays())]
+            mx.eval(found)
+        finally:
+            pools.replace(iter(before))
+        expected = [self._model(inputs), *pools.arrays()]
+        mx.eval(expected)
+        error = max(_relative_error(*each) for each in zip(found, expected, strict=True))
+        log.debug("compiled step of %d rows: relative error %.2g", len(expected[0]), error)
+        if error > kind_of(format).tolerance:
+            self._stop(f"relative error {error:.2g} against the model's code")
+            return expected[0]
+        self._graphs[key] = graph
+        self._agreeing[format] += 1
+        if self._identity:
+            verified_kernels().add(self._verification(key))
+        return expected[0]
+
+    def _stop(self, why: str) -> None:
+        """Use no graphs from now on."""
+        log.warning("Compiled steps disabled: %s. Python builds every step.", why)
+        self._compiles, self._since_replay = False, 2
+        self.clear()
+
+
+def _references(arrays: Sequence[mx.array]) -> list[mx.array]:
+    """Return the same arrays as other objects, which keep their contents when those are written."""
+    return [array[...] for array in arrays]
+
+
+def _relative_error(found: mx.array, expected: mx.array) -> float:
+    """Return the largest difference relative to the largest number, infinite if it is no number; 0
+    for codes, of which one may turn where vectors differ in their last bits.
+    """
+    if not mx.issubdtype(expected.dtype, mx.floating) or not expected.size:
+        return 0.0
+    if bool(mx.array_equal(found, expected, equal_nan=True)):
+        return 0.0
+    wide = expected.astype(mx.float32)
+    difference = mx.abs(found.astype(mx.float32) - wide).max()
+    error = float(difference / mx.maximum(mx.abs(wide).max(), 1e-30))
+    return error if math.isfinite(error) else math.inf
 
 
 class _UnknownArrays(Exception):
     """A model reads arrays of the host that `StepInputs.rehearse` did not make."""
+
+    def __init__(self) -> None:
+        super().__init__("the model reads unforeseen arrays")
 
 
 class _Graph:
@@ -107,7 +211,7 @@ class _Graph:
         """Run the model with other arrays in the place of a step's own and of the pools'."""
         assert self._step is not None, "a step is computed"
         inputs, own = self._step
-        kept, own_pools = [each[...] for each in own], self._pools.arrays()
+        kept, own_pools = _references(own), self._pools.arrays()
         _set(own, given)
         self._pools.replace(iter(pools))
         try:
