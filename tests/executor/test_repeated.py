@@ -259,6 +259,15 @@ def test_a_format_is_trusted_after_some_shapes(monkeypatch: pytest.MonkeyPatch) 
     assert extra == [4, 3, 2, 2]  # the first step of all asks what layers need
 
 
+def test_a_shape_is_verified_once_though_graphs_are_forgotten() -> None:
+    side, eager, calls = _Side(compiles=True), _Side(compiles=False), []
+    for _ in range(2):
+        lasting(side, eager)
+        side.steps.clear()
+        calls.append(side.model.calls)
+    assert calls == [4, 6]  # the first of the shape, and the one that is compiled
+
+
 def test_verified_shapes_are_known_at_the_next_start(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

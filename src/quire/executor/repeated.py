@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import Counter, OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 
 import mlx.core as mx
@@ -57,8 +57,8 @@ class RepeatedSteps:
         """What the model's layers ask of a step, by format."""
         self._graphs: OrderedDict[_Key, _Graph | None] = OrderedDict()
         """Graphs by the shapes of steps; None for a shape that is not compiled yet."""
-        self._agreeing: Counter[KVFormat] = Counter()
-        """How many shapes of a format agreed with the model's code."""
+        self._agreeing: defaultdict[KVFormat, set[_Key]] = defaultdict(set)
+        """Shapes of a format that agreed with the model's code, in this run or an earlier one."""
         self._since_replay = 2
         """Steps since the last one that a graph built. Two may not be evaluated yet."""
 
@@ -112,10 +112,12 @@ class RepeatedSteps:
 
     def _trusts(self, format: KVFormat, key: _Key) -> bool:
         """Return whether a shape needs no verification, because it or enough others agreed."""
-        if self._agreeing[format] >= _VERIFIED:
+        agreeing = self._agreeing[format]
+        if key in agreeing or len(agreeing) >= _VERIFIED:
             return True
         held = bool(self._identity) and verified_kernels().holds(self._verification(key))
-        self._agreeing[format] += held
+        if held:
+            agreeing.add(key)
         return held
 
     def _verification(self, key: _Key) -> Verification:
@@ -148,7 +150,7 @@ class RepeatedSteps:
             self._stop(f"relative error {error:.2g} against the model's code")
             return expected[0]
         self._graphs[key] = graph
-        self._agreeing[format] += 1
+        self._agreeing[format].add(key)
         if self._identity:
             verified_kernels().add(self._verification(key))
         return expected[0]
