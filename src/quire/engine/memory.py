@@ -19,6 +19,9 @@ from quire.models.base import LanguageModel
 from quire.scheduler.limits import Limits
 
 _SHORTEST_CONTEXT = 256
+"""Fewest tokens of context that the KV budget must hold, unless a shorter one is asked for."""
+_LEAST_ASKED = 64
+"""Fewest tokens of context that may be asked for."""
 
 MakeRoom = Callable[[NoRoom], EngineConfig]
 """A function that unloads other models, and returns the settings afterwards. It raises `NoRoom` if
@@ -128,7 +131,7 @@ def wanted_context(config: EngineConfig, longest: int) -> int:
             the message names both numbers.
     """
     context = config.max_context or longest
-    least = min(_SHORTEST_CONTEXT, longest)
+    least = min(_LEAST_ASKED, longest)
     if context < least:
         raise ModelError(
             f"max-context: {context:,} tokens were requested, but a conversation needs at least "
