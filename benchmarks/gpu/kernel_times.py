@@ -1,4 +1,4 @@
-"""Times Quire's CUDA kernels beside MLX's own operations: `kernels.py OUT`."""
+"""Times Quire's CUDA kernels beside MLX's own operations: `kernel_times.py OUT`."""
 
 from __future__ import annotations
 
