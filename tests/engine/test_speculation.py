@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import pairwise, product
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from quire.core.config import EngineConfig
@@ -15,6 +16,7 @@ from quire.core.kv_format import KVFormat
 from quire.core.request import GrammarSpec, Request, SamplingParams, ThinkingBudget, TokenRules
 from quire.demo import MODEL_DIR
 from quire.executor.eager import EagerExecutor
+from quire.executor.step import Drawn
 from quire.models.weights.loader import LoadedModel, open_model
 from quire.scheduler.draft_lengths import EveryDraft, WorthwhileDrafts
 from quire.scheduler.drafts import Draft, DraftQuery
@@ -160,20 +162,22 @@ def test_the_device_computes_layers_while_the_host_prepares_sampling(
     drafter = Scripted(plain, KINDS["lying"], drafts)
     company = Company(loaded, config, (drafter,) if drafts else (), EveryDraft())
     events: list[str] = []
+    drawn, launch = EagerExecutor._drawn, mx.async_eval
+
+    def note_launch(*args: Any) -> None:
+        events.append("layers" if isinstance(args[0], mx.array) else "rest")
+        launch(*args)
+
+    def note_sampling(*args: Any) -> Drawn:
+        events.append("sampling")
+        return drawn(*args)
+
     monkeypatch.setattr(EagerExecutor, "_holds_back", lambda executor: False)
-    for owner, name in ((EagerExecutor, "_begin"), (EagerExecutor, "_drawn")):
-        monkeypatch.setattr(owner, name, _noted(getattr(owner, name), name, events))
+    monkeypatch.setattr(EagerExecutor, "_drawn", note_sampling)
+    monkeypatch.setattr(mx, "async_eval", note_launch)
     assert company.run(wanted)["r0"].tokens == plain["r0"].tokens
-    begun = [before for before, event in pairwise(events) if event == "_drawn"].count("_begin")
-    assert begun >= 8 if drafts else begun == 1  # of the prompt
-
-
-def _noted(call: Callable[..., Any], name: str, events: list[str]) -> Callable[..., Any]:
-    def noted(*args: Any) -> Any:
-        events.append(name)
-        return call(*args)
-
-    return noted
+    launched = [before for before, event in pairwise(events) if event == "sampling"].count("layers")
+    assert launched >= 8 if drafts else launched == 1  # of the prompt
 
 
 @pytest.mark.parametrize("kind", ["right", "lying"])

@@ -106,6 +106,20 @@ def test_a_prompt_in_two_chunks_and_then_its_answer(
     assert result.tokens[1].tokens == (answer[1],)
 
 
+@pytest.mark.parametrize("awaited", [True, False])
+def test_what_other_ranks_wait_for_is_computed_where_nobody_samples(
+    executor: EagerExecutor, awaited: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks of layers exchanged the rows of different steps: a chunk that did not end its prompt
+    needed fewer exchanges on the first rank than on the last.
+    """
+    run = executor._run
+    monkeypatch.setattr(executor, "_run", lambda x: run(x)._replace(awaited=awaited))
+    executor.launch(resized(rows(PROMPT[:25], sampled=0)))
+    assert executor._running is not None
+    assert len(executor._running.rows.others) == awaited
+
+
 def test_a_token_that_no_host_has_read_is_the_next_input(
     executor: EagerExecutor, answer: list[int]
 ) -> None:

@@ -14,6 +14,7 @@ from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.device.device import current_device
 from quire.device.operations import Operations
+from quire.executor.repeated import RepeatedSteps
 from quire.models.base import ForwardContext, LanguageModel
 from quire.models.weights.loader import LoadedModel, open_model
 from quire.program.replay import run_node
@@ -123,7 +124,9 @@ def worst_difference(
     def answers(model: ProgramModel | None) -> Mapping[str, Generated]:
         company = Company(loaded, config)
         if model is not None:
-            executor_of(company.engine).model = model  # type: ignore[assignment]  # stands in for it
+            executor = executor_of(company.engine)
+            executor.model = model  # type: ignore[assignment]  # stands in for it
+            executor._repeated = RepeatedSteps(model, executor.pools, compiles=False)
         return company.run(prompts((1, 40, 9), 6), every=2)
 
     expected, stand_in = answers(None), ProgramModel(loaded.model, passes)

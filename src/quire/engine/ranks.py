@@ -149,11 +149,14 @@ class SplitExecutor(GraphExecutor):
         return max(-(-pools.claimed_bytes(pool) * own // count) for count, pools in self._stages)
 
     def _run(self, inputs: StepInputs) -> Computed:
-        halves = inputs.halves() if self._stages else None
-        if halves is None:
+        if not self._stages:
             return super()._run(inputs)
+        # A rank's pools do not need the exchanges after its own layers, but the next rank's do.
+        halves = inputs.halves()
+        if halves is None:
+            return super()._run(inputs)._replace(awaited=True)
         assert isinstance(self.model, LayeredModel), "it is split by layers"
-        return Computed(mx.concatenate(self.model.together(halves)))
+        return Computed(mx.concatenate(self.model.together(halves)), awaited=True)
 
     def probe(self) -> float:
         """Return the seconds of one product with this rank's part of the head: the same work on

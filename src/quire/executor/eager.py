@@ -261,7 +261,7 @@ class EagerExecutor:
             self._layers_launched, self._started_at = True, time.perf_counter()
             mx.async_eval(computed.output)
         # A graph runs also where nobody reads its rows: it writes keys.
-        others = (computed.output,) if computed.graphed else ()
+        others = (computed.output,) if computed.graphed or computed.awaited else ()
         hidden = None if inputs.narrowed else computed.hidden
         samples = any(each.sampled for each in inputs.ending)
         if self._guesser is not None and hidden is not None and not samples:

@@ -30,11 +30,14 @@ class Computed(NamedTuple):
         hidden: normalised hidden states `[T, hidden]`; None where a graph gives logits alone.
         logits: `[T, vocab]`; None if they are still to be computed from `hidden`.
         graphed: whether a graph computed them. The next step then overwrites their memory.
+        awaited: whether other ranks wait for what computes the output, even if this one reads no
+            row of it.
     """
 
     hidden: mx.array | None
     logits: mx.array | None = None
     graphed: bool = False
+    awaited: bool = False
 
     @property
     def output(self) -> mx.array:
