@@ -30,7 +30,9 @@ def left_at(models: Models, at: int) -> CutOff:
     return CutOff(build_app(models, CONFIG), "left", at, *UNLOAD)
 
 
-@pytest.mark.parametrize("at", range(3))
+@pytest.mark.parametrize(
+    "at", [0, *(pytest.param(at, marks=pytest.mark.slow) for at in (1, 2))], ids=str
+)
 async def test_once_it_was_read_an_idle_model_goes_whenever_the_client_leaves(at: int) -> None:
     models, _ = loaded()
     await left_at(models, at).run()
