@@ -107,7 +107,7 @@ class _Rows(ForwardContext):
 
 
 class StepUses(NamedTuple):
-    """What the layers of a model ask of a step.
+    """The attention and the states that the layers of a model use in a step.
 
     Attributes:
         attention: the kinds of attention.
@@ -188,7 +188,7 @@ class StepInputs(_Rows):
 
     @property
     def uses(self) -> StepUses:
-        """What the layers that were computed have asked for."""
+        """The attention and states that the layers computed so far have used."""
         layers = () if self._states is None else self._states.layers
         group = self._attention.layout.group
         return StepUses(self.attention.uses, tuple({group[each]: each for each in layers}.values()))

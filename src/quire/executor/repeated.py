@@ -54,7 +54,7 @@ class RepeatedSteps:
         self._model, self._pools, self._compiles = model, pools, compiles
         self._identity = identity
         self._uses: dict[KVFormat, StepUses] = {}
-        """What the model's layers ask of a step, by format."""
+        """The attention and states that the model's layers use, by the step's KV format."""
         self._graphs: OrderedDict[_Key, _Graph | None] = OrderedDict()
         """Graphs by the shapes of steps; None for a shape that is not compiled yet."""
         self._agreeing: defaultdict[KVFormat, set[_Key]] = defaultdict(set)
@@ -84,7 +84,9 @@ class RepeatedSteps:
             return hidden
         try:
             found = self._repeated(inputs, format)
-        except Exception as problem:  # whatever MLX raises, the model's code computes the step
+        except Exception as problem:
+            # Compiled steps only save time, and MLX may refuse to compile a graph with any type of
+            # error. The model's code computes the same step, and the log line gives the error.
             self._stop(str(problem))
             found = None
         return self._model(inputs) if found is None else found

@@ -10,18 +10,17 @@ import mlx.core as mx
 from quire.program.passes import PRODUCTS
 from quire.program.values import Node, Program, Value, Weight
 
+LowRankFactors = Mapping[str, tuple[mx.array, mx.array]]
+"""First and second factors, `[n, rank, in]` and `[n, rank, out]`, by the name of their weight."""
 NUMBERS = "adapters.0"
 """Name of the field with each row's number among the factors, int32 `[T]`."""
 
 
-def with_low_rank(
-    program: Program, factors: Mapping[str, tuple[mx.array, mx.array]]
-) -> Program | None:
+def with_low_rank(program: Program, factors: LowRankFactors) -> Program | None:
     """Return the program with an `add_low_rank` node after each product that adapters change.
 
     Args:
-        factors: `[n, rank, in]` and `[n, rank, out]` by the name of their weight; see
-            `Operations.add_low_rank`.
+        factors: see `Operations.add_low_rank`.
 
     Returns:
         None if a weight with factors is used otherwise than by a product of the step's rows.

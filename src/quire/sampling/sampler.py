@@ -52,7 +52,7 @@ def sample(logits: mx.array, rows: Sequence[RowSampling]) -> Sampled:
 
 
 class _Means(Enum):
-    """What chooses a row's token."""
+    """Ways to choose a row's token from its logits."""
 
     BEST = "the likeliest token"
     KERNEL = "a kernel of the device"

@@ -192,7 +192,7 @@ class PrefillBudget:
             if largest <= _GRAPHED_STEPS * max_graph_rows:
                 return rows
             return max(tokens, min(largest, 2 * max_graph_rows))
-        alone_s = self._generating_s(decode_rows) if decode_rows else 0.0
+        alone_s = self._generating_s(decode_rows)
         fits = steps * graph_s <= -(-waiting // chunk) * (alone_s + eager_s)
         return rows if fits else tokens
 
@@ -203,9 +203,8 @@ class PrefillBudget:
         generating = self.times.generating
         if not generating.largest:
             return self._max_rows
-        alone_s = self._generating_s(decode_rows) if decode_rows else 0.0
-        seconds = self.seconds(decode_rows, prompts)
-        rows = max(_FIRST_TOKENS, generating.rows_within(alone_s + seconds) - decode_rows)
+        seconds = self._generating_s(decode_rows) + self.seconds(decode_rows, prompts)
+        rows = max(_FIRST_TOKENS, generating.rows_within(seconds) - decode_rows)
         return self._worthwhile_rows(rows, decode_rows) if decode_rows else rows
 
     def _worthwhile_rows(self, least: int, decode_rows: int) -> int:
@@ -319,10 +318,13 @@ class PrefillBudget:
         return max(share_s, _SHORT_S - generating_s)
 
     def _generating_s(self, rows: int) -> float:
-        """Return the seconds of a step that only generates; a guess before any was seen.
+        """Return the seconds of a step that only generates; a guess before any was seen, 0 for no
+        rows.
 
         Steps larger than any seen are assumed to take as long as the largest.
         """
+        if not rows:
+            return 0.0
         times = self.times.generating
         seconds = times.seconds(min(rows, times.largest))
         return self._step_s / 4 if seconds is None else seconds
@@ -332,8 +334,8 @@ class PrefillBudget:
         if not graphed:
             seconds = self.times.prompts(decode_rows).seconds(prompt_rows)
             return self._step_s / 4 if seconds is None else seconds
-        alone_s = self._generating_s(decode_rows) if decode_rows else 0.0
-        return max(0.0, self._generating_s(decode_rows + prompt_rows) - alone_s)
+        both_s = self._generating_s(decode_rows + prompt_rows)
+        return max(0.0, both_s - self._generating_s(decode_rows))
 
 
 def _filling(rows: int) -> int:

@@ -56,7 +56,7 @@ class Observer(Protocol):
 
 
 class RunSummary(TypedDict, total=False):
-    """What the log line of a finished request says of its run.
+    """Fields of a finished request's log line: token counts, times and finish reasons.
 
     Attributes:
         reuse: why the prefix cache held `cached_tokens` of the prompt, and not more.
@@ -338,7 +338,7 @@ class GenerationStream:
         return any(isinstance(choice.end, Failed) for choice in self.choices)
 
     def summary(self) -> RunSummary:
-        """Return what the log line of a finished request says of its run."""
+        """Return the fields of a finished request's log line."""
         usage, times = self.usage, self.times
         return {
             "prompt_tokens": usage.prompt_tokens,

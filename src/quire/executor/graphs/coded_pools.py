@@ -106,16 +106,8 @@ class PagePool(LayerPool):
             shared=shared,
         )
         signs = 0 if in_key else recorder.copied(packed.signs(shape.value_dim))
-        recorder.add(
-            kernels.join(shape, splits, turned=not in_key),
-            (recorder.max_rows * shape.heads, 1, 1),
-            paged.LANES,
-            arguments=[inputs.rows, *places, signs, *attending.ending],
-            reads=found,
-            writes=[attending.result],
-        )
-        for each in found:
-            recorder.release(each)
+        join = kernels.join(shape, splits, turned=not in_key)
+        self._add_up(recorder, attending, found, source=join, given=signs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,13 +193,5 @@ class TokenPool(LayerPool):
             writes=found,
             shared=kernel.shared,
         )
-        recorder.add(
-            token_kernels.combine(shape, splits, value_dim, turned=turn is not None),
-            (recorder.max_rows * shape.heads, 1, 1),
-            paged.LANES,
-            arguments=[inputs.rows, *places, signs, *attending.ending],
-            reads=found,
-            writes=[attending.result],
-        )
-        for each in found:
-            recorder.release(each)
+        combine = token_kernels.combine(shape, splits, value_dim, turned=turn is not None)
+        self._add_up(recorder, attending, found, source=combine, given=signs)

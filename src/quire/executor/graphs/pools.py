@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -236,14 +236,45 @@ class LayerPool(ABC):
             shared=paged.single_memory(shape),
         )
         if parts:
-            recorder.add(
-                kernels.combine(shape, splits, tiles_are_made=made),
-                (recorder.max_rows * shape.heads, 1, 1),
-                paged.LANES,
-                arguments=[inputs.rows, *places, rows.tiles, *attending.ending],
-                reads=[*parts, *rows.written],
-                writes=[attending.result],
+            self._add_up(
+                recorder,
+                attending,
+                parts,
+                source=kernels.combine(shape, splits, tiles_are_made=made),
+                given=rows.tiles,
+                after=rows.written,
             )
+
+    @staticmethod
+    def _add_up(
+        recorder: Recorder,
+        attending: Attending,
+        parts: Sequence[Buffer],
+        *,
+        source: str,
+        given: int,
+        after: Sequence[Buffer] = (),
+    ) -> None:
+        """Record the kernel that adds up the results of splits. Release these.
+
+        Args:
+            parts: see `_partial`.
+            given: the kernel's argument between the parts and the end.
+            after: further buffers that it reads.
+        """
+        recorder.add(
+            source,
+            (recorder.max_rows * attending.shape.heads, 1, 1),
+            paged.LANES,
+            arguments=[
+                recorder.inputs.rows,
+                *(each.address for each in parts),
+                given,
+                *attending.ending,
+            ],
+            reads=[*parts, *after],
+            writes=[attending.result],
+        )
         for each in parts:
             recorder.release(each)
 

@@ -9,7 +9,7 @@ tables.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import mlx.core as mx
@@ -35,15 +35,14 @@ from quire.executor.graphs.states import KeptStates
 from quire.executor.inputs import StepInputs
 from quire.executor.step import Computed
 from quire.models.base import LanguageModel
-from quire.program.low_rank import with_low_rank
+from quire.program.low_rank import LowRankFactors, with_low_rank
 from quire.program.passes import recordable
 from quire.program.trace import NotLinear, StepPrograms, steps_of, trace
 from quire.scheduler.plan import ScheduledSequence
 
 log = logging.getLogger("quire.engine")
 
-Factors = Mapping[str, tuple[mx.array, mx.array]]
-NO_FACTORS: Factors = {}
+NO_FACTORS: LowRankFactors = {}
 _STANDINGS = False, None, True
 """Verification results of a graph, the worst first: it differs, is not verified, agrees."""
 
@@ -131,7 +130,7 @@ class CUDAGraphs:
         *,
         batch_invariant: bool = False,
         inboxes: Inboxes | None = None,
-        factors: Factors = NO_FACTORS,
+        factors: LowRankFactors = NO_FACTORS,
     ) -> None:
         self._programs, self._adapters = programs, _shapes(factors)
         self._logits_of = logits
@@ -163,7 +162,9 @@ class CUDAGraphs:
         self._pools = pools
         self._cache.use(pools)
 
-    def with_low_rank(self, factors: Factors, before: CUDAGraphs | None) -> CUDAGraphs | None:
+    def with_low_rank(
+        self, factors: LowRankFactors, before: CUDAGraphs | None
+    ) -> CUDAGraphs | None:
         """Return the graphs of steps with adapters; None if the model must compute these.
 
         Args:
@@ -434,12 +435,12 @@ def _recordable(programs: StepPrograms) -> StepPrograms:
     return StepPrograms(recordable(programs.body), recordable(programs.head))
 
 
-def _shapes(factors: Factors) -> tuple[tuple[object, ...], ...]:
+def _shapes(factors: LowRankFactors) -> tuple[tuple[object, ...], ...]:
     """Return what kernels know of factors: names of matrices, ranks, and numbers of columns."""
     return tuple((name, *factors[name][0].shape[1:]) for name in sorted(factors))
 
 
-def _arrays(factors: Factors) -> list[mx.array]:
+def _arrays(factors: LowRankFactors) -> list[mx.array]:
     return [array for name in sorted(factors) for array in factors[name]]
 
 

@@ -191,9 +191,8 @@ def _store_in_tiles(model: nn.Module, weights: dict[str, mx.array]) -> None:
     tied = not any(name.startswith("lm_head.") for name in weights)
     for path, module in named_layers(model).items():
         head = tied and path == "model.embed_tokens" and isinstance(module, PackedEmbedding)
-        experts = (
-            type(module) is PackedExpertLinear
-        )  # heads' matrices are not multiplied by kernels
+        # Matrices by head, a subclass of experts', are not multiplied by kernels.
+        experts = type(module) is PackedExpertLinear
         if not (isinstance(module, PackedLinear) or head or experts):
             continue
         codes = weights[f"{path}.weight"]
