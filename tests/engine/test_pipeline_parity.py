@@ -14,6 +14,7 @@ import pytest
 from quire.core.config import EngineConfig
 from quire.core.errors import ModelError
 from quire.core.kv_format import KVFormat
+from quire.demo import NAME, place
 from quire.device.ranks import Part
 from quire.device.weights import Packing
 from quire.executor.inputs import StepInputs
@@ -22,6 +23,7 @@ from quire.models.shares import Stage
 from quire.models.weights.convert import convert
 from quire.models.weights.loader import open_model
 from tests.models.test_family_parity import FAMILY_SCENARIOS
+from tests.support import encoders
 from tests.support.everyday import everyday
 from tests.support.lockstep import Lockstep
 from tests.support.parity import (
@@ -36,14 +38,24 @@ from tests.support.registered import CONFIGS
 from tests.support.tiny_models import write_model
 
 FORMATS = (KVFormat(), KVFormat("page", 4, 4), KVFormat("turbo", 3.5, 3.5))
-FAMILIES = {"llama": 3, "gemma3_text": 0, "falcon_h1": 0, "qwen3_moe": 0, "qwen3_5, text": 0}
-"""Full attention, windows, state spaces beside attention, experts, delta nets; with layers."""
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"num_hidden_layers": 3},
+    "gemma3_text": {},
+    "falcon_h1": {},
+    "qwen3_moe": {},
+    "qwen3_5, text": {},
+    "gemma3n_text": {"num_kv_shared_layers": 1},
+    "gemma4_moe, text": {},
+    "gemma4_ple, text": {},
+}
+"""Full attention, windows, state spaces beside attention, experts, delta nets, and layers that read
+others' keys; with changes to their settings.
+"""
 LENGTHS, TOKENS = (5, 40, 65), 12
 
 
 def config_of(family: str) -> dict[str, Any]:
-    layers = FAMILIES[family]
-    return CONFIGS[family] | ({"num_hidden_layers": layers} if layers else {})
+    return CONFIGS[family] | FAMILIES[family]
 
 
 @pytest.fixture
@@ -85,7 +97,9 @@ def halved(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     ("family", "format"),
     everyday(
         [(family, format) for family in FAMILIES for format in FORMATS],
-        lambda family, format: (family, format.name) in {("falcon_h1", "plain")},
+        lambda family, format: (
+            (family, format.name) in {("falcon_h1", "plain"), ("gemma4_ple, text", "page-4")}
+        ),
     ),
     ids=lambda each: getattr(each, "name", each),
 )
@@ -166,7 +180,22 @@ def test_layers_are_divided_by_weights(
     assert [(each.start, each.stop) for each in found] == parts
 
 
-def test_a_family_that_is_not_split_by_layers_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("weights", "end"), [((1, 1), 4), ((3, 1), 4), ((1, 7), 1)])
+def test_layers_that_share_keys_stay_with_those_that_write_them(
+    weights: tuple[int, int], end: int
+) -> None:
+    """The embedded model's last two layers of eight read the keys of the fifth and the sixth."""
+    loaded = open_model(place(NAME), part=Part(1, 2), pipeline=weights)
+    assert loaded.layers_by_rank == (range(end), range(end, 8))
+
+
+def test_layers_that_all_share_keys_are_refused(tmp_path: Path) -> None:
     path = str(write_model(tmp_path, CONFIGS["gemma3n_text"]))
+    with pytest.raises(ModelError, match=r"4 layers, of which some share keys: .* at most 1 proc"):
+        open_model(path, part=Part(0, 2), pipeline=(1, 1))
+
+
+def test_a_family_that_is_not_split_by_layers_is_refused(tmp_path: Path) -> None:
+    path = str(write_model(tmp_path, encoders.CONFIGS["bert"]))
     with pytest.raises(ModelError, match="this family cannot be split by layers"):
         open_model(path, part=Part(0, 2), pipeline=(1, 1))

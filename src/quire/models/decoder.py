@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from copy import copy
 from dataclasses import replace
 from typing import Self
@@ -12,7 +12,6 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from quire.cache.specs import LayerSpec
-from quire.core.errors import ModelError
 from quire.device.collectives import gathered
 from quire.models.base import ForwardContext, Module, named_parameters
 from quire.models.decoder_layers import layer_of
@@ -20,21 +19,15 @@ from quire.models.description import Description
 from quire.models.layers.common import embed, project_logits
 from quire.models.layers.rope import Rope
 from quire.models.prediction_head import PredictionHead
-from quire.models.shares import Cuts, Split, Stage, head_rows
-from quire.models.stages import Elsewhere, LayeredModel, handed_on
+from quire.models.shares import Cuts, Split, head_rows
+from quire.models.stages import LayeredDecoder, LayeredModel
 from quire.models.weights.names import Names, translate
 
 log = logging.getLogger("quire.models")
 
 
-class Decoder(Module):
-    """The model without its head, `model.` in most checkpoints.
-
-    Attributes:
-        stage: this rank's layers, of a model split by layers.
-    """
-
-    stage: Stage | None = None
+class Decoder(LayeredDecoder):
+    """The model without its head, `model.` in most checkpoints."""
 
     def __init__(self, whole: Description) -> None:
         super().__init__()
@@ -58,22 +51,13 @@ class Decoder(Module):
         x = embed(self.embed_tokens, tokens, self.norm.weight.dtype)
         return x if self._multiplier == 1 else x * self._multiplier
 
-    def __call__(self, step: ForwardContext) -> mx.array:
+    def whole(self, step: ForwardContext) -> mx.array:
         """Return normalised hidden states `[T, hidden]`, and the captured ones joined to them."""
-        if self.stage is not None:
-            return self.together([step])[0]
         states = self.through(self.embed(step), step, range(len(self.layers)))
-        y: mx.array = self.norm(states[-1])
+        y = self.ended(states[-1])
         if not self._captured:
             return y
         return mx.concatenate([y, *(states[each] for each in self._captured)], axis=-1)
-
-    def together(self, steps: Sequence[ForwardContext]) -> list[mx.array]:
-        """Return normalised hidden states of several steps, of which ranks compute one each at a
-        time.
-        """
-        assert self.stage is not None, "the model is split by layers"
-        return [self.norm(x) for x in handed_on(self, self.stage, steps)]
 
     def embed(self, step: ForwardContext) -> mx.array:
         """Return the first layer's input, `[T, hidden]`."""
@@ -92,6 +76,13 @@ class Decoder(Module):
                 x = step.media.deepened(x, index)
             states.append(x)
         return states
+
+    def passed(self, x: mx.array, step: ForwardContext, layers: Iterable[int]) -> mx.array:
+        return self.through(x, step, layers)[-1]
+
+    def ended(self, x: mx.array) -> mx.array:
+        y: mx.array = self.norm(x)
+        return y
 
     def capture(self, layers: tuple[int, ...]) -> None:
         self._captured = layers
@@ -176,24 +167,9 @@ class DecoderModel(LayeredModel):
         logits = project_logits(hidden, table, head, softcap=whole.logit_softcap)
         return gathered(logits, whole.part)[:, : whole.vocab_size]
 
-    def staged(self, stage: Stage) -> tuple[Self, tuple[range, ...]]:
-        counts = [len(layer.mixers) for layer in self.description.layers]
-        parts = stage.parts(len(counts))
-        kept = tuple(range(sum(counts[: e.start]), sum(counts[: e.stop])) for e in parts)
-        if any(self.layout[each].owner(each) not in part for part in kept for each in part):
-            raise ModelError("--pipeline: layers that share keys would be in different processes")
-        here = parts[stage.part.rank]
-        own = copy(self)
-        own.model = copy(self.model)
-        own.model.layers = [
-            layer if number in here else Elsewhere()
-            for number, layer in enumerate(self.model.layers)
-        ]
-        own.model.stage = stage
-        return own, kept
-
-    def together(self, steps: Sequence[ForwardContext]) -> list[mx.array]:
-        return self.model.together(steps)
+    @property
+    def specs_by_layer(self) -> tuple[int, ...]:
+        return tuple(len(layer.mixers) for layer in self.description.layers)
 
     def share(self, split: Split) -> tuple[Self, Cuts]:
         described, cuts = self.description.share(split)

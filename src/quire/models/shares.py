@@ -6,7 +6,7 @@ modules compute a share as the whole; the ranks' results are summed where a laye
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -163,18 +163,27 @@ class Stage:
     part: Part
     weights: tuple[int, ...]
 
-    def parts(self, count: int) -> list[range]:
+    def parts(self, count: int, joined: Collection[int] = ()) -> list[range]:
         """Return each rank's part of `count` layers.
 
+        Args:
+            joined: layers that stay with the one before them.
+
         Raises:
-            ModelError: there are fewer layers than ranks.
+            ModelError: the layers cannot be divided into so many parts.
         """
-        ranks = self.part.size
-        if count < ranks:
-            raise ModelError(f"--pipeline: the model has {count} layers for {ranks} processes")
-        ends, total = [0], sum(self.weights)
-        for rank in range(ranks):
+        ranks, total = self.part.size, sum(self.weights)
+        cuts = [layer for layer in range(1, count) if layer not in joined]
+        if len(cuts) + 1 < ranks:
+            why = ", of which some share keys" if joined else ""
+            raise ModelError(
+                f"--pipeline: the model has {count} layers{why}: they can be divided among at most "
+                f"{len(cuts) + 1} processes, not {ranks}"
+            )
+        ends = [0]
+        for rank in range(ranks - 1):
             wanted = round(count * sum(self.weights[: rank + 1]) / total)
-            later = ranks - 1 - rank
-            ends.append(min(max(wanted, ends[-1] + 1), count - later))
-        return [range(*each) for each in pairwise(ends)]
+            later = ranks - 2 - rank
+            possible = [cut for cut in cuts[: len(cuts) - later] if cut > ends[-1]]
+            ends.append(min(possible, key=lambda cut: abs(cut - wanted)))
+        return [range(*each) for each in pairwise([*ends, count])]

@@ -8,7 +8,7 @@ its own embedding of each token; experts run beside the dense block.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import copy
 from functools import partial
 from typing import Any, Self
@@ -27,7 +27,7 @@ from quire.models.audio.gemma4 import (
     Gemma4AudioEncoder,
     channels_last,
 )
-from quire.models.base import ForwardContext, LanguageModel, MediaEncoder, Module
+from quire.models.base import ForwardContext, MediaEncoder, Module
 from quire.models.families.gemma4_arguments import Gemma4Arguments
 from quire.models.layers.clipped import CLIP_BOUNDS, Projector
 from quire.models.layers.common import GATES, GatedMLP, embed, project_logits
@@ -39,6 +39,7 @@ from quire.models.layers.rope import Rope, Rotate
 from quire.models.layers.routers import SoftmaxRouter
 from quire.models.settings import FULL, SLIDING
 from quire.models.shares import Cut, Cuts, Split, head_rows, inputs, rows, within
+from quire.models.stages import LayeredDecoder, LayeredModel
 from quire.models.vision.gemma4 import Gemma4VisionArguments, Gemma4VisionEncoder, VisionTower
 
 # Encoders and projectors of the multimodal checkpoint.
@@ -201,14 +202,16 @@ class DecoderLayer(Module):
         return y
 
 
-class Decoder(Module):
+class Decoder(LayeredDecoder):
     """The model without its head, `model.` in text-only checkpoints."""
 
     def __init__(self, args: Gemma4Arguments) -> None:
         super().__init__()
         self._args = args
         self.embed_tokens = nn.Embedding(args.vocab_size, args.hidden_size)
-        self.layers = [self._layer(args, index) for index in range(args.num_hidden_layers)]
+        self.layers: list[Module] = [
+            self._layer(args, index) for index in range(args.num_hidden_layers)
+        ]
         self.norm = RMSNorm(args.hidden_size, eps=args.rms_norm_eps)
         dims = {SLIDING: args.head_dim, FULL: args.global_head_dim}
         self._ropes = [(kind, Rope(dims[kind], rope)) for kind, rope in sorted(args.rope.items())]
@@ -219,13 +222,10 @@ class Decoder(Module):
             self.per_layer_model_projection = nn.Linear(args.hidden_size, packed, bias=False)
             self.per_layer_projection_norm = RMSNorm(own, eps=args.rms_norm_eps)
 
-    def __call__(self, step: ForwardContext) -> mx.array:
+    def whole(self, step: ForwardContext) -> mx.array:
         """Return normalised hidden states `[T, hidden]`."""
         args = self._args
-        tokens = self._looked_up(step)
-        x = self.embedded(tokens)
-        if step.media is not None:
-            x = step.media.replaced(x)
+        x, tokens = self._embedded(step)
         rotations = self._rotations(step)
         own = self._own_embeddings(x, tokens)
         x = self._opened(x)
@@ -237,8 +237,28 @@ class Decoder(Module):
                 x, rotations = x[rows], self._rotations(step)
                 parts = self._parts(None if own is None else own[rows])
             x = layer(x, parts[index], step, rotate=rotations[args.layer_types[index]])
+        return self.ended(x)
+
+    def embed(self, step: ForwardContext) -> mx.array:
+        return self._opened(self._embedded(step)[0])
+
+    def passed(self, x: mx.array, step: ForwardContext, layers: Iterable[int]) -> mx.array:
+        rotations = self._rotations(step)
+        parts = self._parts(self._own_embeddings(*self._embedded(step)))
+        for index in layers:
+            kind = self._args.layer_types[index]
+            x = self.layers[index](x, parts[index], step, rotate=rotations[kind])
+        return x
+
+    def ended(self, x: mx.array) -> mx.array:
         y: mx.array = self.norm(self._closed(x))
         return y
+
+    def _embedded(self, step: ForwardContext) -> tuple[mx.array, mx.array]:
+        """Return the rows' embeddings `[T, hidden]`, and the tokens `[T]` that were embedded."""
+        tokens = self._looked_up(step)
+        x = self.embedded(tokens)
+        return x if step.media is None else step.media.replaced(x), tokens
 
     def _layer(self, args: Gemma4Arguments, index: int) -> Module:
         return DecoderLayer(args, index)
@@ -291,7 +311,7 @@ class Decoder(Module):
         return mixed
 
 
-class Gemma4(LanguageModel):
+class Gemma4(LayeredModel):
     """The text decoder with its head, and the encoders of the checkpoint."""
 
     def __init__(
@@ -349,6 +369,10 @@ class Gemma4(LanguageModel):
     @property
     def own_layout(self) -> tuple[LayerSpec, ...]:
         return self._layout
+
+    @property
+    def specs_by_layer(self) -> tuple[int, ...]:
+        return (1,) * self.args.num_hidden_layers
 
     def lend_keys(self, layers: tuple[SharedKV, ...]) -> None:
         """Let layers of an assistant read this model's keys and values, from behind its layers."""
