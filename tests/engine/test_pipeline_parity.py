@@ -6,6 +6,7 @@ The ranks run in lockstep in this process; `test_ranks` has real processes.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,16 @@ from quire.models.base import named_parameters
 from quire.models.shares import Stage
 from quire.models.weights.convert import convert
 from quire.models.weights.loader import open_model
+from quire.scheduler.draft_lengths import EveryDraft
+from tests.engine import test_image_parity as pictures
+from tests.engine.test_speculation import KINDS, Scripted
+from tests.engine.test_split_parity import FORMATS, SEVERAL, UNTRANSLATED
 from tests.models.test_family_parity import FAMILY_SCENARIOS
 from tests.support import encoders
 from tests.support.everyday import everyday
 from tests.support.lockstep import Lockstep
 from tests.support.parity import (
+    SCENARIOS,
     TOLERANCE,
     Company,
     alone,
@@ -37,25 +43,24 @@ from tests.support.parity import (
 from tests.support.registered import CONFIGS
 from tests.support.tiny_models import write_model
 
-FORMATS = (KVFormat(), KVFormat("page", 4, 4), KVFormat("turbo", 3.5, 3.5))
-FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {"num_hidden_layers": 3},
-    "gemma3_text": {},
-    "falcon_h1": {},
-    "qwen3_moe": {},
-    "qwen3_5, text": {},
-    "gemma3n_text": {"num_kv_shared_layers": 1},
-    "gemma4_moe, text": {},
-    "gemma4_ple, text": {},
-}
-"""Full attention, windows, state spaces beside attention, experts, delta nets, and layers that read
-others' keys; with changes to their settings.
-"""
+SHARING = ("gemma3n_text", "gemma3n", "gemma3n, all")
+"""Families whose tiny models have too many layers that read others' keys to be divided."""
+DAILY = {("falcon_h1", "plain"), ("gemma4_ple, text", "page-4")}
 LENGTHS, TOKENS = (5, 40, 65), 12
 
 
 def config_of(family: str) -> dict[str, Any]:
-    return CONFIGS[family] | FAMILIES[family]
+    """Return a family's configuration, Llama's with three layers, Gemma 3n's with one that shares
+    keys."""
+    config = CONFIGS[family] if family in CONFIGS else pictures.FAMILIES[family]
+    changes = {"num_kv_shared_layers": 1}
+    if family == "llama":
+        return config | {"num_hidden_layers": 3}
+    if family not in SHARING:
+        return config
+    if "text_config" not in config:
+        return config | changes
+    return config | {"text_config": config["text_config"] | changes}
 
 
 @pytest.fixture
@@ -96,10 +101,8 @@ def halved(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 @pytest.mark.parametrize(
     ("family", "format"),
     everyday(
-        [(family, format) for family in FAMILIES for format in FORMATS],
-        lambda family, format: (
-            (family, format.name) in {("falcon_h1", "plain"), ("gemma4_ple, text", "page-4")}
-        ),
+        product([name for name in CONFIGS if name != UNTRANSLATED], FORMATS),
+        lambda family, format: (family, format.name) in DAILY,
     ),
     ids=lambda each: getattr(each, "name", each),
 )
@@ -116,7 +119,7 @@ def test_as_one_process(opened: Any, halved: list[bool], family: str, format: KV
 @pytest.mark.slow
 @pytest.mark.parametrize("format", FORMATS[:2], ids=lambda format: format.name)
 @pytest.mark.parametrize("scenario", FAMILY_SCENARIOS.keys())
-@pytest.mark.parametrize("family", ["gemma3_text", "falcon_h1"])
+@pytest.mark.parametrize("family", SEVERAL)
 def test_in_any_company(opened: Any, family: str, scenario: str, format: KVFormat) -> None:
     """Prefix hits among others."""
     config, split = opened(family)
@@ -128,12 +131,36 @@ def test_in_any_company(opened: Any, family: str, scenario: str, format: KVForma
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "falcon_h1"])
+@pytest.mark.parametrize("family", SEVERAL)
 def test_a_preempted_request_goes_on(opened: Any, family: str) -> None:
     config, split = opened(family)
     wanted = prompts((50,) * 5, 16)
     expected = alone(open_model(config.model, dtype="float32"), config, wanted)
     got = preempted(split(1, 1).loaded, config, wanted)
+    assert_same(got, expected, [each.id for each in wanted])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", SEVERAL)
+def test_drafts_change_no_token(opened: Any, family: str) -> None:
+    config, split = opened(family)
+    config = replace(config, block_size=32)
+    wanted = prompts((3, 32, 40), 40)
+    expected = alone(open_model(config.model, dtype="float32"), config, wanted)
+    drafter = Scripted(expected, KINDS["random"])
+    company = Company(split(1, 1).loaded, config, (drafter,), EveryDraft())
+    assert_same(company.run(wanted, every=3), expected, [each.id for each in wanted])
+    assert drafter.right > 0
+    assert drafter.wrong > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", pictures.FAMILIES)
+def test_pictures(opened: Any, family: str) -> None:
+    config, split = opened(family)
+    wanted = pictures.requests(family)[:4]
+    expected = alone(open_model(config.model, dtype="float32"), config, wanted)
+    got = SCENARIOS["in chunks of 33"](split(1, 1).loaded, config, wanted)
     assert_same(got, expected, [each.id for each in wanted])
 
 

@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 from quire.scale.autoscaling import KV_USE, wanted_replicas
+from tests.scale.applications import Load, application
+from tests.support.child import Child
+from tests.support.waiting import wait_until
 
 
 def context(requests: float, used: dict[str, float] | None) -> Any:
@@ -34,3 +37,27 @@ def test_requests_and_memory_decide(
     number, state = wanted_replicas(context(requests, used))
     assert number == pytest.approx(wanted)
     assert state == {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_load_starts_and_ends_replicas_without_a_lost_request(child: Child) -> None:
+    """One replica, three under load, and one again while a client still asks."""
+    pytest.importorskip("ray")
+    scaling = {"replicas": "auto", "max_replicas": 3, "upscale_delay_s": 1, "downscale_delay_s": 2}
+    with application(18733, **scaling) as running:
+        assert running.replicas() == {"RUNNING": 1}
+        load = Load(running.url, 8)
+        try:
+            wait_until(
+                lambda: running.replicas() == {"RUNNING": 3}, lambda: str(running.replicas())
+            )
+            before = len(load.answers)
+            load.stop(but=1)
+            wait_until(
+                lambda: running.replicas() == {"RUNNING": 1}, lambda: str(running.replicas())
+            )
+            assert len(load.answers) > before
+        finally:
+            load.stop()
+    load.assert_same_as(child)

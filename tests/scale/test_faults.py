@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ import psutil
 import pytest
 
 from tests.e2e.client import Client
+from tests.scale.applications import Load, application
 from tests.support.child import Child, quire_serve
 from tests.support.waiting import wait_until
 
@@ -146,47 +146,16 @@ def test_a_dead_replica_is_replaced(both: Child) -> None:
 
 
 def test_replicas_come_and_go_without_a_lost_request(child: Child) -> None:
-    import ray
-    from ray import serve
-
-    from quire.scale.arguments import Arguments
-    from quire.scale.ray import app
-
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    ray.init(num_cpus=8, include_dashboard=False, _node_ip_address="127.0.0.1")
-    port, stopped, answers = 18732, [False], list[tuple[int, str]]()
-
-    def scale(replicas: int) -> None:
-        serve.run(app(Arguments(replicas=replicas)), name="scaled", route_prefix="/")
-
-    def ask(first: int) -> None:
-        number = first
-        with Client(f"http://127.0.0.1:{port}") as client:
-            while not stopped[0]:
-                text = client.complete(**(body(number) | {"max_tokens": 40}))["choices"][0]["text"]
-                answers.append((number, text))
-                number += 4
-
-    try:
-        serve.start(http_options={"host": "127.0.0.1", "port": port})
-        scale(1)
-        with ThreadPoolExecutor(4) as pool:
-            asking = [pool.submit(ask, first) for first in range(4)]
+    with application(18732, replicas=1) as running:
+        load = Load(running.url, 4)
+        try:
             for replicas in (3, 1):
-                before = len(answers)
-                scale(replicas)
+                before = len(load.answers)
+                running.deploy(replicas=replicas)
                 wait_until(
-                    lambda before=before: len(answers) > before + 8,  # type: ignore[misc]
-                    lambda: str(len(answers)),
+                    lambda before=before: len(load.answers) > before + 8,  # type: ignore[misc]
+                    lambda: str(len(load.answers)),
                 )
-            stopped[0] = True
-            for each in asking:
-                each.result()
-    finally:
-        stopped[0] = True
-        serve.shutdown()
-        ray.shutdown()
-    with Client(child.url) as one:
-        for number, text in answers[:: max(1, len(answers) // 12)]:
-            same = one.complete(**(body(number) | {"max_tokens": 40}))["choices"][0]["text"]
-            assert text == same
+        finally:
+            load.stop()
+    load.assert_same_as(child)

@@ -100,6 +100,8 @@ class DecoderModel(LayeredModel):
         names: names and layouts of tensors in the family's checkpoints.
     """
 
+    model: Decoder
+
     def __init__(self, description: Description, names: Names) -> None:
         super().__init__()
         self.description = description

@@ -24,6 +24,8 @@ class Arguments(BaseModel):
         model: a folder at the same path on all machines, a hub id, or quire-demo.
         replicas: number of engines; auto lets Ray start and end them by load.
         max_replicas: the most replicas with auto.
+        upscale_delay_s: with auto, seconds that load must last before a replica is started.
+        downscale_delay_s: with auto, seconds that load must be lower before a replica is ended.
         gpus: GPUs of a replica; by default 1 if the cluster has any.
         cpus: CPUs that a replica reserves from Ray.
         router: chooses replicas; a subclass of `quire.scale.router.Addressed`, as `module:class`.
@@ -39,6 +41,8 @@ class Arguments(BaseModel):
     served_name: str | None = None
     replicas: int | Literal["auto"] = Field(1)
     max_replicas: int = Field(8, ge=1)
+    upscale_delay_s: float = Field(30, ge=0)
+    downscale_delay_s: float = Field(600, ge=0)
     gpus: float | None = Field(None, ge=0)
     cpus: float = Field(1, ge=0)
     router: str = ROUTER

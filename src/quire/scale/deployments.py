@@ -30,11 +30,15 @@ class Scaling:
     Attributes:
         replicas: how many; auto lets Ray start and end them by load.
         most: the most replicas with auto.
+        upscale_delay_s: how long load must last before auto starts a replica.
+        downscale_delay_s: how long load must be lower before auto ends one.
         router: a subclass of `quire.scale.router.Addressed`, as `module:class`.
     """
 
     replicas: int | Literal["auto"] = 1
     most: int = 8
+    upscale_delay_s: float = 30.0
+    downscale_delay_s: float = 600.0
     gpus: float = 0
     cpus: float = 1
     router: str = ROUTER
@@ -52,6 +56,8 @@ def replicas(engine: EngineConfig, serving: ServerConfig, scaling: Scaling) -> A
         number["autoscaling_config"] = {
             "min_replicas": 1,
             "max_replicas": scaling.most,
+            "upscale_delay_s": scaling.upscale_delay_s,
+            "downscale_delay_s": scaling.downscale_delay_s,
             "policy": {"policy_function": POLICY},
         }
     return (

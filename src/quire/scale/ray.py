@@ -64,6 +64,8 @@ def app(arguments: Arguments) -> Any:
     scaling = Scaling(
         arguments.replicas,
         arguments.max_replicas,
+        upscale_delay_s=arguments.upscale_delay_s,
+        downscale_delay_s=arguments.downscale_delay_s,
         gpus=gpus,
         cpus=arguments.cpus,
         router=arguments.router,
