@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,36 @@ async def test_a_model_split_by_layers_gives_the_tokens_of_one_process(
         assert other[1] == pytest.approx(one[1], abs=1e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("pipeline", [None, (1, 1)], ids=["each layer", "by layers"])
+async def test_prefixes_are_read_from_disk_after_a_restart(
+    tmp_path: Path, pipeline: tuple[int, ...] | None
+) -> None:
+    """Blocks that one process lost are computed and written again."""
+    folder = write_model(tmp_path / "model", CONFIGS["gemma3_text"])
+    disk = DiskConfig(str(tmp_path / "disk"), 64 << 20)
+    config = EngineConfig(
+        str(folder), ranks=2, pipeline=pipeline, kv_memory=32 << 20, dtype="float32", disk=disk
+    )
+    wanted = requests()[2]
+
+    async def ask() -> tuple[list[int], int]:
+        engine = await ProcessEngine.start(config, "warning")
+        try:
+            (ticket,) = engine.submit([wanted])
+            steps = await outputs(ticket)
+        finally:
+            await engine.close()
+        assert steps[-1].error is None, steps[-1].error
+        return [token for step in steps for token in step.token_ids], steps[-1].cached_tokens
+
+    first, again = await ask(), await ask()
+    shutil.rmtree(tmp_path / "disk" / "rank-1-of-2")
+    lost, written = await ask(), await ask()
+    assert [tokens for tokens, _ in (again, lost, written)] == [first[0]] * 3
+    assert [cached for _, cached in (first, again, lost, written)] == [0, 128, 0, 128]
+
+
 @pytest.fixture
 def fake_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return an ssh that runs each command here and notes the machine; returns the file of its
@@ -206,7 +237,6 @@ async def test_followers_end_with_the_leading_process(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"disk": DiskConfig("/nowhere", 1 << 30)}, "do not support --kv-disk"),
         ({"adapters": (("a", "/nowhere"),)}, "do not support adapters"),
         ({"speculate": "mtp"}, "do not support the model's own draft head"),
     ],

@@ -48,6 +48,9 @@ class Lockstep:
         for calls in self._calls[1:]:
             calls.append(Call(method, arguments))
 
+    def release_blocks(self) -> None:
+        """There is no disk tier."""
+
     def open_executor(
         self, loaded: LoadedModel, config: EngineConfig, **parts: Any
     ) -> LeadingExecutor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,19 +36,28 @@ _FIRST_RATE = 500e6
 _SMOOTHING = 0.2
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class PendingRead:
     """Blocks being read.
 
     Attributes:
         blocks: blocks that were found undamaged, by key; complete when `done`.
+        lost: keys of blocks that are not on disk; complete when `done`.
         cancelled: set by the requester when it no longer needs them.
     """
 
     keys: tuple[bytes, ...]
     blocks: dict[bytes, HostBlock] = field(default_factory=dict)
     done: bool = False
+    lost: set[bytes] = field(default_factory=set)
     cancelled: bool = False
+    on_done: Callable[[PendingRead], None] | None = None
+
+    def end(self) -> None:
+        """Note that nothing more is read."""
+        self.done = True
+        if self.on_done is not None:
+            self.on_done(self)
 
 
 @dataclass(slots=True)
@@ -109,6 +118,7 @@ class DiskTier:
         self._waiting_bytes = 0
         self._reads: deque[PendingRead] = deque()
         self._touched: list[bytes] = []
+        self._removed: list[bytes] = []
         self._said: set[str] = set()
         self._rate = _FIRST_RATE
         self._paused_until = self._busy_until = -_PAUSE_S
@@ -162,19 +172,30 @@ class DiskTier:
             self._writes.append((key, block, size))
             self._changed.notify_all()
 
-    def read(self, keys: tuple[bytes, ...]) -> PendingRead:
-        """Start reading blocks. Always ends, unless the disk hangs."""
-        read = PendingRead(keys)
+    def read(
+        self, keys: tuple[bytes, ...], on_done: Callable[[PendingRead], None] | None = None
+    ) -> PendingRead:
+        """Start reading blocks. Always ends, unless the disk hangs.
+
+        Args:
+            on_done: called when it has ended, by this thread or the one that owns the store.
+        """
+        read = PendingRead(keys, on_done=on_done)
         with self._changed:
-            if self._store is None or self._closing:
-                read.done = True
-            elif self._clock() < self._busy_until:
+            if self._store is not None and not self._closing:
+                if self._clock() >= self._busy_until:
+                    self._reads.append(read)
+                    self._changed.notify_all()
+                    return read
                 self.counters.misses += len(keys)
-                read.done = True
-            else:
-                self._reads.append(read)
-                self._changed.notify_all()
+        read.end()
         return read
+
+    def remove(self, keys: Iterable[bytes]) -> None:
+        """Remove blocks that are of no use, so that they are written again."""
+        with self._changed:
+            self._removed.extend(keys)
+            self._changed.notify_all()
 
     def seconds(self, size: int) -> float:
         """Return the expected seconds for reading so many bytes."""
@@ -282,10 +303,10 @@ class DiskTier:
             self._writes.clear()
             self._queued.clear()
             self._waiting_bytes = 0
-            for read in self._reads:
-                read.done = True
-            self._reads.clear()
+            reads, self._reads = self._reads, deque()
             self._changed.notify_all()
+        for read in reads:
+            read.end()
         if store is not None:
             store.close()
 
@@ -299,11 +320,12 @@ class DiskTier:
     def _serve(self) -> bool:
         """Serve one read or one commit. Return False when it is time to end."""
         with self._changed:
-            if not (self._reads or self._writes or self._closing):
+            if not (self._reads or self._writes or self._removed or self._closing):
                 self._changed.wait(_IDLE_FLUSH_S)
             read = self._reads[0] if self._reads else None
-            batch = [] if read is not None else self._next_batch()
+            batch = [] if read is not None else _next_batch(self._writes)
             touched, self._touched = self._touched, []
+            removed, self._removed = self._removed, []
             if self._closing and not (read or batch):
                 return False
         assert self._store is not None
@@ -313,6 +335,9 @@ class DiskTier:
             self._refreshed_at = self._clock()
         for key in touched:
             self._store.touch(key)
+        if removed:
+            with suppress(StoreFull, StoreBusy):  # they are found out again
+                self._store.delete(removed)
         if read is not None:
             self._serve_read(self._store, read)
         elif batch:
@@ -338,6 +363,7 @@ class DiskTier:
                     self.counters.misses += len(read.keys) - len(read.blocks)
                 break
             if value is None:
+                read.lost.add(key)
                 with self._changed:
                     self.counters.misses += 1
                 continue
@@ -348,16 +374,9 @@ class DiskTier:
                 self._rate += _SMOOTHING * (rate - self._rate)
         with self._changed:
             self._reads.remove(read)
-            read.done = True
+        read.end()
+        with self._changed:
             self._changed.notify_all()
-
-    def _next_batch(self) -> list[tuple[bytes, HostBlock, int]]:
-        batch: list[tuple[bytes, HostBlock, int]] = []
-        size = 0
-        while self._writes and len(batch) < ROWS_A_COMMIT and size < _COMMIT_BYTES:
-            batch.append(self._writes.popleft())
-            size += batch[-1][2]
-        return batch
 
     def _serve_writes(self, store: DiskStore, batch: list[tuple[bytes, HostBlock, int]]) -> None:
         paused_until: float | None = None
@@ -377,3 +396,15 @@ class DiskTier:
                 self._queued.discard(key)
                 self._waiting_bytes -= size
             self._changed.notify_all()
+
+
+def _next_batch(
+    writes: deque[tuple[bytes, HostBlock, int]],
+) -> list[tuple[bytes, HostBlock, int]]:
+    """Take the blocks of one commit from the queue."""
+    batch: list[tuple[bytes, HostBlock, int]] = []
+    size = 0
+    while writes and len(batch) < ROWS_A_COMMIT and size < _COMMIT_BYTES:
+        batch.append(writes.popleft())
+        size += batch[-1][2]
+    return batch

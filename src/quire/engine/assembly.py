@@ -25,6 +25,13 @@ _DISK_OPEN_S = 1.0
 
 OpenExecutor = Callable[..., Executor]
 """Creates an executor, with the arguments of `executor.factory.open_executor`."""
+OpenDisk = Callable[[DiskConfig, LoadedModel], DiskTier]
+"""Opens a model's disk tier."""
+
+
+def open_disk(config: DiskConfig, loaded: LoadedModel) -> DiskTier:
+    """Open the disk tier of a model that one process has."""
+    return DiskTier(config, loaded.fingerprint, str(loaded.path))
 
 
 def assemble(
@@ -36,6 +43,7 @@ def assemble(
     step_times: MeasuredSteps | None = None,
     guesser: Guesser | None = None,
     open_executor: OpenExecutor = open_executor,
+    open_disk: OpenDisk = open_disk,
 ) -> Engine:
     """Return an engine that serves a model.
 
@@ -44,13 +52,14 @@ def assemble(
         drafters, draft_lengths, step_times: see `Engine`.
         guesser: the model's draft head, whose tokens a `HeadDrafter` proposes.
         open_executor: creates the executor.
+        open_disk: opens the disk tier.
 
     Raises:
         ModelError: a setting is impossible here, or memory does not suffice.
     """
     config = limited(config)
     keeps = config.prefix_cache and not loaded.model.bidirectional
-    disk = _open_disk(config.disk, loaded) if config.disk and keeps else None
+    disk = _ready_disk(config.disk, loaded, open_disk) if config.disk and keeps else None
     spill = None if disk is None else disk.spill
     try:
         executor = open_executor(loaded, config, guesser=guesser, spill=spill, observe=observe)
@@ -69,10 +78,10 @@ def assemble(
         raise
 
 
-def _open_disk(config: DiskConfig, loaded: LoadedModel) -> DiskTier:
+def _ready_disk(config: DiskConfig, loaded: LoadedModel, open_disk: OpenDisk) -> DiskTier:
     if config.max_bytes < MIN_BYTES:
         raise ModelError(f"kv-disk-size: at least {MIN_BYTES:,} bytes are needed")
-    disk = DiskTier(config, loaded.fingerprint, str(loaded.path))
+    disk = open_disk(config, loaded)
     disk.wait_open(_DISK_OPEN_S)
     if disk.failure is not None:
         disk.close()

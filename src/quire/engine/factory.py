@@ -13,7 +13,7 @@ from quire.core.speculation import HEAD
 from quire.device.device import current_device, open_device
 from quire.device.ranks import WHOLE
 from quire.engine import ranks
-from quire.engine.assembly import OpenExecutor, assemble
+from quire.engine.assembly import OpenDisk, OpenExecutor, assemble, open_disk
 from quire.engine.draft_opening import open_drafters
 from quire.engine.engine import Engine
 from quire.engine.memory import MakeRoom, RoomCheck, refuse
@@ -55,8 +55,13 @@ def open_engine(
         on_progress=lambda done, total: on_progress(Progress("weights", done, total)),
     )
     config = room.config
-    opens = open_executor if followers is None else followers.open_executor
-    engine = _measured(loaded, config, opens, on_progress=on_progress)
+    engine = _measured(
+        loaded,
+        config,
+        open_executor=open_executor if followers is None else followers.open_executor,
+        open_disk=open_disk if followers is None else followers.open_disk,
+        on_progress=on_progress,
+    )
     engine.constraints.open()
     info = engine.info
     log.info(
@@ -77,7 +82,9 @@ def open_engine(
 def _measured(
     loaded: LoadedModel,
     config: EngineConfig,
+    *,
     open_executor: OpenExecutor,
+    open_disk: OpenDisk,
     on_progress: Callable[[Progress], None],
 ) -> Engine:
     """Return an engine with compiled kernels and measured step times."""
@@ -104,4 +111,5 @@ def _measured(
         step_times=step_times,
         guesser=opened.guesser,
         open_executor=open_executor,
+        open_disk=open_disk,
     )

@@ -8,10 +8,13 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
-from threading import Thread
+from threading import Lock, Thread
 
+from quire.cache.disk_tier import DiskTier
+from quire.core.config import DiskConfig
 from quire.core.errors import QuireError
 from quire.core.frames import Frames, encode
 from quire.core.hosts import Hosts
@@ -23,6 +26,7 @@ from quire.device.private import use_private_cache
 from quire.device.ranks import join
 from quire.engine.follower_process import Probed, Ready
 from quire.engine.ranks import PROBE, START, Call, Follow, SplitExecutor, pipeline_of
+from quire.engine.split_disk import OPEN, FollowingDisk, Report, rank_disk
 from quire.models.weights.loader import LoadedModel, open_model
 
 log = logging.getLogger("quire.ranks")
@@ -38,12 +42,15 @@ class _Output:
 
     def __init__(self) -> None:
         self._descriptor = os.dup(1)
+        self._lock = Lock()
         os.dup2(2, 1)
 
-    def send(self, message: Ready | Probed) -> None:
+    def send(self, message: Ready | Probed | Report) -> None:
+        """Send a message, from any thread."""
         frame = encode(message)
-        while frame:
-            frame = frame[os.write(self._descriptor, frame) :]
+        with self._lock:
+            while frame:
+                frame = frame[os.write(self._descriptor, frame) :]
 
 
 class _Input:
@@ -71,12 +78,16 @@ def main() -> int:
         log.error("process %d of the split model: %s", part.rank, error)
         return 1
     executor: SplitExecutor | None = None
+    disk: FollowingDisk | None = None
     while True:
         call = calls.get()
         try:
+            if call.method == OPEN:
+                disk = _opened_disk(opening, loaded, *call.arguments, report=output.send)
+                continue
             if call.method == START:
                 (config,) = call.arguments
-                executor = SplitExecutor(loaded, config, part)
+                executor = SplitExecutor(loaded, config, part, disk=disk)
                 continue
             assert executor is not None, "the leading process starts"
             if call.method == PROBE:
@@ -108,6 +119,21 @@ def _opened(opening: Follow, output: _Output) -> LoadedModel:
         part=opening.part,
         pipeline=pipeline_of(config, opening.part),
     )
+
+
+def _opened_disk(
+    opening: Follow,
+    loaded: LoadedModel,
+    config: DiskConfig,
+    fingerprint: str,
+    *,
+    report: Callable[[Report], None],
+) -> FollowingDisk:
+    """Open this rank's disk tier."""
+    part = opening.part
+    hosts = opening.config.hosts or Hosts.local(part.size)
+    found = rank_disk(config, loaded, fingerprint, part=part, beside=hosts.beside(part.rank))
+    return FollowingDisk(DiskTier(*found), report)
 
 
 def _listen(frames: Frames, calls: SimpleQueue[Call]) -> None:

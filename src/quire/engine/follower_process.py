@@ -8,6 +8,7 @@ import shlex
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Event, Thread
 from typing import Any
@@ -16,6 +17,7 @@ from quire.core.errors import ModelError
 from quire.core.frames import Frames, encode
 from quire.core.hosts import LOCAL, Host, Hosts
 from quire.device.cards import card_of
+from quire.engine.split_disk import Report
 
 log = logging.getLogger("quire.ranks")
 
@@ -45,12 +47,19 @@ class FollowerProcess:
     """A follower. Messages go by its standard input and output; ssh passes them on. If it ends,
     this process ends.
 
+    Args:
+        opening: the first message to it.
+        heard: takes its disk tier's reports, in another thread.
+
     Attributes:
         work_seconds: its last measurement; 0 before the first.
     """
 
-    def __init__(self, hosts: Hosts, rank: int, opening: Any) -> None:
+    def __init__(
+        self, hosts: Hosts, rank: int, opening: Any, heard: Callable[[Report], None]
+    ) -> None:
         self.work_seconds = 0.0
+        self._heard = heard
         self._rank, self._name = rank, hosts.hosts[rank].ssh
         self._ready, self._ended = Event(), Event()
         self._pipe, theirs = socket.socketpair()
@@ -96,6 +105,8 @@ class FollowerProcess:
                         self._ready.set()
                     case Probed(seconds):
                         self.work_seconds = seconds
+                    case report:
+                        self._heard(report)
         except EOFError:
             self._end()
 

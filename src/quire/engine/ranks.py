@@ -20,9 +20,10 @@ import mlx.core as mx
 import numpy as np
 
 from quire.cache.blocks import PoolKey
+from quire.cache.host_block import HostBlock
 from quire.cache.specs import KVLayout
 from quire.constraints.masks import TokenMask
-from quire.core.config import EngineConfig
+from quire.core.config import DiskConfig, EngineConfig
 from quire.core.errors import ModelError
 from quire.core.frames import encode
 from quire.core.hosts import LOCAL, Hosts
@@ -32,6 +33,7 @@ from quire.device.cards import count_cards
 from quire.device.device import current_device
 from quire.device.ranks import Part, chosen_backend, collectives, join
 from quire.engine.follower_process import FollowerProcess
+from quire.engine.split_disk import OPEN, FollowingDisk, Report, SplitDisk, rank_disk
 from quire.executor.contents import Contents
 from quire.executor.executor import Executor
 from quire.executor.factory import open_pools
@@ -65,8 +67,9 @@ class Call:
     """A call of the leading executor, which followers repeat.
 
     Attributes:
-        method: its name, or that of a method of the executor's `contents`. `START` has a new
-            executor made, `PROBE` has the rank's speed measured and reported.
+        method: its name, or that of a method of the executor's `contents` or `disk`. `START` has a
+            new executor made, `OPEN` its disk tier opened before, `PROBE` has the rank's speed
+            measured and reported.
     """
 
     method: str
@@ -90,8 +93,15 @@ class Followers:
         hosts = _hosts(config)
         addresses = _addresses(hosts)
         self.part = Part(0, config.ranks)
+        self._beside = hosts.beside(0)
+        self._disk: SplitDisk | None = None
         self._processes = [
-            FollowerProcess(hosts, rank, Follow(config, Part(rank, config.ranks), addresses))
+            FollowerProcess(
+                hosts,
+                rank,
+                Follow(config, Part(rank, config.ranks), addresses),
+                heard=self._heard,
+            )
             for rank in range(1, config.ranks)
         ]
         for process in self._processes:
@@ -113,6 +123,22 @@ class Followers:
         self.tell(START, config)
         return LeadingExecutor(self, loaded, config, **parts)
 
+    def open_disk(self, config: DiskConfig, loaded: LoadedModel) -> SplitDisk:
+        """Open the disk tier of all processes; those of followers for their next executor."""
+        self.tell(OPEN, config, loaded.fingerprint)
+        found = rank_disk(config, loaded, loaded.fingerprint, part=self.part, beside=self._beside)
+        self._disk = SplitDisk(*found, followers=len(self._processes), tell=self.tell)
+        return self._disk
+
+    def release_blocks(self) -> None:
+        """Let followers drop blocks read from disk that no request waits for any more."""
+        if self._disk is not None:
+            self._disk.forget_unused()
+
+    def _heard(self, report: Report) -> None:
+        assert self._disk is not None, "only disk tiers report"
+        self._disk.heard(report)
+
     @property
     def work_seconds(self) -> tuple[float, ...]:
         """The last measurement of each follower, see `SplitExecutor.probe`."""
@@ -122,11 +148,23 @@ class Followers:
 class SplitExecutor(GraphExecutor):
     """An executor of a part of a model. It launches steps whole, because the other ranks wait for
     its sums. CUDA graphs run on one machine, where ranks reach each other's memory.
+
+    Attributes:
+        disk: a follower's disk tier.
     """
 
     def __init__(
-        self, loaded: LoadedModel, config: EngineConfig, part: Part, **others: Any
+        self,
+        loaded: LoadedModel,
+        config: EngineConfig,
+        part: Part,
+        *,
+        disk: FollowingDisk | None = None,
+        **others: Any,
     ) -> None:
+        self.disk = disk
+        if disk is not None:
+            others["spill"] = disk.spill
         model, by_rank = loaded.model, loaded.layers_by_rank
         self._stages = [(len(each), open_pools(loaded, config, each)) for each in by_rank]
         pools = self._stages[part.rank][1] if by_rank else open_pools(loaded, config)
@@ -158,6 +196,11 @@ class SplitExecutor(GraphExecutor):
         assert isinstance(self.model, LayeredModel), "it is split by layers"
         return Computed(mx.concatenate(self.model.together(halves)), awaited=True)
 
+    def hold_block(self, name: bytes) -> None:
+        """Keep this follower's part of a block that was read, until a plan restores it."""
+        assert self.disk is not None, "blocks come from a disk tier"
+        self.contents.hold_block(name, self.disk.block(name))
+
     def probe(self) -> float:
         """Return the seconds of one product with this rank's part of the head: the same work on
         each rank, for which none waits for another.
@@ -186,6 +229,10 @@ class _LeadingContents(Contents):
         self._followers.tell("contents.hold_features", key, features)
         super().hold_features(key, features)
 
+    def hold_block(self, name: bytes, block: HostBlock) -> None:
+        self._followers.tell("hold_block", name)
+        super().hold_block(name, block)
+
     def release_features(self, key: MediaKey) -> None:
         self._followers.tell("contents.release_features", key)
         super().release_features(key)
@@ -212,6 +259,7 @@ class LeadingExecutor(SplitExecutor):
             self._followers.tell(PROBE)
             self._own_seconds = self.probe()
             self._probed_at = time.monotonic()
+        self._followers.release_blocks()
         self._followers.tell("launch", plan)
         return super().launch(plan)
 
@@ -248,8 +296,6 @@ def check_split(config: EngineConfig) -> None:
         raise ModelError(f"{flag}: split models do not support the model's own draft head")
     if config.draft_model is not None:
         raise ModelError(f"{flag}: split models do not support draft models")
-    if config.disk is not None:
-        raise ModelError(f"{flag}: split models do not support --kv-disk")
     if config.batch_invariant and current_device().kernel_language:
         raise ModelError(f"{flag}: split models do not support --batch-invariant on GPUs")
 
