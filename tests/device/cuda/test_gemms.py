@@ -143,21 +143,30 @@ def test_products_are_those_of_the_weights(packing: Packing, card: Card) -> None
     assert error(y, x.astype(mx.float32) @ numbers.T + offsets.astype(mx.float32)) < 4e-3
 
 
-SHARING = Card(5, 227 << 10, warpgroups=True)
-"""A card whose thread blocks have parts of tiles, whole ones, and middles of tiles of others."""
+ALL_CUT, MIXED = (Card(n, 227 << 10, warpgroups=True) for n in (5, 4))
+"""Cards whose thread blocks have parts of tiles and middles of tiles of others; and parts of
+tiles, then whole ones.
+"""
 
 
-@pytest.mark.parametrize("sharing", everyday([True, False], (True,).__contains__))
+@pytest.mark.parametrize(
+    ("packing", "card"),
+    everyday(
+        product(PACKINGS, [ALL_CUT, MIXED, None]),
+        lambda packing, card: (packing, card) in [(AFFINE, MIXED), (OF_32, ALL_CUT)],
+    ),
+    ids=name_of,
+)
 @pytest.mark.parametrize("cut", everyday(CUTS, CUTS[:1].__contains__), ids=str, indirect=True)
-@pytest.mark.parametrize("packing", everyday(PACKINGS, (AFFINE, OF_32).__contains__), ids=name_of)
 def test_warpgroups_multiply_by_codes_and_numbers(
-    packing: Packing, cut: Cut, sharing: bool
+    packing: Packing, cut: Cut, card: Card | None
 ) -> None:
     """More steps than stages, two matrices, rows of W that are no multiple of a tile, biases."""
     rows, inputs, outputs = 70, 768, (144, 48)
     matrices = [matrix(each, inputs, packing, seed) for seed, each in enumerate(outputs)]
     x, offsets = random(rows, inputs, seed=1), [mx.arange(n).astype(mx.bfloat16) for n in outputs]
-    gemm = warpgroups(inputs, sum(outputs), packing, 128, SHARING, sharing=sharing)
+    sharing = card is not None
+    gemm = warpgroups(inputs, sum(outputs), packing, 128, card or H200, sharing=sharing)
     assert gemm.stages < inputs // 64
     grid = gemm.grid(sum(product_kernels.parts(gemm, outputs)))
     sums = mx.zeros((gemm.sums(grid[0]) // 4,))

@@ -3,8 +3,9 @@
   // Each of WARPGROUPS groups of four warps makes 64 rows of W: as its left operand, from registers where W is
   // coded. x is the right operand, in shared memory. With GATED, 8 rows of one matrix and 8 of the other alternate.
   // One more group copies steps of 64 columns of W and x to STAGES stages in shared memory.
-  // With SHARING, thread blocks have equal shares of all tiles' steps (Stream-K, Osama et al. 2023). Who has the last
-  // steps of a tile adds what the blocks before stored in `sums`, once their `flags` are set: one for each warp.
+  // With SHARING, thread blocks make as many whole tiles each, side by side, so that they read the same W and x at a
+  // time. Of the tiles left before those, each has an equal share of steps (Stream-K, Osama et al. 2023): who has the
+  // last steps of a tile adds what the blocks before stored in `sums`, once their `flags` are set: one for each warp.
   // Otherwise a thread block makes a tile: (blockIdx.x, blockIdx.y) of W and of x.
   // With EXPERTS, W is a matrix an expert, and a tile is pairs of row and expert: expert, first
   // place, count.
@@ -53,19 +54,29 @@
   const int words = w_shape[1];
 #endif
   const int K = words * 32 / BITS, all_steps = K / 64;
-  // The steps of this thread block among those of all tiles, which lie W tile by W tile.
-  const auto first_step_of = [&](int block) {
-    return (int)((unsigned)W_TILES * row_tiles * all_steps * block / gridDim.x);
-  };
-  const int tile_here = blockIdx.x * row_tiles + blockIdx.y;
-  const int low = SHARING ? first_step_of(blockIdx.x) : tile_here * all_steps;
-  const int high = SHARING ? first_step_of(blockIdx.x + 1) : low + all_steps;
-  // Steps of one tile. A block begins with those that it leaves to the next one, so that nobody waits long; and nobody
-  // waits for a later block, which might never start.
+  // Tiles are numbered W tile by W tile. The first ones are shared: none where all blocks make as many whole ones, else
+  // at least half a tile a block, so that a tile is cut in few pieces.
+  const int blocks = gridDim.x, tiles_there = SHARING ? W_TILES * row_tiles : 0;
+  const int left = SHARING ? tiles_there % blocks : 0;
+  const int shared_tiles = left > 0 && left < blocks / 2 && tiles_there > blocks ? left + blocks : left;
+  const auto first_step_of = [&](int block) { return (int)((unsigned)shared_tiles * all_steps * block / blocks); };
+  const int low = SHARING ? first_step_of(blockIdx.x) : 0, high = SHARING ? first_step_of(blockIdx.x + 1) : 0;
+  // Steps of one tile, none behind the last one of this thread block. A block begins with those that it leaves to the
+  // next one, so that nobody waits long; and nobody waits for a later block, which might never start.
   struct Span { int tile, begin, steps; };
-  const auto span_before = [&](int end) {
-    const int tile = (end - 1) / all_steps, begin = max(low - tile * all_steps, 0);
-    return Span{tile, begin, end - tile * all_steps - begin};
+  int end = high, whole = SHARING ? shared_tiles + blockIdx.x : blockIdx.x * row_tiles + blockIdx.y;
+  const auto next_span = [&] {
+    Span span{whole, 0, all_steps};
+    if (end > low) {
+      span.tile = (end - 1) / all_steps;
+      span.begin = max(low - span.tile * all_steps, 0);
+      span.steps = end - span.tile * all_steps - span.begin;
+      end -= span.steps;
+    } else {
+      if (SHARING ? whole >= tiles_there : whole < 0) span.steps = 0;
+      whole = SHARING ? whole + blocks : -1;
+    }
+    return span;
   };
   const auto rows_of = [&](const Span& span, int& first) {
 #if EXPERTS
@@ -99,9 +110,9 @@
     uint4* const w_to = memory + X_STEP + w_row * CODES + placed(own % CODES, w_row);
     uint4* const x_to = memory + x_row * X + (own % X ^ x_row & 7);
     int stage = 0, odd = 1, copied = 0, said = 0;  // the parity of turns in which stages were freed
+    bool waited = false;
     #pragma unroll 1
-    for (int end = high; end > low;) {
-      const Span now = span_before(end);
+    for (Span now = next_span(); now.steps > 0; now = next_span()) {
       int first;
       const int there = rows_of(now, first);
       MATRIX(now.tile / row_tiles)
@@ -153,12 +164,13 @@
         x_at += X;
       };
       // W does not wait for the kernel before.
-      const int early = end == high ? min(EARLY, now.steps) : 0;
-      if (end == high) {
+      const int early = waited ? 0 : min(EARLY, now.steps);
+      if (!waited) {
         for (int s = 0; s < early; s++) copy_w(s);
 #if !EXPERTS
         READY;
 #endif
+        waited = true;
       }
       #pragma unroll 1
       for (int step = 0; step < now.steps; step++) {
@@ -174,7 +186,6 @@
           if (++said == STAGES) said = 0;
         }
       }
-      end -= now.steps;
     }
     await_copies();
     shared_memory_is_written();
@@ -183,7 +194,7 @@
       if (++said == STAGES) said = 0;
     }
 #if !EXPERTS
-    if (high == low) READY;
+    if (!waited) READY;
 #endif
     return;
   }
@@ -238,13 +249,13 @@
   const int own_row = warp * 16 + r;  // and the one 8 below
   const Tile x_tiles = tile_at(memory);
   int stage = 0, odd = 0, last = STAGES - 1;
-  Span now = span_before(high);
+  Span now = next_span();
 #if BITS < 16
-  if (high > low) load_scales(now, 0);
+  if (now.steps > 0) load_scales(now, 0);
 #endif
   float acc[ROWS / 2];
   #pragma unroll 1
-  for (int end = high; end > low;) {
+  while (now.steps > 0) {
     #pragma unroll
     for (int i = 0; i < ROWS / 2; i++) acc[i] = 0.f;
     const int steps = now.steps;
@@ -323,13 +334,10 @@
       }
     }
     const Span done = now;
-    end -= steps;
-    if (end > low) {
-      now = span_before(end);
+    now = next_span();
 #if BITS < 16
-      load_scales(now, 0);
+    if (now.steps > 0) load_scales(now, 0);
 #endif
-    }
     await_products<0>();
     #pragma unroll
     for (int i = 0; i < ROWS / 2; i++) computed(acc[i]);
