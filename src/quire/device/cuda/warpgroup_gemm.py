@@ -15,21 +15,28 @@ EXPERT_TILES = (16, 32, 64, 128)
 _STAGES = (8, 6, 5, 4)
 _LEAST_STEPS = 4
 """Fewest steps of 64 columns for which a thread block is worth its start."""
-_COSTS = {
-    (256, 2): (0.83, 11.5),
-    (128, 4): (0.8, 20.0),
-    (128, 3): (0.64, 12.5),
-    (128, 2): (0.51, 8.5),
-    (64, 4): (0.57, 10.3),
-    (64, 3): (0.5, 8.8),
-    (64, 2): (0.42, 6.3),
-    (32, 4): (0.57, 8.3),
-    (32, 3): (0.47, 6.9),
-    (32, 2): (0.39, 5.4),
+_COSTS_OF_CODES = {
+    (256, 2): (0.78, 8.4),
+    (128, 4): (0.89, 11.2),
+    (128, 3): (0.71, 8.6),
+    (128, 2): (0.52, 7.5),
+    (64, 4): (0.61, 8.4),
+    (64, 3): (0.5, 7.1),
+    (64, 2): (0.4, 6.1),
+    (32, 4): (0.58, 7.2),
+    (32, 3): (0.48, 5.1),
+    (32, 2): (0.37, 5.0),
 }
 """Microseconds that a thread block takes for 64 columns, and for its start and what it shares, on
 an H100, by rows and warpgroups (benchmarks/results/gpu-runs.md).
 """
+_COSTS = {
+    (256, 2): (0.87, 15.0),
+    (128, 2): (0.52, 11.3),
+    (64, 2): (0.48, 9.4),
+    (32, 2): (0.45, 8.1),
+}
+"""The same for weights that are not coded, where more warpgroups gain nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +148,16 @@ class WarpgroupGemm:
         if self.experts:
             cuts = [Cut(self.tile, 4)]
         else:
-            cuts = sorted((Cut(*shape) for shape in _COSTS), key=self._microseconds)
+            cuts = sorted((Cut(*shape) for shape in self._costs), key=self._microseconds)
         return [cut for cut in cuts if self._shared(cut, _STAGES[-1]) <= self.card.shared]
+
+    @property
+    def _costs(self) -> dict[tuple[int, int], tuple[float, float]]:
+        return _COSTS if self.bits == 16 else _COSTS_OF_CODES
 
     def _microseconds(self, cut: Cut) -> float:
         tiles = -(-self.rows // cut.rows) * -(-self.outputs // self._width(cut))
-        steps, (each, once) = self.inputs // 64, _COSTS[cut.rows, cut.warpgroups]
+        steps, (each, once) = self.inputs // 64, self._costs[cut.rows, cut.warpgroups]
         if not self.sharing:
             return -(-tiles // self.card.multiprocessors) * (steps * each + once)
         return -(-tiles * steps // self._together(tiles)) * each + once
