@@ -6,8 +6,9 @@ as random tokens do. A drafter that knows the answers guesses each token rightly
 probability `--rate`. Bursts with speculation off and on take turns on one engine; the lengths of
 drafts follow from measured step times, as in a server.
 
-The first table is what a step costs by its number of rows: one stream with a fixed number of
-drafts. `host` is the part of a step in which the card has nothing to do.
+The first table is what a step costs by its number of rows: streams with a fixed number of drafts,
+all of them wrong. A step `ran` from its launch until its tokens arrived; then the card `waits` for
+the next one's launch. `parts` are what the host does meanwhile, and later, in microseconds.
 """
 
 from __future__ import annotations
@@ -42,12 +43,13 @@ from quire.sampling.rows import RowSampling, Sampled
 from quire.sampling.sampler import sample
 from quire.scheduler.draft_lengths import EveryDraft
 from quire.scheduler.drafts import Draft, DraftQuery
+from quire.scheduler.plan import StepPlan, StepResult
 
 _SETTINGS = {"MLX_ENABLE_TF32": "0", "MLX_USE_CUDA_GRAPHS": "0"}
 """Variables that `quire serve` sets for its engine. MLX reads them when it is imported."""
 _PROMPT = 128
-_FIXED = (0, 1, 3, 7, 15)
-"""Numbers of drafts whose steps are timed."""
+_FIXED = ((1, 0), (1, 1), (1, 3), (1, 5), (1, 7), (8, 0), (8, 1), (8, 2), (8, 3))
+"""Numbers of streams, and of drafts for each, whose steps are timed."""
 
 
 class Answers:
@@ -90,11 +92,21 @@ class Parts:
             (scheduler, "schedule"),
             (executor, "_build"),
             (executor, "_run"),
-            (executor, "_begin"),
             (executor, "_finish"),
             (executor, "_start"),
         ):
             setattr(owner, name, self._timed(getattr(owner, name), name.strip("_")))
+        update, observe = scheduler.update, engine._worthwhile.observe_wait
+
+        def updated(plan: StepPlan, result: StepResult) -> Any:
+            self._seconds.setdefault("ran", []).append(result.seconds)
+            return update(plan, result)
+
+        def waited(seconds: float, rows: int) -> None:
+            self._seconds.setdefault("waits", []).append(seconds)
+            observe(seconds, rows)
+
+        scheduler.update, engine._worthwhile.observe_wait = updated, waited  # type: ignore[method-assign]
 
     def _timed(self, call: Callable[..., Any], name: str) -> Callable[..., Any]:
         def timed(*args: Any, **named: Any) -> Any:
@@ -205,25 +217,25 @@ def burst(
 
 
 def step_costs(loaded: LoadedModel, config: EngineConfig, answers: Answers) -> list[dict[str, Any]]:
-    """Return what a step of one stream costs by the number of drafts, all of them wrong."""
+    """Return what a step costs by the numbers of streams and of drafts, all of them wrong."""
     drafter = Oracle(answers, rate=0.0)
     engine = assemble(loaded, config, drafters=(drafter,), draft_lengths=EveryDraft())
     parts = Parts(engine)
     rows: list[dict[str, Any]] = []
     for again in range(2):  # the first time graphs are recorded
         rows = []
-        for drafts in _FIXED:
+        for streams, drafts in _FIXED:
             drafter.most = drafts
             mode = "auto" if drafts else "off"
-            seed = 9000 + 100 * drafts + again
+            seed = 9000 + 1000 * streams + 100 * drafts + again
             parts.taken()
-            row = burst(engine, 1, 48, f"{drafts} drafts {again}", seed, mode)
-            device = engine.step_times.generating.seconds(drafts + 1)
-            step = row["median step, ms"]
-            known = None if device is None else round(device * 1e3, 3)
+            row = burst(engine, streams, 48, f"{streams} x {drafts} {again}", seed, mode)
+            taken = parts.taken()
             rows.append(
-                {"rows": drafts + 1, "step, ms": step, "on the card, ms": known}
-                | {"host, ms": known and round(step - known, 3), "parts, us": parts.taken()}
+                {"streams": streams, "rows": streams * (drafts + 1)}
+                | {"step, us": round(row["median step, ms"] * 1e3)}
+                | {name: taken.pop(name, None) for name in ("ran", "waits")}
+                | {"parts": taken}
             )
     return rows
 

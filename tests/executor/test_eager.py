@@ -17,6 +17,7 @@ from quire.constraints.masks import TokenMask, mask_of
 from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.core.request import SamplingParams
+from quire.device.host_copy import HostCopy
 from quire.executor.eager import EagerExecutor
 from quire.executor.factory import open_pools
 from quire.executor.inputs import StepInputs
@@ -206,6 +207,20 @@ def test_a_step_that_is_one_operation_gives_logits_and_is_run_even_if_nobody_sam
     result = carry_out(executor, StepPlan((rows(PROMPT[25:], 25),)))
     assert result == StepResult({1: SampledTokens((answer[0],))})
     assert result.graphed
+
+
+def test_a_graphed_step_is_waited_for_by_the_copy_of_its_tokens(
+    loaded: LoadedModel, answer: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that the device has queued would be waited for by way of another thread."""
+    executor = _Whole(loaded.model, open_pools(loaded, CONFIG))
+    executor.launch(resized(rows(PROMPT)))
+    monkeypatch.setattr(mx, "synchronize", lambda: pytest.fail("everything is waited for"))
+    reads, read = list[int](), HostCopy.read
+    monkeypatch.setattr(HostCopy, "read", lambda copy: reads.append(1) or read(copy))
+    executor.launch(None)
+    assert reads, "the tokens have not arrived"
+    assert executor.collect().tokens[1].tokens == (answer[0],)
 
 
 def test_a_launched_step_is_frozen_and_its_owner_replaces_it(

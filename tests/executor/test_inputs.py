@@ -163,3 +163,14 @@ def test_rows_take_their_positions_from_the_sequence() -> None:
 def test_single_tokens_of_one_format_advance_together() -> None:
     rows, _ = recurrent_of([single("a", 3), single("b", 8), single("c", 1)])
     assert rows == [[0, 1, 2]]
+
+
+def test_arrays_of_tokens_and_positions_are_made_for_steps_that_read_them() -> None:
+    """Graphs read both from the step's inputs."""
+    known = inputs_of([single("a", 3), chunk("b", 4, 2)])
+    assert known.known_tokens is not None
+    assert not {"tokens", "positions"} & vars(known).keys()
+    assert np.array(known.tokens).tolist() == list(known.known_tokens)
+    unread = inputs_of([single("a", 3, unread=True), chunk("b", 4, 2)], {"a": 0}, mx.array([7]))
+    assert unread.known_tokens is None
+    assert np.array(unread.tokens).tolist()[0] == 7

@@ -53,7 +53,8 @@ class SoloStep(ForwardContext):
     ) -> None:
         places = np.arange(len(tokens), dtype=np.int32)
         where = mx.array(places if positions is None else positions)
-        super().__init__(mx.array(tokens, dtype=mx.int32), where, media)
+        super().__init__(media)
+        self.tokens, self.positions = mx.array(tokens, dtype=mx.int32), where
         ends = list(range(1, len(tokens) + 1))
         for image in images:
             if image.item.bidirectional:

@@ -30,6 +30,9 @@ class KVPool:
         self.layers = {layer: make_store(shape, format.of_layer(layer)) for layer in layers}
         stores = {layer: make_index_store(shape) for layer in layers}
         self.indexes = {layer: store for layer, store in stores.items() if store is not None}
+        both = (*self.layers.items(), *self.indexes.items())
+        self._arrays = [(layer, arrays) for layer, store in both for arrays in store.lists]
+        """The lists of every store's arrays, which the store changes in place, by layer."""
 
     def resize(
         self,
@@ -48,10 +51,11 @@ class KVPool:
 
     def arrays(self, layers: Container[int] | None = None) -> list[mx.array]:
         """Return every array of these layers; of all by default."""
-        if layers is None:
-            return [array for store in self._stores() for array in store.arrays()]
-        both = (*self.layers.items(), *self.indexes.items())
-        return [array for layer, store in both if layer in layers for array in store.arrays()]
+        found: list[mx.array] = []
+        for layer, arrays in self._arrays:
+            if layers is None or layer in layers:
+                found += arrays
+        return found
 
     def replace(self, others: Iterator[mx.array]) -> None:
         """Take other arrays in place of all that `arrays` returns."""

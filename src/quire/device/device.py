@@ -8,7 +8,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache, wraps
+from functools import cache, cached_property, wraps
 from types import MappingProxyType
 from typing import ParamSpec, TypeVar
 
@@ -18,7 +18,10 @@ import psutil
 from quire.device.blas import OpenBLASOperations, choose_blas
 from quire.device.cpu.kernels import CPUKernels, NoKernels, load_kernels
 from quire.device.cpu.operations import KernelOperations
+from quire.device.cuda.extension import Extension, NoExtension, load_extension
+from quire.device.cuda.host_copy import PinnedCopy
 from quire.device.cuda.operations import CUDAOperations
+from quire.device.host_copy import HostCopy
 from quire.device.machine import device_model, device_number
 from quire.device.metal.operations import MetalOperations
 from quire.device.operations import Operations, UnfusedOperations
@@ -137,6 +140,10 @@ class Device(ABC):
         return compiled
 
     # -- memory --------------------------------------------------------------------------------
+
+    def host_copy(self, array: mx.array) -> HostCopy:
+        """Return an int32 array that the host will read as soon as it is computed."""
+        return HostCopy(array)
 
     @abstractmethod
     def free_memory(self) -> int:
@@ -271,6 +278,18 @@ class CUDA(GPU):
     def __init__(self) -> None:
         super().__init__()
         self.operations = CUDAOperations()
+
+    @cached_property
+    def _extension(self) -> Extension | None:
+        try:
+            return load_extension()
+        except NoExtension:
+            return None
+
+    def host_copy(self, array: mx.array) -> HostCopy:
+        if self._extension is None:
+            return super().host_copy(array)
+        return PinnedCopy(array, self._extension)
 
     def free_memory(self) -> int:
         return device_number("free_memory")

@@ -149,8 +149,12 @@ class EagerExecutor:
         if step is not None and early:
             self._start(step)
         if before is not None:
-            # A step that follows early may run already: what this one computes is waited for.
-            mx.eval(before.to_eval) if early else mx.synchronize()
+            if early:  # it may run already: what the step before computes is waited for
+                mx.eval(before.to_eval)
+            elif before.rows.graphed:
+                before.wait()
+            else:
+                mx.synchronize()
             # This one writes in place to arrays of the pools that nothing else references.
             before = before.without_arrays()
             self._finished = before, time.perf_counter() - started
@@ -358,7 +362,9 @@ class EagerExecutor:
 
     def _drawn(self, rows: Unsampled, guess: int) -> Drawn:
         """Sample tokens, and run the draft head for `guess` tokens after each of them."""
-        sampled = sample(rows.logits, list(rows.rows))
+        sampled, device = sample(rows.logits, list(rows.rows)), current_device()
+        tokens = device.host_copy(sampled.tokens)
         if self._guesser is None or rows.states is None:
-            return Drawn(sampled)
-        return Drawn(sampled, self._guesser.guess(rows.states, sampled.tokens, guess))
+            return Drawn(tokens, sampled)
+        guesses = self._guesser.guess(rows.states, tokens.array, guess)
+        return Drawn(tokens, sampled, None if guesses is None else device.host_copy(guesses))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -35,12 +37,10 @@ class _Rows(ForwardContext):
         self,
         sequences: list[ScheduledSequence],
         attention: Attention,
-        tokens: mx.array,
-        positions: mx.array,
         media: MediaRows | None = None,
         cross: CrossRows | None = None,
     ) -> None:
-        super().__init__(tokens, positions, media=media, cross=cross)
+        super().__init__(media=media, cross=cross)
         self.sequences = sequences
         self._attention = attention
         self.attention = attention.step(sequences)
@@ -106,6 +106,20 @@ class _Rows(ForwardContext):
         return None
 
 
+class _SomeRows(_Rows):
+    """Some rows of a step as a model sees them."""
+
+    def __init__(
+        self,
+        sequences: list[ScheduledSequence],
+        attention: Attention,
+        tokens: mx.array,
+        positions: mx.array,
+    ) -> None:
+        super().__init__(sequences, attention)
+        self.tokens, self.positions = tokens, positions
+
+
 class StepUses(NamedTuple):
     """The attention and the states that the layers of a model use in a step.
 
@@ -126,6 +140,7 @@ class StepInputs(_Rows):
             the host; None for all.
         ending: sequences of these rows, in order; each has `ScheduledSequence.wanted` of them.
         narrowed: whether the model computed its last layers for these rows only.
+        known_tokens: the rows' tokens; None if one of them is on the device.
         adapted: the rows with their LoRA adapters; None if no row has one.
 
     Args:
@@ -150,11 +165,11 @@ class StepInputs(_Rows):
         super().__init__(
             sequences,
             attention,
-            tokens=_gather_tokens(sequences, sampled, previous),
-            positions=mx.array(joined_positions([each.positions for each in sequences])),
             media=None if encoded is None else encoded.rows(sequences),
             cross=None if encoded is None else _cross_rows(sequences, encoded, size),
         )
+        self._sampled, self._previous = sampled, previous
+        self.known_tokens = _known_tokens(sequences)
         wanted = [each.wanted for each in self.sequences]
         self.ending = [each for each, rows in zip(self.sequences, wanted, strict=True) if rows]
         self.wanted: mx.array | None = None
@@ -168,6 +183,17 @@ class StepInputs(_Rows):
         self.adapted: AdaptedRows | None = None
         if adapters is not None:
             self.adapted = adapters.rows(sequences, self.wanted_rows)
+
+    @cached_property
+    def tokens(self) -> mx.array:  # type: ignore[override]  # made for steps that read it
+        if self.known_tokens is not None:
+            return int32(np.frombuffer(self.known_tokens, np.int32))
+        assert self._previous is not None, "no step samples the tokens on the device"
+        return _gather_tokens(self.sequences, self._sampled, self._previous)
+
+    @cached_property
+    def positions(self) -> mx.array:  # type: ignore[override]
+        return mx.array(joined_positions([each.positions for each in self.sequences]))
 
     @property
     def alike(self) -> KVFormat | None:
@@ -233,7 +259,7 @@ class StepInputs(_Rows):
 
     def _of_rows(self, sequences: list[ScheduledSequence], rows: slice) -> _Rows:
         tokens, positions = self.tokens[rows], self.positions[..., rows]
-        return _Rows(sequences, self._attention, tokens=tokens, positions=positions)
+        return _SomeRows(sequences, self._attention, tokens=tokens, positions=positions)
 
     def _one_by_one(self, sequences: list[ScheduledSequence], index: mx.array) -> _Rows:
         """Return a step of the wanted rows of some sequences, each as if it were alone."""
@@ -243,7 +269,7 @@ class StepInputs(_Rows):
             for row in range(each.end - each.wanted, each.end)
         ]
         positions = mx.take(self.positions, index, axis=-1)
-        return _Rows(ends, self._attention, tokens=self.tokens[index], positions=positions)
+        return _SomeRows(ends, self._attention, tokens=self.tokens[index], positions=positions)
 
     def known_next(self) -> dict[int, int]:
         """Return the token after each chunk that samples nothing, by the chunk's last row."""
@@ -252,10 +278,20 @@ class StepInputs(_Rows):
         return {end - 1: each.next_token for end, each in pairs if each.next_token is not None}
 
 
+def _known_tokens(sequences: Sequence[ScheduledSequence]) -> array[int] | None:
+    """Return the rows' tokens; None if the previous step samples some of them."""
+    known = array("i")
+    for each in sequences:
+        if len(each.tokens) < each.count:
+            return None
+        known += each.tokens
+    return known
+
+
 def _gather_tokens(
-    sequences: Sequence[ScheduledSequence], sampled: Mapping[int, int], previous: mx.array | None
+    sequences: Sequence[ScheduledSequence], sampled: Mapping[int, int], previous: mx.array
 ) -> mx.array:
-    """Return the rows' tokens: from the host, or on the device from the previous step."""
+    """Return the rows' tokens, some of which the previous step samples."""
     host: list[int] = []
     rows: list[int] = []
     sources: list[int] = []
@@ -265,9 +301,6 @@ def _gather_tokens(
             rows.append(len(host))
             sources.append(sampled[each.number])
             host.append(0)
-    if not rows:
-        return int32(host)
-    assert previous is not None, "a token is said to be on the device, but no step samples it"
     if len(rows) == len(host):
         same = sources == list(range(previous.shape[0]))
         return previous if same else previous[int32(sources)]

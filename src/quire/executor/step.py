@@ -11,6 +11,7 @@ import numpy as np
 
 from quire.core.media import MediaKey
 from quire.core.request import TokenLogprobs
+from quire.device.host_copy import HostCopy
 from quire.executor.guessing import FinalStates
 from quire.sampling.rows import RowSampling, Sampled
 from quire.scheduler.plan import SampledTokens, ScheduledSequence, StepPlan, StepResult
@@ -69,18 +70,22 @@ class Drawn:
     """Tokens sampled on the device.
 
     Attributes:
+        tokens: int32 `[R]`.
+        sampled: their log-probabilities, if any are wanted.
         guesses: the draft head's tokens after each sequence's last kept one, int32 `[N, count]`,
             if any are wanted.
     """
 
+    tokens: HostCopy
     sampled: Sampled
-    guesses: mx.array | None = None
+    guesses: HostCopy | None = None
 
     @property
     def arrays(self) -> tuple[mx.array, ...]:
         """The arrays that there are."""
         own = self.sampled
-        parts = own.tokens, own.logprobs, own.top_ids, own.top_logprobs, self.guesses
+        guesses = None if self.guesses is None else self.guesses.array
+        parts = self.tokens.array, own.logprobs, own.top_ids, own.top_logprobs, guesses
         return tuple(part for part in parts if part is not None)
 
 
@@ -109,7 +114,7 @@ class StepRows:
     @property
     def tokens(self) -> mx.array | None:
         """Sampled tokens `[R]` on the device."""
-        return None if self.drawn is None else self.drawn.sampled.tokens
+        return None if self.drawn is None else self.drawn.tokens.array
 
     @property
     def arrays(self) -> tuple[mx.array, ...]:
@@ -144,6 +149,12 @@ class LaunchedStep:
         rows = replace(self.rows, unsampled=None, drawn=drawn)
         return replace(self, rows=rows, to_eval=(*drawn.arrays, *written, *self.to_eval))
 
+    def wait(self) -> None:
+        """Wait until the step, which runs as a graph, is done."""
+        if (drawn := self.rows.drawn) is not None:
+            drawn.tokens.read()  # of all that the step computes, this arrives first
+        mx.eval(self.to_eval)
+
     def without_arrays(self) -> LaunchedStep:
         """Return the step, which is done, without references to arrays of the pools."""
         return replace(self, first=(), to_eval=())
@@ -159,7 +170,7 @@ class LaunchedStep:
             number: tuple(np.array(vector, dtype=np.float32).tolist())
             for number, vector in rows.vectors.items()
         }
-        tokens = {} if rows.drawn is None else _tokens(rows, rows.drawn.sampled)
+        tokens = {} if rows.drawn is None else _tokens(rows, rows.drawn)
         guesses = _guesses(rows)
         return StepResult(
             tokens, vectors, self.features, guesses=guesses, seconds=seconds, graphed=rows.graphed
@@ -174,9 +185,9 @@ def sampled_rows(each: ScheduledSequence) -> list[SampledRow]:
     ]
 
 
-def _tokens(rows: StepRows, sampled: Sampled) -> dict[int, SampledTokens]:
+def _tokens(rows: StepRows, drawn: Drawn) -> dict[int, SampledTokens]:
     """Return the sampled tokens, by sequence number."""
-    tokens: list[int] = np.array(sampled.tokens).tolist()
+    sampled, tokens = drawn.sampled, drawn.tokens.read().tolist()
     chosen = None if sampled.logprobs is None else np.array(sampled.logprobs)
     ids = None if sampled.top_ids is None else np.array(sampled.top_ids)
     values = None if sampled.top_logprobs is None else np.array(sampled.top_logprobs)
@@ -201,6 +212,6 @@ def _guesses(rows: StepRows) -> dict[int, tuple[int, ...]]:
     """Return the draft head's tokens after each sequence's last kept one, by sequence number."""
     if rows.drawn is None or rows.drawn.guesses is None:
         return {}
-    guesses = np.array(rows.drawn.guesses).tolist()
+    guesses = rows.drawn.guesses.read().tolist()
     pairs = zip(rows.sampling, guesses, strict=True)
     return {each.number: tuple(guessed) for each, guessed in pairs}

@@ -42,22 +42,20 @@ class CrossRows:
 class ForwardContext(ABC):
     """A model's view of one step: T rows, one per token, of any number of sequences.
 
-    Args:
+    Attributes:
         tokens: int32 `[T]`; rows of media have the id of their placeholder.
         positions: int32 `[T]`, or float32 `[axes, T]` for multimodal RoPE.
+
+    Args:
         media: rows of media; None if there are none.
         cross: media for cross-attention; None if no row attends to any, so that these layers change
             nothing.
     """
 
-    def __init__(
-        self,
-        tokens: mx.array,
-        positions: mx.array,
-        media: MediaRows | None = None,
-        cross: CrossRows | None = None,
-    ) -> None:
-        self.tokens, self.positions = tokens, positions
+    tokens: mx.array
+    positions: mx.array
+
+    def __init__(self, media: MediaRows | None = None, cross: CrossRows | None = None) -> None:
         self.media, self.cross = media, cross
 
     @abstractmethod

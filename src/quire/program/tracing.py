@@ -279,7 +279,8 @@ class TracedStep(ForwardContext):
         if variant.crossed and not part:
             cross = CrossRows(given["attending"], given["states"])
         turned = positions.T if variant.axes else positions
-        super().__init__(given[f"tokens.{part}"], turned, media=media, cross=cross)
+        super().__init__(media=media, cross=cross)
+        self.tokens, self.positions = given[f"tokens.{part}"], turned
 
     def attend(
         self,

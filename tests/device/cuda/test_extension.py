@@ -11,7 +11,7 @@ from quire.device.cuda.build import SOURCES
 from quire.device.cuda.extension import Extension
 
 
-@pytest.mark.parametrize("function", ["pointer", "replay"])
+@pytest.mark.parametrize("function", ["pointer", "host_copy", "replay"])
 def test_arguments_have_the_names_that_python_gives(function: str) -> None:
     source = (SOURCES / "launch.cpp").read_text()
     found = re.search(rf'm\.def\("{function}",(.*?)\);\n', source, re.DOTALL)

@@ -242,8 +242,8 @@ class LayerStore(ABC):
         """Lists of the arrays that hold blocks, without tails. `resize` replaces their entries."""
 
     @property
-    def _all_arrays(self) -> tuple[list[mx.array], ...]:
-        """Lists of the arrays that hold blocks, tails included."""
+    def lists(self) -> tuple[list[mx.array], ...]:
+        """Lists of the arrays that hold blocks, tails included. They are always the same lists."""
         return self.block_arrays
 
     def resize(
@@ -274,11 +274,11 @@ class LayerStore(ABC):
 
     def arrays(self) -> list[mx.array]:
         """Return the arrays that hold the blocks, tails included."""
-        return [array for arrays in self._all_arrays for array in arrays]
+        return [array for arrays in self.lists for array in arrays]
 
     def replace(self, others: Iterator[mx.array]) -> None:
         """Take other arrays in place of those that `arrays` returns."""
-        for arrays in self._all_arrays:
+        for arrays in self.lists:
             arrays[:] = islice(others, len(arrays))
 
     def place(self, slots: SlotMapping) -> None:

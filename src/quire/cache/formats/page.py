@@ -259,7 +259,7 @@ class PageStore(PackedStore):
         return self._keys_and_values([array[rows] for array in self._tails])
 
     @property
-    def _all_arrays(self) -> tuple[list[mx.array], ...]:
+    def lists(self) -> tuple[list[mx.array], ...]:
         return (*self.block_arrays, self._tails)
 
     def place(self, slots: SlotMapping) -> None:

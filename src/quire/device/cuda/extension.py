@@ -12,11 +12,23 @@ import mlx.core as mx
 from quire.device.cuda.build import sources_digest
 
 
+class Copy(Protocol):
+    """A copy of an array on the host."""
+
+    def read(self) -> bytes:
+        """Wait until the array is computed, and return its bytes."""
+        ...
+
+
 class Extension(Protocol):
     """The functions of the compiled module, with the argument names of `launch.cpp`."""
 
     def pointer(self, array: mx.array) -> int:
         """Return the device address of an array; 0 before it is computed."""
+        ...
+
+    def host_copy(self, array: mx.array) -> tuple[mx.array, Copy]:
+        """Return the array, and its copy on the host, which is made when the array is computed."""
         ...
 
     def replay(

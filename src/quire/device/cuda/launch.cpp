@@ -3,14 +3,19 @@
 
 #include <dlfcn.h>
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <array>
 #include <cstring>
+#include <memory>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "mlx/mlx.h"
@@ -161,6 +166,111 @@ private:
     uint64_t numbers_target_;
 };
 
+// Pinned memory that the device writes to, and the event of the write.
+struct Arrival {
+    void* memory = nullptr;
+    size_t size = 0;
+    void* written = nullptr;
+};
+
+// Arrivals that nobody uses. Copies may be dropped by any thread.
+class Arrivals {
+public:
+    Arrival take(size_t bytes) {
+        Arrival found;
+        {
+            const std::lock_guard lock(mutex_);
+            if (!free_.empty()) {
+                found = free_.back();
+                free_.pop_back();
+            }
+        }
+        if (!found.written) check(driver().new_event(&found.written, 2), "making an event");  // no timing
+        if (found.size < bytes) {
+            if (found.memory) check(driver().free_pinned(found.memory), "freeing memory");
+            found.size = 2 * bytes;
+            check(driver().pinned(&found.memory, found.size, 0), "taking pinned memory");
+        }
+        return found;
+    }
+    void give(Arrival arrival) {
+        const std::lock_guard lock(mutex_);
+        free_.push_back(arrival);
+    }
+
+private:
+    std::mutex mutex_;
+    std::vector<Arrival> free_;
+};
+
+Arrivals& arrivals() {
+    static Arrivals& all = *new Arrivals;  // never destroyed: the driver may be gone before
+    return all;
+}
+
+// A copy of an array on the host. MLX would move the array into new managed memory when the host
+// reads it, and tells the host that a step is done by way of another stream and a thread.
+class HostCopy {
+public:
+    ~HostCopy() {
+        if (started_) arrivals().give(arrival_);
+    }
+    void start(uint64_t from, size_t bytes, void* stream) {
+        arrival_ = arrivals().take(bytes);
+        bytes_ = bytes;
+        started_ = true;
+        check(driver().copy(reinterpret_cast<uint64_t>(arrival_.memory), from, bytes, stream),
+              "copying a result");
+        check(driver().record(arrival_.written, stream), "recording an event");
+    }
+    nb::bytes read() {
+        if (!started_) throw std::runtime_error("the array was not computed");
+        {
+            const nb::gil_scoped_release others_run;
+            check(driver().wait(arrival_.written), "waiting for a result");
+        }
+        return nb::bytes(arrival_.memory, bytes_);
+    }
+
+private:
+    Arrival arrival_;
+    size_t bytes_ = 0;
+    bool started_ = false;
+};
+
+// Starts a host copy of its input, which is also its output.
+class Copied : public mlx::core::Primitive {
+public:
+    Copied(mlx::core::Stream stream, std::shared_ptr<HostCopy> copy)
+        : Primitive(stream), copy_(std::move(copy)) {}
+
+    void eval_cpu(const std::vector<array>&, std::vector<array>&) override {
+        throw std::runtime_error("an array of a CPU is on the host already");
+    }
+    void eval_gpu(const std::vector<array>& inputs, std::vector<array>& outputs) override {
+        auto& encoder = mlx::core::cu::get_command_encoder(stream());
+        encoder.device().make_current();
+        encoder.commit();  // so that the input is computed before
+        const array& in = inputs[0];
+        if (!in.flags().row_contiguous) throw std::runtime_error("a result has gaps");
+        copy_->start(address(in), in.nbytes(), encoder.stream());
+        outputs[0].copy_shared_buffer(in);
+    }
+    const char* name() const override { return "Copied"; }
+
+private:
+    std::shared_ptr<HostCopy> copy_;
+};
+
+std::pair<array, std::shared_ptr<HostCopy>> host_copy(array of) {
+    auto copy = std::make_shared<HostCopy>();
+    const auto stream = mlx::core::default_stream(mlx::core::default_device());
+    auto copied = std::make_shared<Copied>(stream, copy);
+    const auto shape = of.shape();
+    const auto dtype = of.dtype();
+    return {array(shape, dtype, std::move(copied), {std::move(of)}), std::move(copy)};
+}
+
 uint64_t pointer(const array& of) {
     if (of.status() == array::Status::unscheduled) return 0;
     if (!of.flags().row_contiguous) throw std::invalid_argument("the array has gaps");
@@ -188,7 +298,9 @@ NB_MODULE(_cuda, m) {
     m.attr("MLX_VERSION") = std::to_string(MLX_VERSION_MAJOR) + "." + std::to_string(MLX_VERSION_MINOR) +
                             "." + std::to_string(MLX_VERSION_PATCH);
     m.attr("SOURCES") = QUIRE_SOURCES;
+    nb::class_<quire::HostCopy>(m, "HostCopy").def("read", &quire::HostCopy::read);
     m.def("pointer", &quire::pointer, nb::arg("array"));
+    m.def("host_copy", &quire::host_copy, nb::arg("array"));
     m.def("replay", &quire::replay, nb::arg("graph"), nb::arg("inputs"), nb::arg("targets"),
           nb::arg("workspace"), nb::arg("rows"), nb::arg("numbers") = nb::bytes("", 0),
           nb::arg("numbers_target") = 0);

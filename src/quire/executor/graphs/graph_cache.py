@@ -8,15 +8,14 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, pairwise
+from itertools import pairwise
 
 import mlx.core as mx
 
 from quire.attention.paged.cuda import shape_of
 from quire.attention.paged.warpgroups import tile_rows
-from quire.cache.formats.base import LayerStore
 from quire.cache.pools import Pools
-from quire.cache.specs import KVLayout
+from quire.cache.specs import KVLayout, recurrent_groups
 from quire.core.kv_format import KVFormat
 from quire.device.cuda.compiled import compiler
 from quire.device.cuda.driver import Graph, Launch, card
@@ -51,8 +50,8 @@ _INPUT_ROWS = (MAX_ROWS, 512, WIDE_ROWS)
 _MAX_ENTRIES = 1 << 18
 """Most entries of all block tables of a step together."""
 
-Addresses = tuple[tuple[int, ...], ...]
-"""Addresses of the pools' arrays, by layer."""
+Addresses = tuple[int, ...]
+"""Addresses of the pools' arrays and of the factors of adapters."""
 
 
 @dataclass(slots=True)
@@ -97,7 +96,7 @@ class _Recorded:
 
     def launches(self, addresses: Addresses) -> tuple[list[list[Launch]], list[mx.array]]:
         """Return each graph's launches for pools at `addresses`, and the arrays that they need."""
-        moved = dict(zip(chain(*self.addresses), chain(*addresses), strict=True))
+        moved = dict(zip(self.addresses, addresses, strict=True))
         kept = self.recorder.kept
         if addresses != self.addresses:
             tables, arrays = self.recorder.moved_tables(moved)
@@ -142,6 +141,9 @@ class GraphCache:
         self._batch_invariant, self._inboxes = batch_invariant, inboxes
         self.heads = attention_heads(programs.body)
         self.indexed = has_indexers(programs.body)
+        self._attended = tuple({layout.group[layer]: None for layer in self.heads})
+        self._advanced = tuple(recurrent_groups(layout.groups))
+        """Indices of the KV groups and of the groups of states that steps use."""
         self._by_mlx: list[Node] = []
         """Nodes of the body without kernels."""
         self._head = served_head(programs.head, card())
@@ -229,9 +231,9 @@ class GraphCache:
             )
         return self._inputs[rows]
 
-    def arrays_of(self, inputs: StepInputs) -> dict[int, mx.array]:
-        """Return the levels of a step's media rows, and the numbers of its rows' adapters, by the
-        address that graphs read them from.
+    def arrays_of(self, inputs: StepInputs, layout: InputLayout) -> dict[int, mx.array]:
+        """Return a step's tokens if some are on the device, the levels of its media rows, and the
+        numbers of its rows' adapters, by the address that graphs read them from.
         """
         found: list[tuple[mx.array, mx.array]] = []
         if inputs.media is not None:
@@ -240,9 +242,12 @@ class GraphCache:
             found += zip(self.media, levels, strict=True)
         if inputs.adapted is not None:
             found.append((self._numbers, inputs.adapted.numbers))
-        return {
+        arrays = {
             self._extension.pointer(buffer): array.astype(buffer.dtype) for buffer, array in found
         }
+        return (
+            arrays if inputs.known_tokens is not None else {layout.tokens: inputs.tokens, **arrays}
+        )
 
     def output(self, max_rows: int) -> tuple[mx.array, bool]:
         """Return the output buffer of graphs of `max_rows` rows, and whether it holds logits."""
@@ -254,23 +259,8 @@ class GraphCache:
         """Return a step's graphs for the current pools. Return None while writes to the pools are
         pending.
         """
-        group = self._layout.group
-        pools = {
-            each: self._pools.kv(each, format) for each in {group[layer] for layer in self.heads}
-        }
-        kept = {layer: pools[group[layer]] for layer in self.heads}
-        stores = {layer: each.layers[layer] for layer, each in kept.items()}
-        pointer = self._extension.pointer
-        indexes = {
-            layer: pointer(each.indexes[layer].arrays()[0])
-            for layer, each in kept.items()
-            if layer in each.indexes
-        }
-        states = layer_states(self._pools, self._layout, format, address=pointer)
-        addresses = tuple(tuple(map(pointer, each.arrays())) for each in stores.values())
-        addresses += tuple(tuple(x.address for x in each.values()) for each in states.values())
-        addresses += (tuple(indexes.values()), tuple(map(pointer, self._factors)))
-        if not all(map(all, addresses)):
+        addresses = self._addresses(format)
+        if not all(addresses):
             return None
         known = self._graphs.get(format)
         if known is None or known.addresses != addresses:
@@ -279,22 +269,31 @@ class GraphCache:
         if graph is None:
             recorded = self._recorded.get((format, max_rows))
             if recorded is None:
-                recorded = self._record_step(
-                    max_rows, stores, indexes, states=states, addresses=addresses
-                )
+                recorded = self._record_step(max_rows, format, addresses)
                 self._recorded[format, max_rows] = recorded
             graph = known.graphs[max_rows] = recorded.graphs(addresses)
         return graph
 
-    def _record_step(
-        self,
-        max_rows: int,
-        stores: dict[int, LayerStore],
-        indexes: dict[int, int],
-        states: dict[int, LayerStates],
-        addresses: Addresses,
-    ) -> _Recorded:
+    def _addresses(self, format: KVFormat) -> Addresses:
+        """Return the addresses that steps are recorded for; 0 for arrays that are not computed."""
+        arrays: list[mx.array] = []
+        for group in self._attended:
+            arrays += self._pools.kv(group, format).arrays(self.heads)
+        for group in self._advanced:
+            arrays += self._pools.states(group, format).arrays()
+        return tuple(map(self._extension.pointer, (*arrays, *self._factors)))
+
+    def _record_step(self, max_rows: int, format: KVFormat, addresses: Addresses) -> _Recorded:
         started, pointer = time.perf_counter(), self._extension.pointer
+        group = self._layout.group
+        kept = {layer: self._pools.kv(group[layer], format) for layer in self.heads}
+        stores = {layer: each.layers[layer] for layer, each in kept.items()}
+        indexes = {
+            layer: pointer(each.indexes[layer].arrays()[0])
+            for layer, each in kept.items()
+            if layer in each.indexes
+        }
+        states = layer_states(self._pools, self._layout, format, address=pointer)
         pools = {
             layer: replace(
                 kind_of(store.format).of(store, self._layout.group[layer], pointer),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +16,7 @@ from quire.attention.paged import packed
 from quire.attention.paged.tiles import FEW_ROWS, TILE_FIELDS, cut
 from quire.cache.specs import KVLayout
 from quire.core.arrays import Ints
+from quire.executor.graphs.few_rows import FewRows, serves_few
 from quire.executor.graphs.records import StepRecord, addresses, by_row, record_type
 from quire.executor.graphs.states import StateInputs, write_states
 from quire.scheduler.plan import ScheduledSequence
@@ -119,14 +121,22 @@ class InputLayout:
         self._first_group = self.numbers + inputs.fields["groups"][1]
         self.table = self.numbers + inputs.itemsize
 
-    def array(self, at: int) -> mx.array:
-        """Return the integers of all rows that stand at one of the addresses: `[max_rows]`."""
-        start = (at - self.tokens) // 4
-        return self._memory[start : start + self.max_rows]
+        self._groups = [
+            addresses(GroupInputs, self._group(number), max_rows) for number in range(groups)
+        ]
+
+    def index(self, at: int) -> int:
+        """Return the place of an address among the integers of a step's inputs."""
+        return (at - self.tokens) // 4
 
     def group(self, number: int) -> GroupInputs:
         """Return the addresses of a KV group's inputs."""
-        return addresses(GroupInputs, self._group(number), self.max_rows)
+        return self._groups[number]
+
+    def array(self, at: int) -> mx.array:
+        """Return the integers of all rows that stand at one of the addresses: `[max_rows]`."""
+        start = self.index(at)
+        return self._memory[start : start + self.max_rows]
 
     def states(self, number: int) -> StateInputs:
         """Return the addresses of the inputs of a group of recurrent states."""
@@ -143,15 +153,20 @@ def step_numbers(
     block_size: int,
     *,
     media: bool = False,
+    tokens: Sequence[int] | None = None,
 ) -> Ints | None:
-    """Return a step's inputs except its tokens and media, in the layout of `InputLayout`.
+    """Return a step's inputs except its media, in the layout of `InputLayout`.
 
     None if the block tables are too long, if positions differ between axes or are no whole numbers,
     or if a state goes to too many slots.
 
     Args:
         media: whether rows of media replace embeddings; without it they are attended to.
+        tokens: the rows' tokens; None if some are on the device. Then the inputs start behind
+            tokens.
     """
+    if not (memory.tile_rows or memory.axes) and serves_few(rows):
+        return _few_numbers(rows, layout, memory, block_size=block_size, tokens=tokens)
     keys_of = row_keys(rows)
     found = {
         number: build_metadata(
@@ -164,9 +179,12 @@ def step_numbers(
     if sum(map(len, tables)) > memory.entries:
         return None
     inputs = step_type(memory.max_rows, len(layout.groups), memory.axes)
-    first = inputs.itemsize // 4
+    start = 0 if tokens is None else memory.max_rows
+    first = start + inputs.itemsize // 4
     numbers = np.zeros(first + sum(map(len, tables)), np.int32)
-    step: StepRecord = np.ndarray(1, inputs, numbers)
+    if tokens is not None:
+        numbers[: len(tokens)] = tokens
+    step: StepRecord = np.ndarray(1, inputs, numbers, offset=4 * start)
     step["rows"][0, 0] = sum(each.count for each in rows)
     if media:
         _write_placed(step, rows)
@@ -184,6 +202,44 @@ def step_numbers(
         begin, entries = entries, entries + len(metadata.block_table)
         numbers[first + begin : first + entries] = metadata.block_table
     return numbers
+
+
+def _few_numbers(
+    rows: Sequence[ScheduledSequence],
+    layout: KVLayout,
+    memory: InputLayout,
+    block_size: int,
+    tokens: Sequence[int] | None,
+) -> Ints | None:
+    """Return what `step_numbers` returns, for few rows over plain blocks."""
+    start, index = memory.index(memory.numbers), memory.index
+    numbers = array("i", bytes(4 * index(memory.table)))
+    few = FewRows(numbers, rows, block_size)
+    few.write(index(memory.tokens), tokens or ())
+    few.write(index(memory.rows), [sum(each.count for each in rows)])
+    few.write(index(memory.positions), chain.from_iterable(map(_whole, rows)))
+    for number, group in enumerate(layout.groups):
+        if (spec := group.spec.attention) is not None:
+            at = memory.group(number)
+            places = map(index, (at.blocks, at.offsets, at.visible, at.tiles))
+            few.write_group(number, spec, *places)
+    if len(few.table) > memory.entries:
+        return None
+    numbers += few.table
+    inputs = step_type(memory.max_rows, len(layout.groups))
+    step: StepRecord = np.ndarray(1, inputs, numbers, offset=4 * start)
+    for number, group in enumerate(layout.groups):
+        recurrent = group.spec.recurrent is not None
+        if recurrent and not write_states(states_of(step, number), number, rows):
+            return None
+    whole = np.frombuffer(numbers, np.int32)
+    return whole[start:] if tokens is None else whole
+
+
+def _whole(rows: ScheduledSequence) -> range:
+    """Return the positions of rows of text."""
+    assert isinstance(rows.positions, range), "axes of positions agree"
+    return rows.positions
 
 
 def _write_placed(step: StepRecord, rows: Sequence[ScheduledSequence]) -> None:

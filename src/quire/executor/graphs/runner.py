@@ -331,13 +331,10 @@ class CUDAGraphs:
         layout = self._cache.inputs(max_rows)
         if graphs is None:
             return None
-        given = self._cache.arrays_of(inputs)
+        given, tokens = self._cache.arrays_of(inputs, layout), inputs.known_tokens
+        media, size = inputs.media is not None, self._pools.block_size
         numbers = step_numbers(
-            inputs.sequences,
-            self._layout,
-            layout,
-            block_size=self._pools.block_size,
-            media=inputs.media is not None,
+            inputs.sequences, self._layout, layout, block_size=size, media=media, tokens=tokens
         )
         if numbers is None:
             return None
@@ -347,10 +344,10 @@ class CUDAGraphs:
         )
         output = replay(
             graph=graphs.first.handle,
-            inputs=[inputs.tokens, *given.values()],
-            targets=[layout.tokens, *given],
+            inputs=list(given.values()),
+            targets=list(given),
             numbers=numbers.tobytes(),
-            numbers_target=layout.numbers,
+            numbers_target=layout.numbers if tokens is None else layout.tokens,
         )
         for segment, graph in graphs.following:
             found = segment.compute(output, rows)
