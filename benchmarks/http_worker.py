@@ -18,6 +18,7 @@ from quire.core.messages import Ready
 from quire.core.request import FinishReason, Output, Request
 from quire.engine import worker
 from quire.engine.engine import Engine
+from quire.engine.outbox import Outbox
 
 _TOKENS = (100, 101, 102, 103, 104)
 
@@ -94,7 +95,7 @@ def main() -> int:
     info = ModelInfo(str(Path(config.model)), "llama", 256, 32768, "float32", "none", 1 << 30)
     pipe.sendall(encode(Ready(info)))
     engine = ScriptedEngine(config.step_ms / 1e3)
-    return worker._Worker(pipe, frames, cast(Engine, engine)).run()
+    return worker._Worker(pipe, frames, cast(Engine, engine), Outbox()).run()
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from quire.core.frames import Frames
 from quire.core.messages import Progress
 from quire.core.request import FinishReason, Output, Request, SamplingParams
 from quire.demo import MODEL_DIR
+from quire.serving import engine_client
 from quire.serving.engine_client import ProcessEngine
 from quire.serving.ticket import Ticket
 from tests.serving import closing_worker
@@ -123,20 +124,22 @@ class CountedPipe:
         self._pipe.close()
 
 
-async def test_a_burst_of_requests_is_two_writes(
-    shared: ProcessEngine, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("apart_s", "at_once"), [(0.0, 1), (0.002, 32)])
+async def test_requests_wait_for_each_other_only_if_they_come_together(
+    shared: ProcessEngine, monkeypatch: pytest.MonkeyPatch, apart_s: float, at_once: int
 ) -> None:
     await shared.stats()  # behind the first heartbeat
-    pipe = CountedPipe(shared._pipe)
+    pipe, now = CountedPipe(shared._pipe), 1e9
     monkeypatch.setattr(shared, "_pipe", pipe)
-    tickets = [
-        shared.submit([Request(f"r{number}", PROMPT, GREEDY, max_tokens=2)])[0]
-        for number in range(32)
-    ]
-    assert pipe.writes == 1  # the first does not wait for others
+    monkeypatch.setattr(engine_client, "perf_counter", lambda: now)
+    tickets = []
+    for number in range(32):
+        tickets += shared.submit([Request(f"r{number}", PROMPT, GREEDY, max_tokens=2)])
+        now += apart_s
+    assert pipe.writes == at_once  # the first waits for nothing
     for ticket in tickets:
         assert (await end_of(ticket)).error is None
-    assert pipe.writes == 2
+    assert pipe.writes == max(2, at_once)
 
 
 async def test_an_abort_ends_a_request_and_not_its_neighbour(shared: ProcessEngine) -> None:

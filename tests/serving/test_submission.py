@@ -27,6 +27,17 @@ async def start(service: Service, **fields: Any) -> GenerationStream:
     return await service.start(await service.prepare(Generation(**fields)))
 
 
+async def test_a_lone_choice_is_queued_in_one_turn(
+    service: Service, engine: ScriptedEngine
+) -> None:
+    """So the requests of a burst reach the engine one after the other, not all at the end."""
+    prepared = await service.prepare(Generation(prompts=("x",)))
+    queuing = service.submit(await service.constrain(prepared))
+    with pytest.raises(StopIteration):
+        queuing.send(None)
+    assert len(engine.requests) == 1
+
+
 async def events_of(run: GenerationStream) -> list[tuple[int, Event]]:
     return [event async for batch in run.batches() for event in batch]
 

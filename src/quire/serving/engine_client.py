@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from time import perf_counter
 from typing import Any
 
 import psutil
@@ -57,6 +59,10 @@ _MISSED_HEARTBEATS = 4
 _OPENING_QUIET = 4
 """Factor of the silence allowed while a model opens: disks and downloads may stall."""
 _HEARTBEAT = 0  # the number of a question whose answer nobody waits for
+_GATHER_S = 0.001
+"""Seconds after a write in which messages of one turn of the event loop wait for each other. A turn
+that reads a burst of requests takes longer, and the engine starts with the first of them.
+"""
 _EXIT_S = 1.0
 _EXIT_POLL_S = 0.01
 
@@ -82,7 +88,8 @@ class ProcessEngine:
         self._loop = asyncio.get_running_loop()
         self._outgoing = bytearray()
         self._gathers = False
-        """Something was sent in this turn of the event loop; what follows goes out together."""
+        """Messages wait for the end of this turn of the event loop, to go out together."""
+        self._sent_at = -math.inf
         self._tickets: dict[str, Ticket] = {}
         self._questions = _Questions()
         self._opened: asyncio.Future[ModelInfo] = self._loop.create_future()
@@ -231,12 +238,15 @@ class ProcessEngine:
     # -- the pipe ------------------------------------------------------------------------------
 
     def _send(self, message: ToEngine) -> None:
-        waiting = bool(self._outgoing)
+        waiting = bool(self._outgoing) and not self._gathers  # until the pipe has room
         self._outgoing += encode(message)
-        if not self._gathers and not waiting:
+        if waiting:
+            return
+        if perf_counter() - self._sent_at >= _GATHER_S:
+            self._write()
+        elif not self._gathers:
             self._gathers = True
             self._loop.call_soon(self._write_gathered)
-            self._write()
 
     def _write_gathered(self) -> None:
         self._gathers = False
@@ -244,6 +254,7 @@ class ProcessEngine:
             self._write()
 
     def _write(self) -> None:
+        self._sent_at = perf_counter()
         try:
             sent = self._pipe.send(self._outgoing)
         except (BlockingIOError, InterruptedError):

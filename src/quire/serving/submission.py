@@ -109,9 +109,10 @@ class Submission:
         for prompt in prompts:
             first = self._request(prepared, prompt, grammar.grammar)
             for _ in range(spec.n):
+                if requests:
+                    await asyncio.sleep(0)  # each looks at the prompt, which may be long
                 requests.append(_choice_of(first, len(requests)))
                 outputs.append(self._output(prepared, prompt, stops))
-                await asyncio.sleep(0)  # each looks at the prompt, which may be long
         self._media.check_room(prompts)
         tickets = self._client.submit(requests)
         self._media.hold(tickets, prompts)

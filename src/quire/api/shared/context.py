@@ -20,6 +20,7 @@ from quire.api.shared.members import members
 from quire.api.shared.metrics import CallerMetrics
 from quire.api.shared.model_use import use_of
 from quire.api.shared.notes import Notes, note, notes
+from quire.api.shared.pacing import Pace
 from quire.api.shared.priority import priority_of
 from quire.api.shared.quotas import Quotas
 from quire.api.shared.sampling_fields import sampling_of
@@ -76,6 +77,7 @@ class ServerContext:
     signer: Signer
     stored: Callable[[Request, bool], StoredConversations[Any]]
     quotas: Quotas = field(default_factory=Quotas)
+    pace: Pace = field(default_factory=Pace)
 
     async def read(
         self,
@@ -99,6 +101,7 @@ class ServerContext:
         with self.slots.bodies.reading() as counted:
             body = await read_body(request, self.config.max_body_bytes, counted)
             self.slots.enter(request.scope)
+            await self.pace.turn()
             context = await self._of_model(request, body)
             return context, await context.read(request, body, reader, answers=answers)
 
