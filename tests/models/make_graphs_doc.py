@@ -32,14 +32,12 @@ from quire.program.trace import trace
 from quire.program.values import Program
 from tests.device.cuda.cards import H200
 from tests.executor.graphs.test_recording import (
-    experts_in_mxfp4,
-    in_codes,
-    packed_model,
     pools_of,
 )
 from tests.program.programs import CONFIGS
 from tests.support.grown import grown
-from tests.support.packings import MXFP4, MXFP8, NVFP4, OF_32
+from tests.support.packed_models import experts_in_mxfp4, in_codes, packed_model
+from tests.support.packings import FP8_OF_128, MXFP4, MXFP8, NVFP4, OF_32
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "graphs.md"
 BLOCK = 64
@@ -97,6 +95,7 @@ WEIGHTS: Mapping[str, Callable[[nn.Module], None]] = {
     "experts in MXFP4, the rest in bfloat16": experts_in_mxfp4,
     "NVFP4": partial(in_codes, packing=NVFP4),
     "MXFP8": partial(in_codes, packing=MXFP8),
+    "FP8 with scales of 128 columns": partial(in_codes, packing=FP8_OF_128),
 }
 
 

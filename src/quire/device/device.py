@@ -66,6 +66,7 @@ class Device(ABC):
         slow_code_bits: codes of these sizes are read so slowly that writing them as bytes pays.
         weight_code_bits: bits in which the affine codes of weights are stored, by those that the
             checkpoint has; others stay as they are.
+        reads_fp8: whether products read the codes of `FP8`; else they are decoded for each product.
         dequantizes_fast: whether `mx.dequantize` is faster than shifts and masks of whole words.
         kernel_language: language of kernels that `mx.fast` compiles: "cuda", "metal" or none.
         gathered_bytes: bytes of keys and values that one operation may gather where no kernel reads
@@ -85,6 +86,7 @@ class Device(ABC):
     code_rows: int
     slow_code_bits: frozenset[int]
     weight_code_bits: Mapping[int, int] = MappingProxyType({})
+    reads_fp8: bool = False
     dequantizes_fast: bool
     kernel_language: str
     gathered_bytes: int
@@ -221,6 +223,7 @@ class CPU(Device):
         elif blas != "mlx" and choose_blas("openblas", threads):
             self.operations = OpenBLASOperations()
         self.weights_by_columns = self.kernels is None
+        self.reads_fp8 = self.kernels is not None
 
     def times_transposed(self, x: mx.array, y: mx.array) -> mx.array:
         # Laid out first: OpenBLAS multiplies small products by a transposed matrix in another order
@@ -272,6 +275,7 @@ class CUDA(GPU):
     joins_products = False  # graphs join them by themselves
     code_rows = 0  # MLX 0.32.4 has kernels for some shapes of codes only, and fails for the others
     weight_code_bits = MappingProxyType({2: 4, 3: 4, 5: 8, 6: 8})  # tensor core kernels read these
+    reads_fp8 = True
     kernel_language = "cuda"
     keeps_compiled = True
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import mlx.core as mx
 
 from quire.device.activations import Gating
-from quire.device.weights import ExpertMatrices, GatedExperts, PackedWeight, PlainExperts
+from quire.device.weights import FP8, ExpertMatrices, GatedExperts, PackedWeight, PlainExperts
 
 # From this many (row, expert) pairs on, sorting them by expert pays: rows of one expert are
 # multiplied together instead of one at a time.
@@ -130,7 +130,9 @@ def product(
     out]`.
     """
     weight = matrices.weight
-    if isinstance(weight, PackedWeight):
+    if isinstance(weight, PackedWeight) and weight.packing.mode == FP8:
+        y = _by_numbers(operations, x, chosen, weight, ordered=ordered)
+    elif isinstance(weight, PackedWeight):
         weight, packing = weight.by_rows(), weight.packing
         y = mx.gather_qmm(
             x,
@@ -144,20 +146,60 @@ def product(
             mode=packing.mode,
             sorted_indices=ordered,
         )
-    elif weight.dtype in operations.gather_mm_dtypes:
-        y = mx.gather_mm(x, weight.swapaxes(-1, -2), rhs_indices=chosen, sorted_indices=ordered)
     else:
-        y = _by_copies(x, chosen, weight)
+        y = _by_floats(operations, x, chosen, weight, ordered=ordered)
     return y if matrices.bias is None else y + matrices.bias[chosen][..., None, :]
 
 
-def _by_copies(x: mx.array, chosen: mx.array, weight: mx.array) -> mx.array:
-    """Return the product by gathered copies of the matrices, in portions of bounded size."""
+def _by_floats(
+    operations: ElementwiseOperations,
+    x: mx.array,
+    chosen: mx.array,
+    weight: mx.array,
+    *,
+    ordered: bool,
+) -> mx.array:
+    if weight.dtype in operations.gather_mm_dtypes:
+        return mx.gather_mm(x, weight.swapaxes(-1, -2), rhs_indices=chosen, sorted_indices=ordered)
+    return _by_copies(x, chosen, weight.shape, lambda numbers: weight[numbers])
+
+
+def _by_numbers(
+    operations: ElementwiseOperations,
+    x: mx.array,
+    chosen: mx.array,
+    weight: PackedWeight,
+    *,
+    ordered: bool,
+) -> mx.array:
+    """Return the product by codes that MLX does not multiply by: all experts are decoded, or
+    those of few rows.
+    """
+    experts, outputs, _ = weight.codes.shape
+    if chosen.size >= experts and x.dtype in operations.gather_mm_dtypes:
+        numbers = weight.unpacked(x.dtype)
+        return _by_floats(operations, x, chosen, numbers, ordered=ordered)
+    shape = experts, outputs, x.shape[-1]
+    return _by_copies(x, chosen, shape, lambda own: weight.rows(own).unpacked(x.dtype))
+
+
+def _by_copies(
+    x: mx.array,
+    chosen: mx.array,
+    shape: Sequence[int],
+    matrices: Callable[[mx.array], mx.array],
+) -> mx.array:
+    """Return the product by gathered copies of the matrices, in portions of bounded size.
+
+    Args:
+        shape: of the matrices, `[experts, out, in]`.
+        matrices: copies those of some experts.
+    """
     rows = mx.broadcast_to(x, (*chosen.shape, 1, x.shape[-1])).reshape(-1, 1, x.shape[-1])
     flat = chosen.flatten()
-    tile = max(1, _COPIED_BYTES // (weight.nbytes // weight.shape[0]))
+    tile = max(1, _COPIED_BYTES // (shape[-1] * shape[-2] * x.itemsize))
     parts = [
-        rows[at : at + tile] @ weight[flat[at : at + tile]].swapaxes(-1, -2)
+        rows[at : at + tile] @ matrices(flat[at : at + tile]).swapaxes(-1, -2)
         for at in range(0, rows.shape[0], tile)
     ]
     y = parts[0] if len(parts) == 1 else mx.concatenate(parts)

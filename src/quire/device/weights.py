@@ -9,13 +9,16 @@ import mlx.core as mx
 
 from quire.device.activations import Gating
 
+FP8 = "fp8"
+"""Mode of E4M3 codes with a float32 scale for each group of a row's columns."""
+
 
 @dataclass(frozen=True, slots=True)
 class Packing:
     """How codes are packed, in MLX's terms.
 
     Attributes:
-        mode: "affine", "mxfp4", "mxfp8" or "nvfp4".
+        mode: "affine", "mxfp4", "mxfp8" or "nvfp4"; or `FP8`, which MLX does not have.
     """
 
     group_size: int
@@ -43,6 +46,13 @@ def _rows(matrix: mx.array, numbers: mx.array, tiled: bool) -> mx.array:
         return matrix[numbers]
     tiles = matrix.reshape(-1, matrix.shape[-1], TILE)
     return tiles[numbers // TILE, :, numbers % TILE]
+
+
+def _fp8_numbers(codes: mx.array, scales: mx.array) -> mx.array:
+    """Return the numbers of FP8 codes, four per word, in float32."""
+    numbers = mx.from_fp8(codes.view(mx.uint8), mx.float32)
+    groups = numbers.reshape(*scales.shape, -1) * scales[..., None]
+    return groups.reshape(numbers.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +91,12 @@ class PackedWeight:
         """Return the matrix unpacked, `[..., out, in]`.
 
         Args:
-            dtype: the scales' unless said otherwise.
+            dtype: the scales' unless said otherwise; bfloat16 of float codes.
         """
         if self.tiled:
             return self.by_rows().unpacked(dtype)
+        if self.packing.mode == FP8:
+            return _fp8_numbers(self.codes, self.scales).astype(dtype or mx.bfloat16)
         scales, biases = self.scales, self.biases
         if biases is not None and dtype is not None:
             scales, biases = scales.astype(dtype), biases.astype(dtype)

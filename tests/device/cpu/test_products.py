@@ -9,7 +9,8 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from quire.device.weights import in_tiles
+from quire.device.weights import FP8, Packing, in_tiles
+from tests.support import packings
 
 PACKINGS = [
     *(("affine", bits, group) for bits in (2, 3, 4, 5, 6, 8) for group in (32, 64, 128)),
@@ -44,6 +45,19 @@ def test_packed_weights_multiply_as_their_values(
     assert relative_error(y, x, values) < 2e-6
     for rows in (1, 2, 5, 8, 9):
         fewer = ops.product(x[:rows], *packed, group_size=group, bits=bits, mode=mode)
+        assert mx.array_equal(fewer, y[:rows]), f"{rows} rows have other bits than {ROWS}"
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize(("depth", "columns"), [(128, 2), (384, 33), (2176, 14)])
+def test_fp8_multiplies_as_its_values(ops: Any, group: int, depth: int, columns: int) -> None:
+    weight = packings.packed(drawn(columns, depth), Packing(group, 8, FP8))
+    packing = {"group_size": group, "bits": 8, "mode": FP8}
+    x = drawn(ROWS, depth, seed=1)
+    y = ops.product(x, weight.codes, weight.scales, **packing)
+    assert relative_error(y, x, weight.unpacked(mx.float32)) < 2e-6
+    for rows in (1, 2, 5, 8, 9):
+        fewer = ops.product(x[:rows], weight.codes, weight.scales, **packing)
         assert mx.array_equal(fewer, y[:rows]), f"{rows} rows have other bits than {ROWS}"
 
 

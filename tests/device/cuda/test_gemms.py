@@ -20,7 +20,7 @@ from quire.device.cuda.extension import load_extension
 from quire.device.cuda.skinny_gemm import SkinnyGemm
 from quire.device.cuda.warpgroup_gemm import EXPERT_TILES, Cut, WarpgroupGemm
 from quire.device.cuda.wide_gemm import ROWS, WideGemm
-from quire.device.weights import PackedWeight, Packing
+from quire.device.weights import FP8, PackedWeight, Packing
 from quire.executor.graphs import product_kernels
 from quire.executor.graphs.arithmetic import gated as joined_by
 from quire.executor.graphs.coding_check import DeviceRunner, KernelRunner
@@ -30,7 +30,7 @@ from tests.device.cuda.cards import CARDS, H200
 from tests.support.emulated_steps import EmulatedRunner
 from tests.support.everyday import everyday
 from tests.support.nvcc import assert_compiles
-from tests.support.packings import BYTES_OF_32, FLOATS, MXFP4, OF_32, packed
+from tests.support.packings import BYTES_OF_32, FLOATS, FP8_OF_128, MXFP4, OF_32, packed
 
 SMALL = Card(2, 227 << 10)
 """A card that so few thread blocks fill that warps stand side by side."""
@@ -126,7 +126,7 @@ def number(n: int) -> mx.array:
     ("packing", "card"),
     everyday(
         product(PACKINGS, [H200, SMALL]),
-        lambda packing, card: packing in ([AFFINE, OF_32] if card is H200 else [MXFP4]),
+        lambda packing, card: packing in ([AFFINE, OF_32] if card is H200 else [FP8_OF_128]),
     ),
     ids=name_of,
 )
@@ -153,7 +153,7 @@ tiles, then whole ones.
     ("packing", "card"),
     everyday(
         product(PACKINGS, [ALL_CUT, MIXED, None]),
-        lambda packing, card: (packing, card) in [(AFFINE, MIXED), (OF_32, ALL_CUT)],
+        lambda packing, card: (packing, card) in [(FP8_OF_128, MIXED), (OF_32, ALL_CUT)],
     ),
     ids=name_of,
 )
@@ -188,8 +188,13 @@ def test_warpgroups_multiply_by_codes_and_numbers(
 @pytest.mark.parametrize(
     ("packing", "inputs"),
     everyday(
-        product([AFFINE, BYTES, UNPACKED, *FLOATS, *GROUPS_OF_32], [192, 1024]),
-        lambda *case: case in [(AFFINE, 1024), (MXFP4, 192), (OF_32, 1024)],
+        [
+            (packing, inputs)
+            for packing in [AFFINE, BYTES, UNPACKED, *FLOATS, *GROUPS_OF_32]
+            for inputs in (192, 1024)
+            if inputs % packing.group_size == 0
+        ],
+        lambda *case: case in [(AFFINE, 1024), (MXFP4, 192), (FP8_OF_128, 1024)],
     ),
     ids=name_of,
 )
@@ -208,18 +213,20 @@ def test_products_of_few_rows_are_those_of_the_weights(
 
 
 @pytest.mark.parametrize("kind", everyday([few, many], (few,).__contains__))
-@pytest.mark.parametrize("packing", everyday(FLOATS, (MXFP4,).__contains__), ids=name_of)
+@pytest.mark.parametrize("packing", everyday(FLOATS, (MXFP4, FP8_OF_128).__contains__), ids=name_of)
 def test_every_float_code_is_exact(
     packing: Packing, kind: Callable[..., product_kernels.Gemm]
 ) -> None:
     """Rows of the identity give the numbers themselves, by scales of all sizes."""
-    outputs, inputs, rows = 256, 64, 32
+    outputs, inputs, rows = 256, max(64, packing.group_size), 32
     generator = np.random.default_rng(0)
     codes = mx.array(generator.integers(0, 1 << 32, (outputs, inputs * packing.bits // 32), "u4"))
     largest = 127 if packing.mode == "nvfp4" else 240  # above these are a NaN, and infinities
     scales = np.resize(np.arange(largest, dtype=np.uint8), (outputs, inputs // packing.group_size))
-    if packing.mode == "mxfp8":
+    if packing.bits == 8:
         codes = codes & 0x77777777  # no NaN
+    if packing.mode == FP8:
+        scales = generator.normal(size=scales.shape).astype(np.float32)
     weight = PackedWeight(codes, mx.array(scales), None, packing)
     y, gemm = mx.zeros((rows, outputs), mx.bfloat16), kind(inputs, outputs, packing, rows)
     grid = gemm.grid(sum(product_kernels.parts(gemm, (outputs,))))
@@ -286,7 +293,8 @@ def test_experts_take_the_rows_that_chose_them(
     packing: Packing, rows: int, gating: str, kind: Callable[..., product_kernels.Gemm], cut: Cut
 ) -> None:
     """The experts' gates are computed, then their last matrices, all with biases."""
-    top, hidden, width, count = 2, 192, 64, 5
+    top, width, count = 2, max(64, packing.group_size), 5
+    hidden = 3 * width
     chosen = np.argsort(np.random.default_rng(rows).random((rows, count)))[:, :top]
     wide = rows * top > EXPERT_TILE * count
     if kind is warpgroups and not wide:
@@ -331,15 +339,16 @@ def test_experts_take_the_rows_that_chose_them(
 @pytest.mark.slow
 @pytest.mark.parametrize("packing", [*FLOATS, *GROUPS_OF_32], ids=name_of)
 def test_products_compile(packing: Packing, tmp_path: Path) -> None:
+    odd = 2880 // packing.group_size * packing.group_size
     for place, gemm in enumerate(
         [
-            few(2880, 2880, packing, 1, gated=True, experts=True),
-            few(2880, 2880, packing, 8, experts=True),
+            few(odd, 2880, packing, 1, gated=True, experts=True),
+            few(odd, 2880, packing, 8, experts=True),
             few(4096, 4096, packing, 32),
-            many(2880, 2880, packing, 64 * ROWS, gated=True, experts=True),
+            many(odd, 2880, packing, 64 * ROWS, gated=True, experts=True),
             many(4096, 4096, packing, 64),
-            warpgroups(2880, 2880, packing, 64 * ROWS, gated=True, experts=True),
-            warpgroups(2880, 2880, packing, 16 * ROWS, experts=True, tile=16),
+            warpgroups(odd, 2880, packing, 64 * ROWS, gated=True, experts=True),
+            warpgroups(odd, 2880, packing, 16 * ROWS, experts=True, tile=16),
             warpgroups(4096, 4096, packing, 128),
             warpgroups(4096, 28_672, packing, 512, sharing=True),
         ]
@@ -362,7 +371,7 @@ def test_products_compile(packing: Packing, tmp_path: Path) -> None:
 @pytest.mark.skipif(not mx.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
 @pytest.mark.parametrize(("kind", "rows"), [(few, 1), (few, 20), (many, 300), (warpgroups, 300)])
-@pytest.mark.parametrize("packing", [AFFINE, BYTES, *GROUPS_OF_32], ids=name_of)
+@pytest.mark.parametrize("packing", [AFFINE, BYTES, *GROUPS_OF_32, *FLOATS], ids=name_of)
 def test_products_on_a_card_are_those_of_mlx(
     packing: Packing, kind: Callable[..., product_kernels.Gemm], rows: int, gated: bool
 ) -> None:

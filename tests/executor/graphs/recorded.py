@@ -23,7 +23,8 @@ from quire.executor.graphs.runner import CUDAGraphs
 from quire.models.base import named_parameters
 from quire.models.weights.loader import LoadedModel
 from quire.models.weights.low_rank import LowRank
-from tests.executor.graphs.test_recording import FAMILIES, in_codes, packed_model
+from tests.executor.graphs.test_recording import FAMILIES
+from tests.support.packed_models import in_codes, packed_model
 from tests.support.parity import SCENARIOS, Company, Generated, alone, prompts
 
 TOKENS = 12

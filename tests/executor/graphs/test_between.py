@@ -20,7 +20,8 @@ from quire.executor.graphs.states import unplaced_states
 from quire.program.passes import recordable
 from quire.program.trace import trace
 from tests.device.cuda.cards import H200
-from tests.executor.graphs.test_recording import FAMILIES, in_codes, packed_model, pools_of
+from tests.executor.graphs.test_recording import FAMILIES, pools_of
+from tests.support.packed_models import in_codes, packed_model
 
 ROWS = 8
 

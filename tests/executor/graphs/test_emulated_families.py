@@ -22,10 +22,10 @@ from tests.executor.graphs.recorded import (
     streams_of,
 )
 from tests.executor.graphs.test_between import six_bits_down
-from tests.executor.graphs.test_recording import experts_in_mxfp4, in_codes
 from tests.support.emulated_card import PreciseOperations, emulate_card
 from tests.support.emulated_metal import why_not
 from tests.support.grown import grown
+from tests.support.packed_models import experts_in_mxfp4, in_codes
 from tests.support.packings import BYTES_OF_32, FLOATS, OF_32
 from tests.support.parity import prompts
 

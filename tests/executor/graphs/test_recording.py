@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 import pytest
 
@@ -22,7 +21,6 @@ from quire.cache.formats.registry import make_store
 from quire.cache.specs import AttentionSpec, FullKV, KVLayout, WindowKV
 from quire.core.kv_format import KVFormat
 from quire.device.cuda.driver import Card
-from quire.device.weights import Packing
 from quire.executor.graphs.coded_pools import PagePool
 from quire.executor.graphs.formats import in_one_block
 from quire.executor.graphs.graph_cache import MAX_ROWS
@@ -40,10 +38,9 @@ from quire.executor.graphs.pools import LayerPool, PlainPool
 from quire.executor.graphs.recorder import Buffer, Kernel, Recorder, launches
 from quire.executor.graphs.recording import Recording
 from quire.executor.graphs.states import unplaced_states
-from quire.models.base import LanguageModel, named_parameters
+from quire.models.base import LanguageModel
 from quire.models.layers.linear import use_device_products
 from quire.models.registry import build
-from quire.models.weights.quantization import pack_like
 from quire.program.passes import recordable
 from quire.program.trace import trace
 from tests.attention.rows import HandRows
@@ -51,13 +48,12 @@ from tests.device.cuda.cards import CARDS, H200, RTX_4090
 from tests.engine.rows import scheduled
 from tests.executor.graphs.layers import empty_step
 from tests.support.nvcc import assert_compiles
-from tests.support.packings import MXFP4
+from tests.support.packed_models import packed_model
 from tests.support.tiny_models import (
     gemma4_config,
     gemma4_moe_config,
     llama_config,
     qwen3_moe_config,
-    with_small_scores,
 )
 
 SIZES = {"hidden_size": 256, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 64}
@@ -73,48 +69,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma4_moe": gemma4_moe_config(**SIZES, **EXPERTS, **TYPES),
 }
 PLAIN = KVFormat()
-FOUR_BITS = Packing(64, 4, "affine")
 BITS = (2, 3, 4, 5, 6, 8)
 FORMATS = (PLAIN, KVFormat("page", 4, 8), KVFormat("uniform", 4, 4), KVFormat("turbo", 4, 4))
-
-
-def in_codes(model: nn.Module, packing: Packing = FOUR_BITS, within: str = "") -> None:
-    """Mutates: pack all matrices, or those with a word in their names."""
-    nn.quantize(
-        model,
-        packing.group_size,
-        packing.bits,
-        mode=packing.mode,
-        class_predicate=lambda path, module: within in path and _is_packed(path, module),
-    )
-
-
-def experts_in_mxfp4(model: nn.Module) -> None:
-    """Mutates: pack the matrices of experts alone, as gpt-oss is published."""
-    in_codes(model, MXFP4, "experts")
-
-
-def packed_model(
-    config: dict[str, Any], pack: Callable[[nn.Module], None] = in_codes
-) -> LanguageModel:
-    twin, model = build(config), build(config)
-    pack(twin)
-    weights = {name: _narrow(each) for name, each in named_parameters(twin).items()}
-    if str(config["model_type"]).startswith("gemma4"):
-        weights = with_small_scores(weights)
-    pack_like(model, weights)
-    use_device_products(model)
-    model.load_weights(list(weights.items()))
-    mx.eval(list(weights.values()))
-    return model
-
-
-def _is_packed(path: str, module: nn.Module) -> bool:
-    return hasattr(module, "to_quantized") and module.weight.shape[-1] % 64 == 0
-
-
-def _narrow(each: mx.array) -> mx.array:
-    return each.astype(mx.bfloat16) if each.dtype == mx.float32 else each
 
 
 def pool_of(layout: KVLayout, layer: int, format: KVFormat, at: int = 1) -> LayerPool:

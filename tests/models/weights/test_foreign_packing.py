@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 from quire.core.errors import ModelError
+from quire.device.device import current_device
+from quire.models.base import named_parameters
 from quire.models.weights.loader import open_model
 from quire.models.weights.small_floats import scale_numbers
 from tests.models.solo import solo_logits
@@ -235,7 +237,11 @@ PACKINGS: dict[str, tuple[Pack, dict[str, Any]]] = {
     # Older ones say so in hf_quant_config.json alone.
     "nvfp4-of-modelopt-with-awq": (_modelopt(inputs=True), {}),
 }
-UNPACKED = ("int1", "int7", "int4-in-another-order", "int4-groups-of-16")
+UNPACKED = (
+    *("int1", "int7", "int4-in-another-order", "int4-groups-of-16"),
+    *("fp8-exponents-of-groups", "fp8-groups", "nvfp4", "nvfp4-of-modelopt"),
+    "nvfp4-of-modelopt-with-awq",
+)
 
 
 def _separate_experts(weights: dict[str, mx.array]) -> dict[str, mx.array]:
@@ -281,8 +287,12 @@ def _kinds(name: str) -> dict[bytes, bytes]:
 
 @pytest.mark.parametrize("name", PACKINGS)
 def test_packed_weights_compute_what_they_stand_for(
-    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    name: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(current_device(), "reads_fp8", True)
     pack, method = PACKINGS[name]
     config = qwen3_moe_config(intermediate_size=96)
     packed, plain = {}, {}
@@ -300,9 +310,53 @@ def test_packed_weights_compute_what_they_stand_for(
 
     difference = solo_logits(ours.model, PROMPT) - solo_logits(theirs.model, PROMPT)
     assert mx.max(mx.abs(difference)).item() < 1e-4
-    unpacked = name in UNPACKED or name.startswith(("fp8", "nvfp4"))
+    unpacked = name in UNPACKED
     assert ("are unpacked" in caplog.text) == unpacked
     assert unpacked or ours.parameter_bytes < theirs.parameter_bytes
+
+
+@pytest.fixture(scope="module")
+def in_blocks(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Return folders of a model in FP8 as DeepSeek writes it, and of its numbers."""
+    config, home = qwen3_moe_config(), tmp_path_factory.mktemp("fp8")
+    packed, plain = {}, {}
+    for key, array in _separate_experts(random_weights(config)).items():
+        packed[key] = plain[key] = array
+        if array.ndim == 2 and "embed" not in key and ".gate.weight" not in key:
+            tensors, plain[key] = _blocks(key.removesuffix(".weight"), array)
+            packed |= tensors
+    method = PACKINGS["fp8-blocks"][1]
+    folder = _write(home / "packed", config | {"quantization_config": method}, packed)
+    _as_fp8(home / "packed" / "model.safetensors")
+    return folder, _write(home / "plain", config, plain)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("reads", "room"), [(True, 1), (False, 1), (False, 0)])
+def test_fp8_stays_fp8_in_memory(
+    in_blocks: tuple[str, str],
+    reads: bool,
+    room: int,
+    dtype: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is decoded where products do not read it and there is room: then they are faster."""
+    device = current_device()
+    monkeypatch.setattr(device, "reads_fp8", reads)
+    monkeypatch.setattr(device, "weight_memory", lambda: room << 40)
+    ours, theirs = (open_model(folder, dtype=dtype) for folder in in_blocks)
+    found = named_parameters(ours.model)
+    for name, matrix in named_parameters(theirs.model).items():
+        if "_proj." not in name:
+            continue
+        if room and not reads:
+            assert found[name].dtype == matrix.dtype
+            continue
+        scales = found[name.replace("weight", "scales")]
+        assert (found[name].dtype, scales.dtype) == (mx.uint32, mx.float32)
+        assert found[name].nbytes + scales.nbytes == matrix.size + 4 * matrix.size // 32
+    difference = solo_logits(ours.model, PROMPT) - solo_logits(theirs.model, PROMPT)
+    assert mx.max(mx.abs(difference)).item() < (1e-4 if dtype == "float32" else 0.1)
 
 
 @pytest.mark.parametrize("block", [None, [16, 32]], ids=str)

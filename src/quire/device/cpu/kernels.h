@@ -10,8 +10,9 @@
 
 namespace quire {
 
-// How a weight matrix `[columns, depth]` is stored. The packed ones are MLX's.
-enum class Storage : int { float32, bfloat16, float16, affine, mxfp4, mxfp8, nvfp4 };
+// How a weight matrix `[columns, depth]` is stored. The packed ones are MLX's, but for fp8: E4M3 codes with a float32
+// scale a group.
+enum class Storage : int { float32, bfloat16, float16, affine, mxfp4, mxfp8, nvfp4, fp8 };
 
 // A weight matrix, one row of memory for each column of the product.
 struct Weight {
@@ -20,7 +21,7 @@ struct Weight {
     int group;               // codes that share a scale
     int64_t columns, depth;  // of the product: y[rows, columns] = x[rows, depth] * w^T
     const void* values;      // floats, or codes
-    const void* scales;      // floats for affine, else bytes
+    const void* scales;      // floats for affine and fp8, else bytes
     const void* biases;      // as scales; affine only
     const float* offsets;    // [columns] added to the product, or null
     Storage scale_type = Storage::float32;  // of affine's floats

@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 import mlx.core as mx
 
-from quire.device.weights import HeadPart, Matrix, PackedWeight
+from quire.device.weights import FP8, HeadPart, Matrix, PackedWeight
 
 FLOATS = (mx.float32, mx.bfloat16)
 _SCALES = (*FLOATS, mx.float16)
@@ -15,7 +15,7 @@ _SCALES = (*FLOATS, mx.float16)
 
 def known_scales(weight: PackedWeight) -> bool:
     """Whether kernels support scales of this type."""
-    scales = _SCALES if weight.packing.mode == "affine" else (mx.uint8,)
+    scales = {"affine": _SCALES, FP8: (mx.float32,)}.get(weight.packing.mode, (mx.uint8,))
     return weight.scales.dtype in scales
 
 

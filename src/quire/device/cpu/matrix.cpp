@@ -11,7 +11,8 @@ Storage scale_type_of(const array& scales, Storage packing) {
     using namespace mlx::core;
     if (packing == Storage::affine && scales.dtype() == bfloat16) return Storage::bfloat16;
     if (packing == Storage::affine && scales.dtype() == float16) return Storage::float16;
-    require(scales.dtype() == (packing == Storage::affine ? float32 : uint8), "scales have the wrong type");
+    const bool floats = packing == Storage::affine || packing == Storage::fp8;
+    require(scales.dtype() == (floats ? float32 : uint8), "scales have the wrong type");
     return Storage::float32;
 }
 
@@ -26,6 +27,7 @@ Storage storage_of(const std::string& mode) {
     if (mode == "mxfp4") return Storage::mxfp4;
     if (mode == "mxfp8") return Storage::mxfp8;
     if (mode == "nvfp4") return Storage::nvfp4;
+    if (mode == "fp8") return Storage::fp8;
     throw std::invalid_argument("no packing is called " + mode);
 }
 
@@ -37,7 +39,8 @@ Weight Tensors::weight(const std::vector<array>& in, int64_t expert) const {
     w.values = part(columns * depth * width / 8);
     if (group) {
         const int64_t groups = columns * (depth / group);
-        const int64_t bytes = storage != Storage::affine ? 1 : scale_type == Storage::float32 ? 4 : 2;
+        const bool floats = storage == Storage::affine || storage == Storage::fp8;
+        const int64_t bytes = !floats ? 1 : scale_type == Storage::float32 ? 4 : 2;
         w.scales = part(groups * bytes);
         if (has_biases) w.biases = part(groups * bytes);
     }

@@ -9,7 +9,7 @@ constexpr int kUnit = 64;         // bytes
 constexpr int64_t kAhead = 4096;  // bytes that are fetched before they are read
 
 inline bool reads_tiles(Storage storage, int bits) {
-    return storage != Storage::mxfp8 && (bits == 4 || bits == 8);
+    return storage != Storage::mxfp8 && storage != Storage::fp8 && (bits == 4 || bits == 8);
 }
 
 // The first words of a tile of codes, 16 at most. Fetches what follows into the cache.

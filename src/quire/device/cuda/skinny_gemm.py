@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar, NamedTuple
 
+from quire.device.cuda.codes import scale_defines
 from quire.device.cuda.driver import Card
+from quire.device.weights import FP8
 
 
 class Cut(NamedTuple):
@@ -104,7 +106,7 @@ class SkinnyGemm:
         """Bytes of a row's scales and biases, padded where rows would start in one bank."""
         if self.bits == 16:
             return 0
-        arrays, size = (2, 2) if self.mode == "affine" else (1, 1)
+        arrays, size = {"affine": (2, 2), FP8: (1, 4)}.get(self.mode, (1, 1))
         row = self.inputs // self.group_size * size
         return arrays * (row if row % 16 else row + 16)
 
@@ -118,7 +120,7 @@ class SkinnyGemm:
         tiles, cut = self.tiles, self.cut
         return {
             "BITS": self.bits,
-            "FLOATS": int(self.mode != "affine"),
+            **scale_defines(self.mode),
             "TILES": tiles,
             "ROWS": self._columns(tiles),
             "PARTS": cut.parts,

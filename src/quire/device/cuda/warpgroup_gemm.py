@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar
 
+from quire.device.cuda.codes import scale_defines
 from quire.device.cuda.driver import Card
 from quire.device.cuda.wgmma import multiplying
 from quire.device.gpu_kernels import kernel_text
@@ -172,7 +173,7 @@ class WarpgroupGemm:
         """The constants of `warpgroup_gemm.cuh`, except those of activation and experts."""
         return {
             "BITS": self.bits,
-            "FLOATS": int(self.mode != "affine"),
+            **scale_defines(self.mode),
             "GROUP": self.group_size,
             "ROWS": self.cut.rows,
             "WARPGROUPS": self.cut.warpgroups,

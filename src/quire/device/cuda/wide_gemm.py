@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar
 
+from quire.device.cuda.codes import scale_defines
 from quire.device.cuda.driver import Card
 
 ROWS = 64
@@ -135,7 +136,7 @@ class WideGemm:
         """The constants of `wide_gemm.cuh`, except those of activation and experts."""
         return {
             "BITS": self.bits,
-            "FLOATS": int(self.mode != "affine"),
+            **scale_defines(self.mode),
             "GROUP": self.group_size,
             "COLUMNS": self.columns,
             "SPLITS": _WARPS // self.columns,

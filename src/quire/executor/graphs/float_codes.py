@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from quire.device.weights import FP8
+
 
 class FloatCodes(NamedTuple):
     """The functions of `rows.cuh` that read codes and scales."""
@@ -17,4 +19,5 @@ FLOAT_CODES: Mapping[str, FloatCodes] = {
     "mxfp4": FloatCodes("e2m1_number", "e8m0_number"),
     "nvfp4": FloatCodes("e2m1_number", "e4m3_number"),
     "mxfp8": FloatCodes("e4m3_number", "e8m0_number"),
+    FP8: FloatCodes("e4m3_number", "number"),
 }

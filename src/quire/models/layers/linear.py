@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import mlx.core as mx
@@ -9,8 +10,10 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from quire.device.device import current_device
-from quire.device.weights import JoinedMatrix, Matrix, PackedWeight, Packing
+from quire.device.weights import FP8, JoinedMatrix, Matrix, PackedWeight, Packing
 from quire.models.base import named_layers
+
+_OF_BYTES = Packing(32, 8, "mxfp8")
 
 
 class Linear(nn.Linear):
@@ -71,6 +74,24 @@ class PackedEmbedding(nn.QuantizedEmbedding):
     def as_linear(self, x: mx.array) -> mx.array:
         """`[..., dim]` -> `[..., rows]`."""
         return current_device().operations.packed_linear(x, _packed(self), bias=None)
+
+
+def packed_layer(layer: nn.Linear | nn.Embedding, packing: Packing) -> nn.Module:
+    """Return the quantised form of a layer, without weights."""
+    # MLX quantises what it is given, in its own modes alone.
+    known = asdict(_OF_BYTES if packing.mode == FP8 else packing)
+    twin: Any
+    if isinstance(layer, nn.Linear):
+        twin = PackedLinear.from_linear(layer, **known)
+    else:
+        twin = PackedEmbedding.from_embedding(layer, **known)
+    if packing.mode == FP8:
+        twin.mode, twin.group_size = packing.mode, packing.group_size
+        twin.scales = mx.zeros(
+            (*layer.weight.shape[:-1], layer.weight.shape[-1] // packing.group_size)
+        )
+    quantised: nn.Module = twin
+    return quantised
 
 
 def matrix_of(layer: Any) -> Matrix:

@@ -17,7 +17,14 @@ from quire.core.errors import ModelError
 from quire.device.activations import Gating
 from quire.device.device import current_device
 from quire.device.mixture import Router
-from quire.device.weights import ExpertMatrices, GatedExperts, PackedWeight, Packing, PlainExperts
+from quire.device.weights import (
+    FP8,
+    ExpertMatrices,
+    GatedExperts,
+    PackedWeight,
+    Packing,
+    PlainExperts,
+)
 from quire.models.base import Module
 from quire.models.layers.feed_forward import MLP, width_cuts
 from quire.models.shares import Cut, Cuts, Run, Split, inputs, rows, within
@@ -68,9 +75,9 @@ class PackedExpertLinear(Module):
         self.bits = bits
         groups = (experts, outputs, inputs // group_size)
         self.weight = mx.zeros((experts, outputs, inputs * bits // 32), dtype=mx.uint32)
-        self._affine = mode == "affine"
-        self.scales = mx.zeros(groups, dtype=mx.float32 if self._affine else mx.uint8)
-        if self._affine:
+        wide = mode in ("affine", FP8)
+        self.scales = mx.zeros(groups, dtype=mx.float32 if wide else mx.uint8)
+        if mode == "affine":
             self.biases = mx.zeros(groups)
 
     @property

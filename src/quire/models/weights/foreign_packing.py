@@ -1,8 +1,9 @@
 """Converts weights quantised by other libraries to MLX's forms, or dequantises them.
 
-FP8 with scales (DeepSeek's blocks; a scale per tensor, row or group, as compressed-tensors and
-ModelOpt write them) is dequantised: MLX only has FP8 in groups of 32 whose scales are powers of two
-(MXFP8). Integers become MLX's affine codes.
+FP8 keeps its codes. Its scales (DeepSeek's blocks; a scale per tensor, row or group, as
+compressed-tensors and ModelOpt write them) become one per row and group of columns, in float32; or
+one byte where they are powers of two per 32 columns, which is MLX's MXFP8. Integers become MLX's
+affine codes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from quire.core.values import Values
 from quire.models.weights.compressed_tensors import from_compressed
 from quire.models.weights.gptq_awq import from_integers
 from quire.models.weights.modelopt import from_modelopt
-from quire.models.weights.quantization import AUTO_ROUND, foreign_method
+from quire.models.weights.quantization import AUTO_ROUND, FP8_GROUPS, foreign_method
 from quire.models.weights.small_floats import check_exponents, scale_numbers
 
 log = logging.getLogger("quire.models")
@@ -44,7 +45,7 @@ def from_foreign(
     Args:
         types: each tensor's type as the files name it, since MLX reads all 8-bit types as bytes.
         dtype: dtype of dequantised matrices; None means that of the checkpoint's scales, and
-            bfloat16 for FP8.
+            bfloat16 for FP8 whose rows are no whole groups of 32.
 
     Raises:
         ModelError: a scale matches no supported form.
@@ -72,19 +73,22 @@ def from_foreign(
             ready[packed] = codes.view(mx.uint32)
             ready[packed.removesuffix("weight") + "scales"] = scale
             continue
-        unpacked += 1
-        numbers = _numbers(name, scale, types.get(name))
-        matrix = _unpacked(codes, numbers, blocks, dtype=dtype or mx.bfloat16)
-        if matrix is None:
+        groups = _group_scales(codes, _numbers(name, scale, types.get(name)), blocks)
+        if groups is None:
             raise ModelError(
                 f"tensor {name!r}: {list(scale.shape)} scales fit no FP8 weight of "
                 f"{list(codes.shape)}, whose blocks are {[*map(list, blocks or [_BLOCK])]}"
             )
-        ready[packed] = matrix
+        wide = codes.shape[-1] // groups.shape[-1]
+        if packed.endswith(".weight") and codes.ndim > 1 and wide in FP8_GROUPS:
+            ready[packed] = codes.view(mx.uint32)
+            ready[packed.removesuffix("weight") + "scales"] = groups
+            continue
+        unpacked += 1
+        numbers = mx.from_fp8(codes, mx.float32) * mx.repeat(groups, wide, axis=-1)
+        ready[packed] = numbers.astype(dtype or mx.bfloat16)
     if unpacked:
-        log.warning(
-            "%d tensors of FP8 are unpacked: MLX multiplies by MXFP8's groups alone", unpacked
-        )
+        log.warning("%d tensors of FP8 are unpacked: no products are computed by them", unpacked)
     return ready
 
 
@@ -139,47 +143,56 @@ def _block_sizes(said: Values) -> list[tuple[int, int]]:
     return sizes
 
 
-def _unpacked(
-    codes: mx.array, scale: mx.array, blocks: Sequence[tuple[int, int]], dtype: mx.Dtype
+def _group_scales(
+    codes: mx.array, scale: mx.array, blocks: Sequence[tuple[int, int]]
 ) -> mx.array | None:
-    """Return a matrix, or a stack of experts' matrices; None if the scales do not match."""
+    """Return the scales of a matrix, or of a stack of experts' matrices, by row and group of
+    columns: `[..., out, groups]`. Groups are as wide as `FP8_GROUPS` allow. Return None if the
+    scales do not match.
+    """
     if codes.ndim < 3:
-        wide = _of_each(scale, codes.shape, blocks)
-        if wide is None:
-            return None
-        return (mx.from_fp8(codes, mx.float32) * wide).astype(dtype)
+        return _of_groups(scale, codes.shape, blocks)
     if scale.ndim != codes.ndim or len(scale) != len(codes):
         return None
     if scale.shape[1:] == (2, 1):  # gates and what they open have one each
         scale = mx.repeat(scale, codes.shape[1] // 2, axis=1)
-    parts = []
-    for each, own in zip(codes, scale, strict=True):
-        part = _unpacked(each, own, blocks, dtype=dtype)
-        if part is None:
-            return None
-        parts.append(part)
-    return mx.stack(parts)
+    parts = [_group_scales(each, own, blocks) for each, own in zip(codes, scale, strict=True)]
+    found = [part for part in parts if part is not None]
+    return mx.stack(found) if len(found) == len(parts) else None
 
 
-def _of_each(
+def _of_groups(
     scale: mx.array, shape: tuple[int, ...], blocks: Sequence[tuple[int, int]]
 ) -> mx.array | None:
-    """Expand scales to a matrix's shape: one for all, or one per row, group or block.
+    """Return scales by row and group of columns: of one for all, or one per row, group or block.
 
     Return None if they match none of these.
     """
-    if scale.ndim < 2 and scale.size == 1:
-        return scale.reshape(())
+    columns = shape[-1]
+    if scale.size == 1 and (scale.ndim < 2 or not blocks):
+        return mx.broadcast_to(
+            scale.reshape(()), (*shape[:-1], columns // _group(columns, columns))
+        )
     if len(shape) != 2:
         return None
-    rows, columns = shape
+    rows = shape[0]
     if scale.shape == (rows,):
-        return scale.reshape(-1, 1)
+        scale = scale.reshape(-1, 1)
     if scale.ndim != 2:
         return None
     if scale.shape[0] == rows and scale.shape[1] and columns % scale.shape[1] == 0:
-        return mx.repeat(scale, columns // scale.shape[1], axis=1)
+        own = columns // scale.shape[1]
+        return mx.repeat(scale, own // _group(columns, own), axis=1)
     for high, wide in blocks or [_BLOCK]:
         if scale.shape == (-(-rows // high), -(-columns // wide)):
-            return mx.repeat(mx.repeat(scale, high, axis=0), wide, axis=1)[:rows, :columns]
-    return scale if scale.size == 1 and not blocks else None
+            size = _group(columns, wide)
+            tall = mx.repeat(scale, high, axis=0)[:rows]
+            return mx.repeat(tall, wide // size, axis=1)[:, : columns // size]
+    return None
+
+
+def _group(columns: int, wide: int) -> int:
+    """Return the most columns that groups may have, so that `columns` and those of one scale, of
+    which there are `wide`, are whole groups. 1 if `FP8_GROUPS` do not fit.
+    """
+    return next((n for n in FP8_GROUPS if columns % n == 0 and wide % n == 0), 1)

@@ -21,6 +21,7 @@ from quire.models.layers.linear import (
     packing_of,
 )
 from quire.models.layers.moe import ExpertLinear, PackedExpertLinear
+from quire.models.weights.quantization import is_packed_in_fp8, unpacked
 
 log = logging.getLogger("quire.models")
 
@@ -29,27 +30,32 @@ _MOST_MEMORY = 0.75
 
 
 def widen_codes(model: nn.Module, weights: dict[str, mx.array]) -> None:
-    """Replace affine codes of sizes that the device's kernels do not read by wider ones of the same
-    numbers, if all weights have room then. The arrays stay lazy.
+    """Replace codes that the device's products do not read by wider ones of the same numbers, if
+    all weights have room then: affine ones of odd sizes, and FP8 by floats. The arrays stay lazy.
 
     Args:
         weights: tensors with their places in `model`, whose modules are not quantised yet.
     """
-    wider: dict[str, mx.array] = {}
+    device, wide = current_device(), dict(weights)
     for path, module in named_layers(model).items():
         codes = weights.get(f"{path}.weight")
-        if codes is None or codes.dtype != mx.uint32 or f"{path}.biases" not in weights:
+        if codes is None or codes.dtype != mx.uint32:
             continue
-        bits = codes.shape[-1] * 32 // module["weight"].shape[-1]
-        to = current_device().weight_code_bits.get(bits)
-        if to is not None and module["weight"].shape[-1] % 32 == 0:
-            wider[f"{path}.weight"] = widened(codes, bits, to)
-    after = sum(each.nbytes for each in {**weights, **wider}.values())
-    if not wider or after > _MOST_MEMORY * current_device().weight_memory():
-        if wider:
-            log.info("codes stay as they are: as kernels read them they take %.1f GB", after / 1e9)
+        width = module["weight"].shape[-1]
+        bits = codes.shape[-1] * 32 // width
+        to = device.weight_code_bits.get(bits) if f"{path}.biases" in weights else None
+        if to is not None and width % 32 == 0:
+            wide[f"{path}.weight"] = widened(codes, bits, to)
+        elif not device.reads_fp8 and is_packed_in_fp8(weights, path):
+            wide[f"{path}.weight"] = unpacked(wide, path, width)
+    if all(wide[name] is weights[name] for name in wide):
         return
-    weights.update(wider)
+    after = sum(each.nbytes for each in wide.values())
+    if after > _MOST_MEMORY * device.weight_memory():
+        log.info("codes stay as they are: as products read them they take %.1f GB", after / 1e9)
+        return
+    weights.clear()
+    weights.update(wide)
 
 
 def widened(codes: mx.array, bits: int, to: int) -> mx.array:

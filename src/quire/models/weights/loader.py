@@ -5,7 +5,7 @@ weights.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -241,7 +241,7 @@ def _load_weights(
         read = files.read(config, target)
         if with_head:
             model.add_head(read)
-        narrow = _stays_bfloat16(read.values())
+        narrow = _stays_bfloat16(read)
         if adapter is not None:
             read = adapter.merged(read, model, target)
         weights = model.sanitize(_cast(read, target))
@@ -252,7 +252,7 @@ def _load_weights(
             model, weights = split_model(model, weights, part)
         widen_codes(model, weights)
         dtype = weights[model.typed_by].dtype if model.typed_by in weights else mx.float32
-        check_room(model, dtype, _bytes(weights.values(), narrow=narrow))
+        check_room(model, dtype, _bytes(weights, narrow=narrow))
         _attach(model, weights, folder)
         return model, layers
     except ModelError as error:
@@ -291,12 +291,14 @@ def _for_context(config: dict[str, Any], limit: int | None) -> dict[str, Any]:
 
 
 def _cast(weights: dict[str, mx.array], target: mx.Dtype | None) -> dict[str, mx.array]:
-    """Convert all floats to one type, except `_WIDE`; None converts nothing."""
+    """Convert all floats to one type, except `_WIDE` and scales of FP8; None converts nothing."""
     if target is None:
         return weights
 
     def cast(name: str, array: mx.array) -> mx.array:
         narrowed = name.endswith(_WIDE) and array.itemsize > target.size
+        if name.endswith(".scales"):
+            narrowed = quantization.is_packed_in_fp8(weights, name.removesuffix(".scales"))
         floating = mx.issubdtype(array.dtype, mx.floating)
         return array.astype(target) if floating and not narrowed else array
 
@@ -351,20 +353,29 @@ def _kind(array: mx.array) -> str:
     return str(array.dtype).removeprefix("mlx.core.")
 
 
-def _stays_bfloat16(arrays: Iterable[mx.array]) -> bool:
+def _stays_bfloat16(weights: Mapping[str, mx.array]) -> bool:
     """Return whether all matrices are bfloat16, so that `_store_as_bfloat16` will store them so."""
     if current_device().kernels is None:
         return False
-    floats = {a.dtype for a in arrays if a.ndim > 1 and mx.issubdtype(a.dtype, mx.floating)}
+    floats = {array.dtype for name, array in weights.items() if _is_matrix(name, array)}
     return floats == {mx.bfloat16}
 
 
-def _bytes(arrays: Iterable[mx.array], *, narrow: bool) -> int:
+def _is_matrix(name: str, array: mx.array) -> bool:
+    """Return whether a tensor is a matrix of floats, and no scales of codes."""
+    floating = mx.issubdtype(array.dtype, mx.floating)
+    return floating and array.ndim > 1 and not name.endswith((".scales", ".biases"))
+
+
+def _bytes(weights: Mapping[str, mx.array], *, narrow: bool) -> int:
     """Return the bytes that weights take. If `narrow`, float32 matrices will be stored as
     bfloat16.
     """
     halved = (
-        a.nbytes // 2 if narrow and a.ndim > 1 and a.itemsize == 4 else a.nbytes for a in arrays
+        array.nbytes // 2
+        if narrow and array.dtype == mx.float32 and _is_matrix(name, array)
+        else array.nbytes
+        for name, array in weights.items()
     )
     return sum(halved)
 

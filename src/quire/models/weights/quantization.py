@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import mlx.core as mx
@@ -10,12 +13,15 @@ from mlx.utils import tree_unflatten
 
 from quire.core.errors import ModelError
 from quire.core.values import Values
+from quire.device.weights import FP8, PackedWeight, Packing
 from quire.models.base import named_layers
-from quire.models.layers.linear import PackedEmbedding, PackedLinear
+from quire.models.layers.linear import packed_layer
 
 _FLOAT_MODES = {(4, 32): "mxfp4", (4, 16): "nvfp4", (8, 32): "mxfp8"}
 _AFFINE_BITS = (2, 3, 4, 5, 6, 8)
 _AFFINE_GROUPS = (32, 64, 128)
+FP8_GROUPS = (128, 64, 32)
+"""Columns of a row that may share a scale of FP8 codes; the most first."""
 _FOREIGN_TYPES = ("F8_E5M2", "I8")
 AUTO_ROUND = ("auto-round", "intel/auto-round")
 """Names of the AutoRound library in configurations."""
@@ -81,9 +87,26 @@ def unpacked(weights: dict[str, mx.array], path: str, width: int) -> mx.array:
     if scales is None or packing is None:
         return codes
     del weights[f"{path}.scales"]
-    matrix = mx.dequantize(codes, scales, weights.pop(f"{path}.biases", None), **packing)
-    affine = packing["mode"] == "affine"
-    return matrix.astype(scales.dtype) if affine else matrix
+    biases = weights.pop(f"{path}.biases", None)
+    dtype = _float_type(weights) if biases is None else scales.dtype
+    return PackedWeight(codes, scales, biases, packing).unpacked(dtype)
+
+
+def _float_type(weights: Mapping[str, mx.array]) -> mx.Dtype:
+    """Return the type of most numbers of a checkpoint that are no codes."""
+    sizes: Counter[mx.Dtype] = Counter()
+    for name, array in weights.items():
+        if mx.issubdtype(array.dtype, mx.floating) and not name.endswith((".scales", ".biases")):
+            sizes[array.dtype] += array.size
+    return max(sizes, key=lambda dtype: sizes[dtype], default=mx.bfloat16)
+
+
+def is_packed_in_fp8(weights: Mapping[str, mx.array], path: str) -> bool:
+    """Return whether a module's matrix is in FP8 codes with float32 scales; see `FP8`."""
+    codes, scales = weights.get(f"{path}.weight"), weights.get(f"{path}.scales")
+    if codes is None or scales is None or f"{path}.biases" in weights:
+        return False
+    return codes.dtype == mx.uint32 and scales.dtype == mx.float32
 
 
 def pack_like(model: nn.Module, weights: dict[str, mx.array]) -> None:
@@ -102,25 +125,19 @@ def pack_like(model: nn.Module, weights: dict[str, mx.array]) -> None:
             if module["weight"].ndim < 2:
                 raise ModelError(f"tensor '{path}.weight' is quantised, but only matrices can be")
             packing = _packing(path, module["weight"].shape[-1], weights, scales=scales)
-            packed.append((path, _twin(module, packing)))
+            packed.append((path, packed_twin(module, packing)))
     model.update_modules(tree_unflatten(packed))
 
 
-def _twin(module: Any, packing: dict[str, Any]) -> nn.Module:
+def packed_twin(module: Any, packing: Packing) -> nn.Module:
     """Return the quantised form of a module, without weights."""
-    if isinstance(module, nn.Linear):
-        linear: PackedLinear = PackedLinear.from_linear(module, **packing)
-        return linear
-    if isinstance(module, nn.Embedding):
-        table: PackedEmbedding = PackedEmbedding.from_embedding(module, **packing)
-        return table
-    other: nn.Module = module.to_quantized(**packing)
+    if isinstance(module, nn.Linear | nn.Embedding):
+        return packed_layer(module, packing)
+    other: nn.Module = module.to_quantized(**asdict(packing))
     return other
 
 
-def _packing(
-    path: str, width: int, weights: dict[str, mx.array], scales: mx.array
-) -> dict[str, Any]:
+def _packing(path: str, width: int, weights: Mapping[str, mx.array], scales: mx.array) -> Packing:
     codes = weights.get(f"{path}.weight")
     if codes is None or codes.dtype != mx.uint32:
         raise ModelError(f"tensor '{path}.weight' has scales but does not hold codes (uint32)")
@@ -129,10 +146,12 @@ def _packing(
     fits = bits_rest == 0 and group_rest == 0
     affine = f"{path}.biases" in weights
     if fits and affine and bits in _AFFINE_BITS and group in _AFFINE_GROUPS:
-        return {"bits": bits, "group_size": group, "mode": "affine"}
+        return Packing(group, bits, "affine")
     if fits and scales.dtype == mx.uint8 and (bits, group) in _FLOAT_MODES:
-        return {"bits": bits, "group_size": group, "mode": _FLOAT_MODES[bits, group]}
+        return Packing(group, bits, _FLOAT_MODES[bits, group])
+    if fits and is_packed_in_fp8(weights, path) and bits == 8 and group in FP8_GROUPS:
+        return Packing(group, bits, FP8)
     raise ModelError(
         f"tensor '{path}.weight': {list(codes.shape)} codes with {list(scales.shape)} scales are "
-        f"no packing of {width} columns that MLX has"
+        f"no packing of {width} columns that is known"
     )

@@ -1,11 +1,17 @@
 // Of kernels of products. OFFSETS: a row of W may have one, which is added to its products. FIRST: x has
 // a row for TOP pairs of row and expert, y one for each pair. JOINED makes an element of y from the
 // products with all matrices. X_ROW and Y_ROW are elements from one row to the next. FLOATS: codes are
-// floats, e2m1 in 4 bits and e4m3 in 8, and so are scales: powers of two (e8m0), or e4m3 of groups of 16.
+// floats, e2m1 in 4 bits and e4m3 in 8, and so are scales: powers of two (e8m0), or e4m3 of groups of 16, or
+// float32 with WIDE_SCALES.
 #ifndef FLOATS
 #define FLOATS 0
 #endif
-#if FLOATS
+#ifndef WIDE_SCALES
+#define WIDE_SCALES 0
+#endif
+#if WIDE_SCALES
+typedef float Scale;
+#elif FLOATS
 typedef unsigned char Scale;
 #else
 typedef T Scale;
@@ -85,21 +91,48 @@ __device__ __forceinline__ __nv_bfloat162 of_e4m3(unsigned codes) {
   const unsigned bits = (codes << 8 & 0x80008000u) | (codes << 4 & 0x07F007F0u);
   return __hmul2(halves(bits), halves(0x7B807B80u));
 }
+#if WIDE_SCALES
+// Scales are words in memory; products with them are rounded once.
+typedef float FloatScale;
+__device__ __forceinline__ FloatScale float_scale(unsigned bits) { return __uint_as_float(bits); }
+__device__ __forceinline__ unsigned scaled(__nv_bfloat162 number, FloatScale scale) {
+  const unsigned bits = *(const unsigned*)&number;
+  const float low = __uint_as_float(bits << 16), high = __uint_as_float(bits & 0xFFFF0000u);
+  const __nv_bfloat162 both = __floats2bfloat162_rn(low * scale, high * scale);
+  return *(const unsigned*)&both;
+}
+#else
 // The scale of a group, twice.
-__device__ __forceinline__ __nv_bfloat162 float_scale(unsigned code) {
+typedef __nv_bfloat162 FloatScale;
+__device__ __forceinline__ FloatScale float_scale(unsigned code) {
 #if GROUP == 16
   return of_e4m3(code * 0x10001u);
 #else
   return halves((code ? code << 7 : 0x40u) * 0x10001u);
 #endif
 }
-__device__ __forceinline__ unsigned scaled(__nv_bfloat162 number, __nv_bfloat162 scale) {
+__device__ __forceinline__ unsigned scaled(__nv_bfloat162 number, FloatScale scale) {
   const __nv_bfloat162 both = __hmul2(number, scale);
   return *(const unsigned*)&both;
 }
+#endif
+// The scale of the 16 columns from `slice` times 16 on, among those of 64.
+__device__ __forceinline__ FloatScale slice_scale(unsigned scales, int slice) {
+#if WIDE_SCALES
+  return float_scale(scales);
+#else
+  return float_scale(scales >> slice * 16 / GROUP * 8 & 255);
+#endif
+}
+// All scales of 64 columns.
+#if WIDE_SCALES || GROUP == 16
+typedef unsigned Scales;
+#else
+typedef unsigned short Scales;
+#endif
 // What the eight e2m1 codes of a word stand for, in their order. Their exponents begin 126 later than
 // bfloat16's.
-__device__ __forceinline__ uint4 float_numbers(unsigned word, __nv_bfloat162 scale) {
+__device__ __forceinline__ uint4 float_numbers(unsigned word, FloatScale scale) {
   unsigned pair[4];
   #pragma unroll
   for (int j = 0; j < 4; j++) {
@@ -109,8 +142,17 @@ __device__ __forceinline__ uint4 float_numbers(unsigned word, __nv_bfloat162 sca
   }
   return in_order(pair);
 }
+__device__ __forceinline__ unsigned e4m3_pair(unsigned codes) {
+  const __nv_bfloat162 both = of_e4m3(codes);
+  return *(const unsigned*)&both;
+}
+// Eight numbers of e4m3, in their order.
+__device__ __forceinline__ uint4 e4m3_numbers(uint2 codes) {
+  return make_uint4(e4m3_pair(__byte_perm(codes.x, 0, 0x4140)), e4m3_pair(__byte_perm(codes.x, 0, 0x4342)),
+                    e4m3_pair(__byte_perm(codes.y, 0, 0x4140)), e4m3_pair(__byte_perm(codes.y, 0, 0x4342)));
+}
 // What eight e4m3 codes stand for, in their order.
-__device__ __forceinline__ uint4 float_numbers(uint2 codes, __nv_bfloat162 scale) {
+__device__ __forceinline__ uint4 float_numbers(uint2 codes, FloatScale scale) {
   return make_uint4(scaled(of_e4m3(__byte_perm(codes.x, 0, 0x4140)), scale),
                     scaled(of_e4m3(__byte_perm(codes.x, 0, 0x4342)), scale),
                     scaled(of_e4m3(__byte_perm(codes.y, 0, 0x4140)), scale),

@@ -218,6 +218,9 @@
           }
         }
 #else
+#if WIDE_SCALES
+        float s[MATRICES][2];  // of all 64 columns, which sums are multiplied by
+#endif
         uint4 a[MATRICES][2][2];  // eight numbers each, in their order; by half of the 16 rows, then of 16
         #pragma unroll
         for (int m = 0; m < MATRICES; m++)
@@ -227,12 +230,21 @@
             const uint4* const codes = now + own * CODES;
 #if FLOATS
             const int at = ((chunk * CHUNK + span + j) * 64 + quad * 16) / GROUP;
-            const __nv_bfloat162 s = float_scale(scale_tile[own * scale_row + at]);
+            const Scale found = scale_tile[own * scale_row + at];
+#endif
+#if WIDE_SCALES
+            s[m][h] = found;
+#elif FLOATS
+            const FloatScale s = float_scale(found);
 #endif
 #if BITS == 4
             const uint2 u = ((const uint2*)(codes + turned((span + j) * 2, own)))[quad];
             a[m][h][0] = float_numbers(u.x, s);
             a[m][h][1] = float_numbers(u.y, s);
+#elif WIDE_SCALES
+            const uint4 u = codes[turned((span + j) * 4 + quad, own)];
+            a[m][h][0] = e4m3_numbers(make_uint2(u.x, u.y));
+            a[m][h][1] = e4m3_numbers(make_uint2(u.z, u.w));
 #elif BITS == 8 && FLOATS
             const uint4 u = codes[turned((span + j) * 4 + quad, own)];
             a[m][h][0] = float_numbers(make_uint2(u.x, u.y), s);
@@ -257,16 +269,28 @@
         #pragma unroll
         for (int t = 0; t < TILES; t++) {
           const int row = (t * 8 + r) % ROWS;
+#if WIDE_SCALES
+          float sums[MATRICES][4] = {};
+          const auto sums_of = [&](int m) { return sums[m]; };
+#else
+          const auto sums_of = [&](int m) { return acc[m][t]; };
+#endif
           #pragma unroll
           for (int h = 0; h < 2; h++) {
             const uint4 some = now[ALL_CODES + row * X + ((span + j) * 8 + quad * 2 + h ^ row % 2)];
             #pragma unroll
             for (int m = 0; m < MATRICES; m++) {
               const uint4 up = a[m][0][h], low = a[m][1][h];
-              product(acc[m][t], up.x, low.x, up.y, low.y, some.x, some.y);
-              product(acc[m][t], up.z, low.z, up.w, low.w, some.z, some.w);
+              product(sums_of(m), up.x, low.x, up.y, low.y, some.x, some.y);
+              product(sums_of(m), up.z, low.z, up.w, low.w, some.z, some.w);
             }
           }
+#if WIDE_SCALES
+          #pragma unroll
+          for (int m = 0; m < MATRICES; m++)
+            #pragma unroll
+            for (int i = 0; i < 4; i++) acc[m][t][i] = fmaf(s[m][i / 2], sums[m][i], acc[m][t][i]);
+#endif
         }
 #endif
       }

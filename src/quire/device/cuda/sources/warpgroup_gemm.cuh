@@ -212,11 +212,6 @@
   // nobody waits for it.
   unsigned words_of[2], next_scales[2], next_biases[2];
   int scales_from[2];
-#if FLOATS && GROUP == 16
-  typedef unsigned Scales;
-#elif FLOATS
-  typedef unsigned short Scales;
-#endif
   const auto load_scales = [&](const Span& span, int step) {
     MATRIX(span.tile / row_tiles)
 #if GATED
@@ -315,7 +310,7 @@
               for (int high = 0; high < 2; high++)
 #if FLOATS
                 a[s][half][high] =
-                  scaled(float_pair(pair[high]), float_scale(scaling[half] >> slice * 16 / GROUP * 8 & 255));
+                  scaled(float_pair(pair[high]), slice_scale(scaling[half], slice));
 #else
                 a[s][half][high] = affine_pair(pair[high], scaling[half]);
 #endif

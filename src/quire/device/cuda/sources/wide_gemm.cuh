@@ -114,10 +114,6 @@
   const T* const b_of[2] = {biases + expert * N * groups, biases_up + expert * N * groups};
 #elif !FLOATS
   const T* const b_of[1] = {biases + expert * N * groups};
-#elif GROUP == 16
-  typedef unsigned Scales;
-#else
-  typedef unsigned short Scales;
 #endif
   #pragma unroll
   for (int s = 0; s < 2; s++)
@@ -167,9 +163,10 @@
         for (int half = 0; half < 2; half++) pairs[s][half] = next_pairs[s][half];
       load_scales(round + AHEAD);
     }
-    __nv_bfloat162 scale[2][2];
-#if !FLOATS
-    __nv_bfloat162 bias[2][2];
+#if FLOATS
+    FloatScale scale[2][2];
+#else
+    __nv_bfloat162 scale[2][2], bias[2][2];
 #endif
     #pragma unroll
     for (int s = 0; s < 2; s++)
@@ -177,7 +174,7 @@
       for (int half = 0; half < 2; half++) {
         const unsigned both = __shfl_sync(0xffffffffu, pairs[s][half], (lane & 32 - AHEAD) + round % AHEAD);
 #if FLOATS
-        scale[s][half] = float_scale(both >> quad * 16 / GROUP * 8 & 255);
+        scale[s][half] = slice_scale(both, quad);
 #else
         const unsigned twice[2] = {__byte_perm(both, both, 0x1010), __byte_perm(both, both, 0x3232)};
         scale[s][half] = *(const __nv_bfloat162*)&twice[0];

@@ -1,0 +1,10 @@
+"""The constants that tell kernels of products how weights are coded."""
+
+from __future__ import annotations
+
+from quire.device.weights import FP8
+
+
+def scale_defines(mode: str) -> dict[str, int]:
+    """Return the constants of `common.cuh` for codes of a mode, see `Packing`."""
+    return {"FLOATS": int(mode != "affine"), "WIDE_SCALES": int(mode == FP8)}
