@@ -1,4 +1,4 @@
-"""Random models in the shapes of published ones: in 4 bits, groups of 64, or in bfloat16.
+"""Random models in the shapes of published ones: in 4 bits, groups of 64, in bfloat16 or in FP8.
 
 `python benchmarks/gpu/shapes.py SHAPE FOLDER`: see `--help`. The folder opens in Quire and in
 mlx-lm.
@@ -20,6 +20,14 @@ from quire.models.base import named_parameters
 from quire.models.registry import build
 
 GROUP, BITS = 64, 4
+BLOCK = 128
+FP8 = {
+    "quant_method": "fp8",
+    "activation_scheme": "dynamic",
+    "fmt": "e4m3",
+    "weight_block_size": [BLOCK, BLOCK],
+}
+"""`quantization_config` of FP8 checkpoints."""
 _SHARD = 4 << 30
 
 _GEMMA_ROPE = {
@@ -274,6 +282,7 @@ def write(
     layers: int | None = None,
     *,
     packed: bool = True,
+    fp8: bool = False,
     repeated: bool = False,
 ) -> None:
     """Writes a model of a shape.
@@ -281,10 +290,11 @@ def write(
     Args:
         layers: only so many, for a quick look.
         packed: matrices in 4 bits, else in bfloat16.
+        fp8: matrices of layers in FP8 with a scale for each 128 x 128, as DeepSeek writes them.
         repeated: all layers have the numbers of the first of their shape, which stand in the file
             once: a model of 60 GB takes seconds to write. Not every reader opens such a file.
     """
-    config = configuration(shape, layers, packed=packed)
+    config = configuration(shape, layers, packed=packed, fp8=fp8)
     folder.mkdir(parents=True, exist_ok=True)
     shard: dict[str, mx.array] = {}
     index: dict[str, str] = {}
@@ -306,7 +316,8 @@ def write(
         name = re.sub(r"(mlp\.)?experts\.(?=(gate|up|down)_proj)", f"{experts}.", name)
         alike = re.sub(r"layers\.\d+\.", "", name), tuple(place.shape)
         own = packed and not name.startswith(_ENCODERS)
-        made = _tensors(name, place.shape, packed=own)
+        in_fp8 = fp8 and name.endswith("_proj.weight") and not name.startswith(_ENCODERS)
+        made = _in_fp8(name, place.shape) if in_fp8 else _tensors(name, place.shape, packed=own)
         if repeated and first.setdefault(alike, name) != name:
             before, here = (each.removesuffix(".weight") for each in (first[alike], name))
             copies |= {each: each.replace(here, before) for each in made}
@@ -324,14 +335,19 @@ def write(
     (folder / "config.json").write_text(json.dumps(config, indent=1))
 
 
-def configuration(shape: str, layers: int | None = None, *, packed: bool = True) -> dict[str, Any]:
+def configuration(
+    shape: str, layers: int | None = None, *, packed: bool = True, fp8: bool = False
+) -> dict[str, Any]:
     """Return the `config.json` of a shape.
 
     Args:
         layers: the decoder has only so many, for a quick look.
         packed: whether matrices are in 4 bits.
+        fp8: whether matrices of layers are in FP8.
     """
     config = dict(SHAPES[shape])
+    if fp8:
+        config["quantization_config"] = FP8
     if packed:
         config["quantization"] = {"group_size": GROUP, "bits": BITS}
     if not layers:
@@ -383,24 +399,35 @@ def _tensors(name: str, shape: tuple[int, ...], *, packed: bool) -> dict[str, mx
     return {f"{base}.weight": codes, f"{base}.scales": step, f"{base}.biases": -7.5 * step}
 
 
+def _in_fp8(name: str, shape: tuple[int, ...]) -> dict[str, mx.array]:
+    """Return a matrix, or a stack of experts, as FP8 codes and scales of blocks."""
+    *lead, rows, width = shape
+    codes = mx.to_fp8(mx.random.normal(shape, dtype=mx.bfloat16, scale=64))
+    blocks = (*lead, -(-rows // BLOCK), -(-width // BLOCK))
+    return {name: codes, f"{name}_scale_inv": mx.full(blocks, 1 / (64 * math.sqrt(width)))}
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("shape", choices=list(SHAPES))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--layers", type=int, help="only so many, for a quick look")
     parser.add_argument("--unpacked", action="store_true", help="matrices in bfloat16")
+    parser.add_argument("--fp8", action="store_true", help="matrices of layers in FP8")
     parser.add_argument("--repeated", action="store_true", help="all layers have the same numbers")
     parser.add_argument("--config-only", action="store_true", help="config.json, no weights")
     asked = parser.parse_args()
     if asked.config_only:
         asked.folder.mkdir(parents=True, exist_ok=True)
-        own = configuration(asked.shape, asked.layers, packed=not asked.unpacked)
+        plain = asked.unpacked or asked.fp8
+        own = configuration(asked.shape, asked.layers, packed=not plain, fp8=asked.fp8)
         (asked.folder / "config.json").write_text(json.dumps(own, indent=1))
         raise SystemExit
     write(
         asked.shape,
         asked.folder,
         asked.layers,
-        packed=not asked.unpacked,
+        packed=not (asked.unpacked or asked.fp8),
+        fp8=asked.fp8,
         repeated=asked.repeated,
     )

@@ -28,6 +28,8 @@ _HERE = Path(__file__).parent
 _LLAMA = "llama.cpp"
 _MODULES = {"quire": "mlx.core", "vllm": "vllm", "mlx-lm": "mlx_lm"}
 _SHAPES = ("gemma-4-26b-a4b", "llama-3.1-8b")
+_OPTIONS = {"4 bits": [], "bfloat16": ["--unpacked"], "fp8": ["--fp8"]}
+"""Options of `shapes.py` by weights."""
 _KEY = ("system", "shape", "weights", "load")
 
 
@@ -118,12 +120,12 @@ def _last_line(log: Path) -> str:
 
 def written(shape: str, weights: str, asked: argparse.Namespace) -> Path:
     """Return the folder of a shape's model; write it if it is not there."""
-    folder = asked.models / (shape if weights == "4 bits" else f"{shape}-bfloat16")
+    folder = asked.models / (shape if weights == "4 bits" else f"{shape}-{weights}")
     only_config = set(asked.only) <= {"vllm", _LLAMA}
     if (folder / "config.json").exists() and (only_config or any(folder.glob("*.safetensors"))):
         return folder
     command = [sys.executable, str(_HERE / "shapes.py"), shape, str(folder)]
-    command += ["--unpacked"] * (weights != "4 bits") + ["--config-only"] * only_config
+    command += _OPTIONS[weights] + ["--config-only"] * only_config
     command += ["--layers", str(asked.layers)] if asked.layers else []
     subprocess.run(command, check=True)
     return folder
@@ -191,7 +193,7 @@ def _arguments() -> argparse.Namespace:
     add("out", type=Path)
     add("--only", nargs="+", default=every, choices=every, help="systems")
     add("--shapes", nargs="+", default=_SHAPES)
-    add("--weights", nargs="+", default=["4 bits"], choices=["4 bits", "bfloat16"])
+    add("--weights", nargs="+", default=["4 bits"], choices=list(_OPTIONS))
     add("--loads", nargs="+", default=["bursts"], choices=list(LOADS))
     add("--streams", nargs="+", type=int, default=list(Options.streams), help="of bursts")
     add("--pictures", nargs="+", type=int, default=list(Options.pictures), help="at once")

@@ -32,7 +32,7 @@ _SETTINGS = {
 }
 _UNPACKED = ["lm_head", "router", "mlp.gate", "vision_tower", "embed_vision"]
 """Parts of names of matrices that stay in bfloat16, as in published AWQ models."""
-_GROUP = 64
+_GROUP, _FP8_BLOCK = 64, 128
 _MOST_TOKENS = 24_000
 """Tokens of a sequence: the longest prompt of the loads, and its answer."""
 
@@ -139,7 +139,12 @@ def fill_at_random(model: Any) -> None:
         seen.add(data.data_ptr())
         draw = torch.Generator(device=data.device)
         draw.manual_seed(seed)
-        if not data.is_floating_point():
+        if data.element_size() == 1 and data.is_floating_point():  # FP8, which torch cannot draw
+            drawn = torch.empty(data.shape, dtype=torch.bfloat16, device=data.device)
+            data.copy_(drawn.normal_(0, 64, generator=draw).to(data.dtype))
+        elif "weight_scale" in last:
+            data.fill_(1 / (64 * math.sqrt(data.shape[-1] * _FP8_BLOCK)))
+        elif not data.is_floating_point():
             if "qzeros" in last:
                 data.fill_(0x88888888 - (1 << 32))
             elif "qweight" in last or "weight_packed" in last:

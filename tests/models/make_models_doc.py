@@ -37,8 +37,9 @@ Written by `python -m tests.models.make_models_doc` from the registry; do not ed
 
 Checkpoints are read as Hugging Face publishes them (float32, float16 or bfloat16 safetensors) and
 as mlx-lm and mlx-vlm convert them, plain or packed (affine 2 to 8 bits, mxfp4, mxfp8, nvfp4).
-FP8 stays FP8 in memory, as below. Integers of compressed-tensors (1 to 8 bits, with zero points or without, also of W8A8,
-whose activations stay floats), MXFP4 and MXFP8 become MLX's codes of the same numbers, as do GPTQ
+FP8 stays FP8 in memory, as below. Integers of compressed-tensors (1 to 8 bits, with zero points
+or without, also of W8A8, whose activations stay floats), MXFP4 and MXFP8 become MLX's codes of the
+same numbers, as do GPTQ
 (2, 3, 4 and 8 bits) and AWQ ("gemm"), by whatever library: AutoRound, and modules of other widths
 (`dynamic`, `extra_config`), too. Matrices of 1 and 7 bits or in an order of their own (`desc_act`),
 and NVFP4 of compressed-tensors and ModelOpt, are unpacked, and the log says so. Of multimodal
@@ -53,7 +54,10 @@ columns (64 or 32 where rows are no multiple). Scales of eight bits are powers o
 | --- | --- |
 | CUDA graphs | kernels read the codes and multiply them by bfloat16 rows |
 | CPU kernels | read the codes and multiply in float32 |
-| Apple silicon, CPUs without kernels | weights are decoded when loaded, if all weights then take at most three quarters of the memory; else for every product |
+| Apple silicon, CPUs without kernels | weights are decoded when loaded if that fits, see below |
+
+It fits if all weights then take at most three quarters of the memory; else they are decoded for
+each product.
 
 Activations are never rounded to FP8, whatever the checkpoint says: for random rows that adds a
 relative error of 0.026 to each product, where bfloat16 has 0.002. Decoded when loaded are stacks of
