@@ -110,8 +110,8 @@ class EngineOptions(ProcessorOptions):
 
     dtype: Literal["float32", "float16", "bfloat16"] | None = Field(
         None,
-        description="type that the model computes in; default: the checkpoint's on a GPU, "
-        "float32 on a CPU",
+        description="type that the model computes in; default: the checkpoint's on a GPU (bfloat16 "
+        "instead of float16 on CUDA), float32 on a CPU",
     )
     adapter: Annotated[Places, Flag("FOLDER | NAME=FOLDER", again=True)] = Field(
         (),

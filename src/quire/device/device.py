@@ -56,6 +56,8 @@ class Device(ABC):
             seen before, because Python builds it and nothing else runs its layers.
         keeps_compiled: whether all that is compiled is there at the next start.
         default_dtype: of weights whose type nobody asked for; None is the checkpoint's.
+        replaced_dtypes: types in which weights are stored instead of the checkpoint's, if nobody
+            asked for a type.
         weights_by_columns: whether matrices are multiplied faster when each of their columns lies
             in one run of memory.
         joins_products: whether matrices that multiply the same rows are stored as one.
@@ -79,6 +81,7 @@ class Device(ABC):
     compiles_steps: bool
     keeps_compiled: bool
     default_dtype: mx.Dtype | None
+    replaced_dtypes: Mapping[mx.Dtype, mx.Dtype] = MappingProxyType({})
     weights_by_columns: bool
     joins_products: bool
     shares_cores: bool
@@ -271,6 +274,7 @@ class GPU(Device):
 class CUDA(GPU):
     """NVIDIA GPUs."""
 
+    replaced_dtypes = MappingProxyType({mx.float16: mx.bfloat16})  # the only type of graphs
     compiles_steps = False  # CUDA graphs run them
     joins_products = False  # graphs join them by themselves
     code_rows = 0  # MLX 0.32.4 has kernels for some shapes of codes only, and fails for the others

@@ -13,6 +13,7 @@ import pytest
 from quire.cli.models import inspect
 from quire.core.end_tokens import end_token_ids
 from quire.core.errors import ModelError
+from quire.device.device import CUDA, current_device
 from quire.models.base import LanguageModel, named_parameters
 from quire.models.weights.loader import open_model
 from quire.models.weights.safetensors import find_shards
@@ -82,6 +83,25 @@ def test_dtype_by_name(tmp_path: Path) -> None:
     assert 0 < mx.max(mx.abs(logits - solo_logits(full.model, PROMPT))).item() < 0.2
     with pytest.raises(ModelError, match="int4"):
         open_model(str(folder), dtype="int4")
+
+
+@pytest.mark.parametrize(
+    ("own", "asked", "expected"),
+    [
+        (mx.float16, "", "bfloat16"),
+        (mx.float16, "float16", "float16"),
+        (mx.float32, "", "float32"),
+    ],
+)
+def test_a_device_may_store_another_type_than_the_checkpoint(
+    own: mx.Dtype, asked: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(current_device(), "default_dtype", None)
+    monkeypatch.setattr(current_device(), "replaced_dtypes", CUDA.replaced_dtypes)
+    config = FAMILY_CONFIGS["llama"]
+    weights = {name: each.astype(own) for name, each in random_weights(config).items()}
+    folder = write_model(tmp_path, config, weights=weights)
+    assert open_model(str(folder), dtype=asked).dtype == expected
 
 
 def test_norms_without_weights_are_of_the_type_of_the_others(tmp_path: Path) -> None:

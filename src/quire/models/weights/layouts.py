@@ -21,12 +21,22 @@ from quire.models.layers.linear import (
     packing_of,
 )
 from quire.models.layers.moe import ExpertLinear, PackedExpertLinear
-from quire.models.weights.quantization import is_packed_in_fp8, unpacked
+from quire.models.weights.quantization import float_type, is_packed_in_fp8, unpacked
 
 log = logging.getLogger("quire.models")
 
 _MOST_MEMORY = 0.75
 """Largest fraction of the memory for weights that they may take with wider codes."""
+
+
+def replaced_dtype(weights: Mapping[str, mx.array]) -> mx.Dtype | None:
+    """Return the type in which the device stores a checkpoint's floats; None if in their own."""
+    own = float_type(weights)
+    dtype = current_device().replaced_dtypes.get(own)
+    if dtype is not None:
+        names = (str(each).removeprefix("mlx.core.") for each in (own, dtype, own))
+        log.info("weights in %s are computed in %s, which is faster; --dtype %s keeps them", *names)
+    return dtype
 
 
 def widen_codes(model: nn.Module, weights: dict[str, mx.array]) -> None:

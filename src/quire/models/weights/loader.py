@@ -36,7 +36,7 @@ from quire.models.weights.files import WeightFiles, find_weights
 from quire.models.weights.foreign_packing import unsupported_method
 from quire.models.weights.hub import find_folder
 from quire.models.weights.identity import WeightIdentity
-from quire.models.weights.layouts import store_for_device, widen_codes
+from quire.models.weights.layouts import replaced_dtype, store_for_device, widen_codes
 from quire.models.weights.low_rank import LowRank
 from quire.models.weights.projections import open_projections, weight_files
 
@@ -99,8 +99,8 @@ def open_model(
     """Load a model from a folder or from the Hugging Face hub.
 
     Args:
-        dtype: "float32", "float16" or "bfloat16"; "" means the checkpoint's on a GPU, and float32
-            on a CPU, which has no faster type.
+        dtype: "float32", "float16" or "bfloat16"; "" means the checkpoint's on a GPU, but bfloat16
+            instead of float16 on CUDA, and float32 on a CPU, which has no faster type.
         adapter: folder or hub id of a LoRA adapter to merge into the weights.
         max_context: the most tokens of prompt and answer together; None means the model's maximum.
             LongRoPE's rotations depend on whether it exceeds the trained context.
@@ -239,6 +239,8 @@ def _load_weights(
     try:
         # sanitize should compute in the type in which the weights are used.
         read = files.read(config, target)
+        if target is None:
+            target = replaced_dtype(read)
         if with_head:
             model.add_head(read)
         narrow = _stays_bfloat16(read)

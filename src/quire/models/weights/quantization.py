@@ -88,11 +88,11 @@ def unpacked(weights: dict[str, mx.array], path: str, width: int) -> mx.array:
         return codes
     del weights[f"{path}.scales"]
     biases = weights.pop(f"{path}.biases", None)
-    dtype = _float_type(weights) if biases is None else scales.dtype
+    dtype = float_type(weights) if biases is None else scales.dtype
     return PackedWeight(codes, scales, biases, packing).unpacked(dtype)
 
 
-def _float_type(weights: Mapping[str, mx.array]) -> mx.Dtype:
+def float_type(weights: Mapping[str, mx.array]) -> mx.Dtype:
     """Return the type of most numbers of a checkpoint that are no codes."""
     sizes: Counter[mx.Dtype] = Counter()
     for name, array in weights.items():
