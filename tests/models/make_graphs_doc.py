@@ -34,6 +34,7 @@ from tests.device.cuda.cards import H200
 from tests.executor.graphs.test_recording import (
     pools_of,
 )
+from tests.models.weights import stored_layouts
 from tests.program.programs import CONFIGS
 from tests.support.grown import grown
 from tests.support.packed_models import experts_in_mxfp4, in_codes, packed_model
@@ -84,6 +85,14 @@ groups of 128 columns are read like those of 64. Affine codes of 2 and 3 bits ar
 when a model is loaded, those of 5 and 6 in 8, if all weights then take at most three quarters of
 the memory. Where they do not fit, matrices have kernels only where they have at most 512 outputs;
 as experts none. MLX computes the others.
+
+"""
+CHECKPOINTS = """
+## Checkpoints
+
+How a matrix of a checkpoint is stored on CUDA, the kernel that multiplies by it in graphs of so
+many rows on Hopper (elsewhere `wide_gemm` takes the place of `warpgroup_gemm`), and what does
+outside of graphs. "4 bits" and "8 bits" are affine codes.
 
 """
 FAMILIES = ("llama", "gemma4_text", "gpt_oss", "qwen3_5_moe_text", "deepseek_v3")
@@ -199,7 +208,8 @@ def document() -> str:
     heads = ["Weights", *(f"`{each}`" for each in FAMILIES)]
     lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
     first = INTRODUCTION + "\n".join(map(row, model_types())) + "\n"
-    return first + OTHER_WEIGHTS + "\n".join([*lines, *map(row_of_weights, WEIGHTS)]) + "\n"
+    others = OTHER_WEIGHTS + "\n".join([*lines, *map(row_of_weights, WEIGHTS)]) + "\n"
+    return first + others + CHECKPOINTS + stored_layouts.table() + "\n"
 
 
 if __name__ == "__main__":

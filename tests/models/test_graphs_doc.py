@@ -5,11 +5,17 @@ from __future__ import annotations
 import pytest
 
 from tests.models.make_graphs_doc import DOCUMENT, document, row
+from tests.models.weights import stored_layouts
 
 
 @pytest.mark.parametrize("model_type", ["llama", "lfm2"])
 def test_page_has_the_rows_of_today(model_type: str) -> None:
     assert row(model_type) in DOCUMENT.read_text().splitlines()
+
+
+@pytest.mark.parametrize("layout", stored_layouts.LAYOUTS)
+def test_page_says_how_checkpoints_are_stored(layout: str) -> None:
+    assert stored_layouts.row(layout) in DOCUMENT.read_text().splitlines()
 
 
 @pytest.mark.slow

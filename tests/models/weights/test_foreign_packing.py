@@ -273,7 +273,7 @@ def _as_fp8(file: Path, of: bytes = b"", kind: bytes = b"F8_E4M3") -> None:
     file.write_bytes(len(header).to_bytes(8, "little") + header + content[8 + length :])
 
 
-def _kinds(name: str) -> dict[bytes, bytes]:
+def kinds_of(name: str) -> dict[bytes, bytes]:
     """Return what headers call the bytes of tensors, by the end of their names."""
     e4m3 = b"F8_E4M3"
     if name.startswith("fp8-exponents"):
@@ -303,7 +303,7 @@ def test_packed_weights_compute_what_they_stand_for(
         else:
             packed[key] = plain[key] = array
     folder = _write(tmp_path / "packed", config | {"quantization_config": method}, packed)
-    for end, kind in _kinds(name).items():
+    for end, kind in kinds_of(name).items():
         _as_fp8(tmp_path / "packed" / "model.safetensors", end, kind)
 
     ours, theirs = open_model(folder), open_model(_write(tmp_path / "plain", config, plain))
