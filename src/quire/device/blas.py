@@ -27,7 +27,7 @@ import mlx.core as mx
 import psutil
 
 from quire.device.operations import UnfusedOperations
-from quire.device.weights import PackedWeight
+from quire.device.weights import FP8, PackedWeight
 
 log = logging.getLogger("quire.blas")
 
@@ -50,7 +50,8 @@ class OpenBLASOperations(UnfusedOperations):
     """MLX's, where it calls OpenBLAS: many rows are multiplied by unpacked codes."""
 
     def packed_linear(self, x: mx.array, weight: PackedWeight, bias: mx.array | None) -> mx.array:
-        if x.size // x.shape[-1] <= _FEW.get(weight.packing.bits, _FEW_ELSE):
+        few = x.size // x.shape[-1] <= _FEW.get(weight.packing.bits, _FEW_ELSE)
+        if few or weight.packing.mode == FP8:
             return super().packed_linear(x, weight, bias)
         y = x @ weight.unpacked().astype(x.dtype).T
         return y if bias is None else y + bias

@@ -19,6 +19,7 @@ from quire.models.base import named_parameters
 from quire.models.weights.loader import open_model
 from quire.models.weights.small_floats import scale_numbers
 from tests.models.solo import solo_logits
+from tests.support.grown import grown
 from tests.support.tiny_models import qwen3_moe_config, random_weights
 
 PROMPT = [(11 * i + 5) % 256 for i in range(40)]
@@ -357,6 +358,29 @@ def test_fp8_stays_fp8_in_memory(
         assert found[name].nbytes + scales.nbytes == matrix.size + 4 * matrix.size // 32
     difference = solo_logits(ours.model, PROMPT) - solo_logits(theirs.model, PROMPT)
     assert mx.max(mx.abs(difference)).item() < (1e-4 if dtype == "float32" else 0.1)
+
+
+def test_fp8_that_a_family_takes_apart_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DeepSeek's `kv_b_proj` becomes matrices by head, the others stay."""
+    monkeypatch.setattr(current_device(), "reads_fp8", True)
+    config = grown("deepseek_v3")
+    packed, plain = {}, {}
+    for key, array in _separate_experts(random_weights(config)).items():
+        packed[key] = plain[key] = array
+        if array.ndim == 2 and key.endswith("_proj.weight") and array.shape[-1] % 32 == 0:
+            tensors, plain[key] = _blocks(key.removesuffix(".weight"), array)
+            packed |= tensors
+    said = config | {"quantization_config": PACKINGS["fp8-blocks"][1]}
+    folder = _write(tmp_path / "packed", said, packed)
+    _as_fp8(tmp_path / "packed" / "model.safetensors")
+    ours, theirs = open_model(folder), open_model(_write(tmp_path / "plain", config, plain))
+    found = named_parameters(ours.model)
+    assert found["model.layers.0.self_attn.o_proj.weight"].dtype == mx.uint32
+    assert found["model.layers.0.self_attn.embed_q.weight"].dtype == mx.float32
+    difference = solo_logits(ours.model, PROMPT) - solo_logits(theirs.model, PROMPT)
+    assert mx.max(mx.abs(difference)).item() < 1e-4
 
 
 @pytest.mark.parametrize("block", [None, [16, 32]], ids=str)

@@ -56,7 +56,9 @@ def widen_codes(model: nn.Module, weights: dict[str, mx.array]) -> None:
         to = device.weight_code_bits.get(bits) if f"{path}.biases" in weights else None
         if to is not None and width % 32 == 0:
             wide[f"{path}.weight"] = widened(codes, bits, to)
-        elif not device.reads_fp8 and is_packed_in_fp8(weights, path):
+        elif is_packed_in_fp8(weights, path) and not (
+            device.reads_fp8 and isinstance(module, nn.Linear | ExpertLinear)
+        ):
             wide[f"{path}.weight"] = unpacked(wide, path, width)
     if all(wide[name] is weights[name] for name in wide):
         return
