@@ -131,7 +131,7 @@ def product(
     """
     weight = matrices.weight
     if isinstance(weight, PackedWeight) and weight.packing.mode == FP8:
-        y = _by_numbers(operations, x, chosen, weight, ordered=ordered)
+        y = _by_numbers(operations, x, chosen, weight=weight, ordered=ordered)
     elif isinstance(weight, PackedWeight):
         weight, packing = weight.by_rows(), weight.packing
         y = mx.gather_qmm(
@@ -147,7 +147,7 @@ def product(
             sorted_indices=ordered,
         )
     else:
-        y = _by_floats(operations, x, chosen, weight, ordered=ordered)
+        y = _by_floats(operations, x, chosen, weight=weight, ordered=ordered)
     return y if matrices.bias is None else y + matrices.bias[chosen][..., None, :]
 
 
@@ -161,7 +161,7 @@ def _by_floats(
 ) -> mx.array:
     if weight.dtype in operations.gather_mm_dtypes:
         return mx.gather_mm(x, weight.swapaxes(-1, -2), rhs_indices=chosen, sorted_indices=ordered)
-    return _by_copies(x, chosen, weight.shape, lambda numbers: weight[numbers])
+    return _by_copies(x, chosen, weight.shape, matrices=lambda numbers: weight[numbers])
 
 
 def _by_numbers(
@@ -178,9 +178,9 @@ def _by_numbers(
     experts, outputs, _ = weight.codes.shape
     if chosen.size >= experts and x.dtype in operations.gather_mm_dtypes:
         numbers = weight.unpacked(x.dtype)
-        return _by_floats(operations, x, chosen, numbers, ordered=ordered)
+        return _by_floats(operations, x, chosen, weight=numbers, ordered=ordered)
     shape = experts, outputs, x.shape[-1]
-    return _by_copies(x, chosen, shape, lambda own: weight.rows(own).unpacked(x.dtype))
+    return _by_copies(x, chosen, shape, matrices=lambda own: weight.rows(own).unpacked(x.dtype))
 
 
 def _by_copies(

@@ -89,7 +89,7 @@ def unpacked(weights: dict[str, mx.array], path: str, width: int) -> mx.array:
     del weights[f"{path}.scales"]
     biases = weights.pop(f"{path}.biases", None)
     dtype = float_type(weights) if biases is None else scales.dtype
-    return PackedWeight(codes, scales, biases, packing).unpacked(dtype)
+    return PackedWeight(codes, scales, biases, packing=packing).unpacked(dtype)
 
 
 def float_type(weights: Mapping[str, mx.array]) -> mx.Dtype:
