@@ -311,6 +311,9 @@ def test_packed_weights_compute_what_they_stand_for(
 
     difference = solo_logits(ours.model, PROMPT) - solo_logits(theirs.model, PROMPT)
     assert mx.max(mx.abs(difference)).item() < 1e-4
+    parameters = named_parameters(ours.model).items()
+    scales = [each for key, each in parameters if key.endswith(".scales")]
+    assert all(memoryview(each).c_contiguous for each in scales), "kernels read memory"
     unpacked = name in UNPACKED
     assert ("are unpacked" in caplog.text) == unpacked
     assert unpacked or ours.parameter_bytes < theirs.parameter_bytes

@@ -82,7 +82,8 @@ def from_foreign(
         wide = codes.shape[-1] // groups.shape[-1]
         if packed.endswith(".weight") and codes.ndim > 1 and wide in FP8_GROUPS:
             ready[packed] = codes.view(mx.uint32)
-            ready[packed.removesuffix("weight") + "scales"] = groups
+            # Kernels read memory as it lies: no view of one scale for all.
+            ready[packed.removesuffix("weight") + "scales"] = mx.contiguous(groups)
             continue
         unpacked += 1
         numbers = mx.from_fp8(codes, mx.float32) * mx.repeat(groups, wide, axis=-1)
