@@ -19,7 +19,9 @@ from quire.executor.eager import EagerExecutor
 from quire.executor.step import Drawn
 from quire.models.weights.loader import LoadedModel, open_model
 from quire.scheduler.draft_lengths import EveryDraft, WorthwhileDrafts
+from quire.scheduler.drafting import Drafting
 from quire.scheduler.drafts import Draft, DraftQuery
+from quire.scheduler.scheduler import Scheduler
 from tests.support.everyday import everyday
 from tests.support.opened import Open
 from tests.support.parity import Company, Generated, assert_same, prompts
@@ -180,6 +182,36 @@ def test_the_device_computes_layers_while_the_host_prepares_sampling(
     assert launched >= 8 if drafts else launched == 1  # of the prompt
 
 
+def test_what_came_true_is_counted_and_reported_while_the_device_computes(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step with drafts is launched before anything that its plan does not depend on."""
+    loaded = opened("llama")
+    config = EngineConfig(str(loaded.path), kv_memory=64 << 20)
+    wanted = prompts((3, 5), tokens=12)
+    plain = Company(loaded, config).run(wanted)
+    company = Company(loaded, config, (Scripted(plain, KINDS["right"], 3),), EveryDraft())
+    events: list[str] = []
+
+    def noted(owner: Any, name: str, event: str) -> None:
+        call = getattr(owner, name)
+
+        def note(*args: Any, **named: Any) -> Any:
+            events.append(event)
+            return call(*args, **named)
+
+        monkeypatch.setattr(owner, name, note)
+
+    noted(Scheduler, "update", "tokens")
+    noted(EagerExecutor, "_start", "launched")
+    noted(Drafting, "observe", "counted")
+    noted(Scheduler, "take_outputs", "reported")
+    assert company.run(wanted)["r1"].tokens == plain["r1"].tokens
+    assert events.count("counted") >= 3
+    before = [each for each, event in pairwise(events) if event == "launched"]
+    assert before[1:] == ["tokens"] * len(before[1:])
+
+
 @pytest.mark.parametrize("kind", ["right", "lying"])
 def test_drafting_follows_from_what_came_true(opened: Open, kind: str) -> None:
     """Step times are given; a drafter whose drafts are wrong is soon asked no more."""
@@ -189,7 +221,8 @@ def test_drafting_follows_from_what_came_true(opened: Open, kind: str) -> None:
     plain = Company(loaded, config)
     plain.run(wanted)
     drafter = Scripted(plain.answers, KINDS[kind])
-    lengths = WorthwhileDrafts(lambda rows: 1e6 + 1e5 * rows)  # beside which nobody waits long
+    steps_s = [1e6 + 1e5 * rows for rows in range(100)]  # beside which nobody waits long
+    lengths = WorthwhileDrafts(lambda first, last: steps_s[first : last + 1])
     company = Company(loaded, config, (drafter,), lengths)
     assert company.run(wanted)["r0"].tokens == plain.answers["r0"].tokens
     steps = company.engine.stats().steps

@@ -139,7 +139,8 @@ class Simulation:
         outputs: list[Output] = []
         scheduler = self.scheduler
         if self._before is not None and scheduler.drafting.wants_tokens(scheduler.running):
-            outputs = self.scheduler.update(*self._before)
+            self.scheduler.update(*self._before)
+            outputs = self.scheduler.take_outputs()
             self._before = None
         if self.disk is not None:
             self.disk.tick()
@@ -158,7 +159,8 @@ class Simulation:
         if self._before is None:
             outputs += self.scheduler.take_outputs()
         else:
-            outputs += self.scheduler.update(*self._before)
+            self.scheduler.update(*self._before)
+            outputs += self.scheduler.take_outputs()
         if plan is not None:
             self._check_masks(plan)
         self._before = following

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Callable
+
 import pytest
 
 from quire.scheduler.draft_lengths import Candidate, WorthwhileDrafts
 
 
+def measured(seconds: Callable[[int], float]) -> WorthwhileDrafts:
+    """Return it with step times by rows."""
+    return WorthwhileDrafts(lambda first, last: [seconds(n) for n in range(first, last + 1)])
+
+
 def lengths(base_s: float, row_s: float, wait_s: float = 0.0) -> WorthwhileDrafts:
-    chosen = WorthwhileDrafts(lambda rows: base_s + row_s * rows)
+    chosen = measured(lambda rows: base_s + row_s * rows)
     if wait_s:
         chosen.observe_wait(wait_s, 1)
     return chosen
@@ -30,7 +36,7 @@ def test_more_is_drafted_where_more_comes_true() -> None:
 @pytest.mark.parametrize("streams", [1, 8, 64])
 def test_beside_many_streams_it_goes_to_none_by_itself(streams: int) -> None:
     """Few rows share the time in which weights are read; many rows compute."""
-    chosen = WorthwhileDrafts(lambda rows: np.maximum(1.0, rows / 16))
+    chosen = measured(lambda rows: max(1.0, rows / 16))
     found = chosen.choose([Candidate(0.7, 8)] * streams, streams)
     assert (sum(found) > 0) is (streams < 64)
 
@@ -42,7 +48,7 @@ def test_a_wait_of_the_device_counts() -> None:
 
 
 def test_nothing_is_drafted_before_steps_were_measured() -> None:
-    assert WorthwhileDrafts(lambda rows: None).choose([Candidate(1.0, 4)], 1) == [0]
+    assert WorthwhileDrafts(lambda first, last: None).choose([Candidate(1.0, 4)], 1) == [0]
 
 
 def test_drafts_that_have_to_be_computed_are_fewer() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from quire.scheduler.step_times import StepTimes
@@ -68,9 +67,17 @@ def test_times_of_much_larger_steps_are_not_known() -> None:
 @pytest.mark.parametrize("sizes", [(), (8,), (4, 32), (1, 2, 12, 64, 100)])
 def test_a_curve_is_the_times_of_many_sizes(sizes: tuple[int, ...]) -> None:
     times = measured(*((n, 1e-3 + n * n * 1e-5) for n in sizes))
-    rows = np.arange(1, 300)
-    curve = times.curve(rows)
+    curve = times.curve(1, 299)
     if curve is None:
         assert not sizes
     else:
-        assert curve.tolist() == pytest.approx([times.seconds(int(each)) for each in rows])
+        assert curve == pytest.approx([times.seconds(rows) for rows in range(1, 300)])
+
+
+def test_a_curve_is_made_when_steps_are_observed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device waits when it is asked for."""
+    times = measured((1, 1e-3), (64, 2e-3))
+    times.curve(1, 100)
+    times.observe(32, 1.9e-3)
+    monkeypatch.setattr(StepTimes, "_line", lambda times, count: pytest.fail("it is made again"))
+    assert times.curve(1, 100) == pytest.approx([times.seconds(rows) for rows in range(1, 101)])

@@ -137,7 +137,8 @@ class TimedStreams:
         if early:
             assert self._before is not None
             self.time = max(self.time, self._free_at)
-            outputs += scheduler.update(*self._before)
+            scheduler.update(*self._before)
+            outputs += scheduler.take_outputs()
             self._before = None
         plan = scheduler.schedule()
         following = None
@@ -160,7 +161,8 @@ class TimedStreams:
             done_before = self._free_at
         if self._before is not None:
             self.time = max(self.time, done_before)
-            outputs += scheduler.update(*self._before)
+            scheduler.update(*self._before)
+            outputs += scheduler.take_outputs()
         self._before = following
         self.tokens += sum(len(output.token_ids) for output in outputs)
         return any(output.finish is not None for output in outputs)

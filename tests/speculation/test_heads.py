@@ -111,10 +111,15 @@ def test_a_head_that_is_not_there_cannot_be_asked_for() -> None:
         allowed(request, "auto", frozenset({"ngram"}))
 
 
+def _step_s(first: int, last: int) -> list[float]:
+    """Return seconds of steps by rows."""
+    return [1.0 + 0.01 * rows for rows in range(first, last + 1)]
+
+
 def test_a_drafter_that_seemed_expensive_is_tried_again() -> None:
     """A single slow guess, such as the first, does not end drafting for ever."""
     drafter = HeadDrafter()
-    drafting = Drafting((drafter,), WorthwhileDrafts(lambda rows: 1.0 + 0.01 * rows), 100)
+    drafting = Drafting((drafter,), WorthwhileDrafts(_step_s), 100)
     parts = SequenceParts(drafters=frozenset({"mtp"}))
     sequence = Sequence(Request("r", (1, 2)), KVFormat(), b"", 0, parts)
     assert drafting.worth_guessing(drafter, [sequence]) > 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import replace
 
 import mlx.core as mx
 
@@ -71,7 +70,7 @@ class BlockDrafter(StatesDrafter):
             return None
         drafter = self._model
         assert isinstance(drafter, DFlash), "blocks are a DFlash drafter's"
-        return replace(own, tokens=own.tokens[:-1], limit=min(own.limit, drafter.block - 1))
+        return own._replace(tokens=own.tokens[:-1], limit=min(own.limit, drafter.block - 1))
 
     def _end(self, read: int, guesses: int) -> int:
         return read + (guesses + 1 if guesses else 0)

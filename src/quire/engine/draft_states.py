@@ -8,7 +8,7 @@ cache, whose states nobody computed, it sees the rest of the prompt alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import mlx.core as mx
 
@@ -116,4 +116,4 @@ class StatesDrafter(ModelDrafter):
         if read is None or not there.start <= self._offsets[number] + read <= there.stop:
             super().forget(number)
             self._offsets[number] = there.start
-        return replace(query, tokens=query.tokens[self._shift(number) :])
+        return query._replace(tokens=query.tokens[self._shift(number) :])

@@ -261,11 +261,11 @@ class Engine:
             self._worthwhile.observe_wait(wait_s, plan.generating)
         if before is None:
             self._wait_for_others()
-            return self._scheduler.take_outputs()
-        outputs = self._take_in(before)
-        if plan is not None and plan.awaits_masks:
-            self._executor.draw(self._scheduler.masks(plan))
-        return outputs
+        else:
+            self._take_in(before)
+            if plan is not None and plan.awaits_masks:
+                self._executor.draw(self._scheduler.masks(plan))
+        return self._scheduler.take_outputs()
 
     def _read_early(self) -> float | None:
         """Read the running step's tokens before the next one is planned, if drafts need them.
@@ -280,18 +280,17 @@ class Engine:
         self._running = None
         self._executor.launch(plan=None)
         done_at = time.perf_counter()
-        self._beside += self._take_in(before)
+        self._take_in(before)
         return done_at
 
-    def _take_in(self, plan: StepPlan) -> list[Output]:
+    def _take_in(self, plan: StepPlan) -> None:
         """Process the tokens of a finished step."""
         result = self._executor.collect()
         self._unobserved.append((plan, result))
-        outputs = self._scheduler.update(plan, result)
+        self._scheduler.update(plan, result)
         if self._head is not None:
             self._head.observe(plan, result, _known_seconds(self._scheduler, plan))
         self._faults = 0
-        return outputs
 
     def _wait_for_others(self) -> None:
         """Sleep briefly if only the grammar compiler or the disk has work."""

@@ -210,6 +210,9 @@ class BlockTables:
             How many computed tokens the sequence can continue from: `accepted`, or fewer if a
             recurrent state included a wrong draft and was restored to the one before the rows.
         """
+        if not (self._recurrent or sequence.format.has_tail):
+            self._drop_behind(sequence, -(-accepted // self._size))
+            return accepted  # nobody else has seen what wrong drafts wrote
         held = sequence.blocks
         if self._recurrent and accepted == sequence.progress.computed:
             for group, spare in held.spares.items():
@@ -244,12 +247,20 @@ class BlockTables:
             first = -(-length // self._size)
             if keeps_tail and self._is_shared(table.blocks[first - 1], length % self._size):
                 first -= 1  # the tail has its tokens as written; their codes go to another block
-            if len(table.blocks) > first:
-                self._manager.release_all(table.blocks[first:])
-                del table.blocks[first:]
-                table.renew()
-                sequence.blocks.placement = None
+            self._drop(sequence, table, first)
         return length
+
+    def _drop_behind(self, sequence: Sequence, blocks: int) -> None:
+        """Release all but the first blocks of each table."""
+        for group in self._attention:
+            self._drop(sequence, sequence.blocks.tables[group], blocks)
+
+    def _drop(self, sequence: Sequence, table: BlockTable, blocks: int) -> None:
+        if len(table.blocks) > blocks:
+            self._manager.release_all(table.blocks[blocks:])
+            del table.blocks[blocks:]
+            table.renew()
+            sequence.blocks.placement = None
 
     def _may_write(self, sequence: Sequence, number: int, within: int) -> bool:
         """Return whether tokens from offset `within` of block `number` on may be overwritten."""

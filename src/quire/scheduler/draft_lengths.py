@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
-from typing import Protocol
-
-import numpy as np
-
-from quire.core.arrays import Floats, Integers
+from typing import NamedTuple, Protocol
 
 _MAX_DRAFTS = 16
 """Most drafts of one sequence in a step."""
 _LEAST_CHANCE = 0.02
 """Drafts less likely than this to be accepted are not considered."""
+_MOST_CONSIDERED = 128
+"""Most drafts of all sequences that are considered, beyond one for each."""
 _BEGINNING, _GOING_ON = 1.15, 1.0
 """Factors of tokens per second that drafts must promise: to begin with drafts, and to go on. The
 device waits once more for a beginning, and step times and acceptance rates are inexact.
@@ -36,8 +34,7 @@ _MOST_PASSED = 64
 """Most steps that are planned without asking drafters."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A sequence that could be drafted.
 
     Attributes:
@@ -165,11 +162,11 @@ class WorthwhileDrafts:
     a larger gain than going on.
 
     Args:
-        seconds: returns the durations of generating steps by their rows; None before one was
-            measured.
+        seconds: returns the durations of generating steps of each number of rows from one number
+            to another; None before a step was measured.
     """
 
-    def __init__(self, seconds: Callable[[Integers], Floats | None]) -> None:
+    def __init__(self, seconds: Callable[[int, int], Seq[float] | None]) -> None:
         self._seconds = seconds
         self._waits = _Waits()
         self._trust = _Trust()
@@ -188,46 +185,65 @@ class WorthwhileDrafts:
         Args:
             rows: of the step without drafts.
         """
-        alone = self._seconds(np.array([rows]))
-        most = np.inf if alone is None else _MOST_WAIT * float(alone[0])
+        alone = self._seconds(rows, rows)
+        most = math.inf if alone is None else _MOST_WAIT * alone[0]
         self._waits.observe(rows, min(seconds, most))
 
     def choose(
         self, candidates: Seq[Candidate], rows: int, *, beginning: bool = False
     ) -> list[int]:
-        none = [0] * len(candidates)
+        lengths = [0] * len(candidates)
         rows = max(rows, 1)
-        order, chances = _likeliest(candidates)
-        seconds = self._seconds(np.arange(rows, rows + len(order) + 1))
-        if seconds is None or not len(order):
-            return none
-        depth, number = np.divmod(order, len(candidates))
-        token_s = np.array([each.token_s for each in candidates])[number]
-        drafting_s = np.maximum.accumulate((depth + 1) * token_s)
-        rates = (rows + self._trust.ratio * np.cumsum(chances)) / (
-            seconds[1:] + self._waits.seconds(rows) + drafting_s
-        )
-        best = int(np.argmax(rates))
-        if rates[best] <= (_BEGINNING if beginning else _GOING_ON) * rows / seconds[0]:
-            if beginning:
-                self._waits.forget(rows)
-                self._trust.forget()
-            return none
-        lengths: list[int] = np.bincount(number[: best + 1], minlength=len(candidates)).tolist()
+        drafts = _likeliest(candidates)
+        seconds = self._seconds(rows, rows + len(drafts))
+        if seconds is None or not drafts:
+            return lengths
+        wait_s = self._waits.seconds(rows)
+        trust, expected, drafting_s = self._trust.ratio, float(rows), 0.0
+        best = 0
+        best_rate = (_BEGINNING if beginning else _GOING_ON) * rows / seconds[0]
+        for count, draft in enumerate(drafts, 1):
+            expected -= trust * draft.unlikelihood
+            if token_s := candidates[draft.number].token_s:
+                drafting_s = max(drafting_s, draft.depth * token_s)
+            rate = expected / (seconds[count] + wait_s + drafting_s)
+            if rate > best_rate:
+                best, best_rate = count, rate
+        if not best and beginning:
+            self._waits.forget(rows)
+            self._trust.forget()
+        for draft in drafts[:best]:
+            lengths[draft.number] += 1
         return lengths
 
 
-def _likeliest(candidates: Seq[Candidate]) -> tuple[Integers, Floats]:
-    """Return the drafted tokens that are considered, the likeliest first, and their chances.
+class _Drafted(NamedTuple):
+    """A drafted token that is considered; the likeliest sorts first, then the earliest.
 
-    The `n`-th token of candidate `c` has the number `(n - 1) * len(candidates) + c`.
+    Attributes:
+        unlikelihood: the negative of its chance to be accepted.
+        depth: its number in its draft, from 1.
+        number: of its candidate.
     """
-    most = np.array([min(each.most, _MAX_DRAFTS) for each in candidates])
-    if not most.any():
-        return np.zeros(0, np.int32), np.zeros(0)
-    depths = np.arange(1, most.max() + 1)[:, None]
-    chances = np.array([each.rate for each in candidates]) ** depths
-    flat = np.where(depths <= most, chances, 0.0).ravel()
-    order = np.argsort(-flat, kind="stable")  # a candidate's tokens stay in order
-    order = order[: np.count_nonzero(flat >= _LEAST_CHANCE)]
-    return order, flat[order]
+
+    unlikelihood: float
+    depth: int
+    number: int
+
+
+def _likeliest(candidates: Seq[Candidate]) -> list[_Drafted]:
+    """Return the drafted tokens that are considered, in order.
+
+    Lists take less time than arrays here, and the device waits for it.
+    """
+    most = min(_MAX_DRAFTS, max(1, _MOST_CONSIDERED // max(len(candidates), 1)))
+    found = list[_Drafted]()
+    for number, each in enumerate(candidates):
+        chance = each.rate
+        for depth in range(1, min(each.most, most) + 1):
+            if chance < _LEAST_CHANCE:
+                break
+            found.append(_Drafted(-chance, depth, number))
+            chance *= each.rate
+    found.sort()
+    return found

@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from quire.scheduler.draft_lengths import Candidate, DraftLengths
@@ -27,7 +26,7 @@ from quire.scheduler.drafts import (
 )
 from quire.scheduler.sequence import Sequence
 
-_OWN_WEIGHT, _COMMON_WEIGHT = 1 / 8, 1 / 64
+_OWN_WEIGHT, _COMMON_WEIGHT = 1 / 16, 1 / 64
 """Weight of the newest outcome in the acceptance rate of one sequence, and in that of all."""
 _FIRST_RATE, _FIRST_OUTCOMES = 0.7, 2
 """Acceptance rate assumed before any draft was compared, and how many outcomes it counts as. It is
@@ -39,10 +38,10 @@ in each step.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class _Found(Candidate):
-    """A candidate with its draft; the draft is None until it is made."""
+class _Found(NamedTuple):
+    """A candidate and its draft, which is None until it is made."""
 
+    candidate: Candidate
     draft: Draft | None = None
 
 
@@ -119,7 +118,8 @@ class Drafting:
         # The first guess is of the token on the device: what follows it would be drafted.
         rows = sum(each.progress.generated > 0 for each in running)
         found = self._propose(asked, rows, ahead=True).values()
-        ahead = [Candidate(e.rate, e.most - 1, e.token_s) for e in found if e.most > 1]
+        known = [each.candidate for each in found]
+        ahead = [each._replace(most=each.most - 1) for each in known if each.most > 1]
         return bool(ahead) and any(self._lengths.choose(ahead, rows, beginning=True))
 
     def worth_guessing(self, drafter: GuessingDrafter, running: Seq[Sequence]) -> int:
@@ -151,33 +151,37 @@ class Drafting:
         if not asked:
             return {}
         found = self._propose(asked, rows, ahead=False)
-        lengths = self._lengths.choose(list(found.values()), rows)
+        lengths = self._lengths.choose([each.candidate for each in found.values()], rows)
         chosen = {}
         for (number, each), length in zip(found.items(), lengths, strict=True):
             if length and (draft := each.draft) is not None:
-                chosen[number] = Draft(draft.tokens[:length], draft.drafter, draft.grade)
+                chosen[number] = draft._replace(tokens=draft.tokens[:length])
         return chosen
 
-    def settle(self, sequence: Sequence, drafts: int, accepted: int) -> None:
-        """Count the accepted and rejected drafts of a sequence."""
-        state = sequence.drafting
-        assert state is not None, "only sequences with drafters have drafts"
-        state.accepted += accepted
-        state.rejected += drafts - accepted
-        drafter = ""
-        if state.foreseen is not None:
-            rate, drafter = self._rate(state, state.foreseen.grade), state.foreseen.grade[0]
-            self._lengths.settle(sum(rate**n for n in range(1, drafts + 1)), accepted)
-        self.drafted[drafter] += drafts
-        self.accepted[drafter] += accepted
+    def observe(
+        self, sequence: Sequence, foreseen: Foreseen | None, drafts: int, accepted: int
+    ) -> None:
+        """Count the accepted and rejected drafts of a sequence, and compare guesses, drafted or
+        not, with the tokens that followed.
 
-    def compare(self, sequence: Sequence) -> None:
-        """Compare guesses, drafted or not, with the tokens that followed."""
+        Args:
+            foreseen: the guesses, of which the first `drafts` were verified.
+        """
         state = sequence.drafting
-        if state is None or state.foreseen is None:
+        if state is None:
             return
-        position, tokens, grade = state.foreseen
-        state.foreseen = None
+        if drafts:
+            state.accepted += accepted
+            state.rejected += drafts - accepted
+            drafter = "" if foreseen is None else foreseen.grade[0]
+            self.drafted[drafter] += drafts
+            self.accepted[drafter] += accepted
+        if foreseen is None:
+            return
+        position, tokens, grade = foreseen
+        if drafts:
+            rate = self._rate(state, grade)
+            self._lengths.settle(sum([rate**n for n in range(1, drafts + 1)]), accepted)
         for guess, token in zip(tokens, sequence.progress.tokens[position:], strict=False):
             right = float(guess == token)
             self._compared[grade] += 1
@@ -214,7 +218,8 @@ class Drafting:
                 token_s = self._token_s(drafter, len(own))
                 for each in own:
                     rate = self._rate(each.state, (drafter.name, 0))
-                    best[each.query.number] = _Found(rate, each.query.limit + 1, token_s)
+                    ahead_most = each.query.limit + 1
+                    best[each.query.number] = _Found(Candidate(rate, ahead_most, token_s))
                 continue
             started = self._clock()
             drafts = drafter.propose([each.query for each in own]) if own else ()
@@ -224,7 +229,7 @@ class Drafting:
                 found = None if draft is None else self._found(each, draft)
                 if found is not None:
                     known = best.get(each.query.number)
-                    if known is None or known.rate < found.rate:
+                    if known is None or known.candidate.rate < found.candidate.rate:
                         best[each.query.number] = found
         for each in asked:
             leading = best.get(each.query.number)
@@ -252,7 +257,7 @@ class Drafting:
         for each in asked:
             grade = drafter.name, 0
             rate, known = self._rate(each.state, grade), best.get(each.query.number)
-            if known is None or known.rate < rate:
+            if known is None or known.candidate.rate < rate:
                 leading.append(each)
                 candidates.append(Candidate(rate, each.query.limit, token_s))
         lengths = self._lengths.choose(candidates, rows, beginning=ahead)
@@ -261,7 +266,7 @@ class Drafting:
         chosen = []
         for each, length in zip(leading, lengths, strict=True):
             if length:
-                chosen.append(each._replace(query=replace(each.query, limit=length)))
+                chosen.append(each._replace(query=each.query._replace(limit=length)))
             else:
                 self._reconsider(each.state, (drafter.name, 0))
         return chosen
@@ -284,18 +289,18 @@ class Drafting:
 
     def _found(self, asked: _Asked, draft: Draft) -> _Found | None:
         """Return a draft without its tail that cannot be right."""
-        tokens = draft.tokens[: asked.query.limit]
+        tokens, stops = draft.tokens[: asked.query.limit], asked.query.request.stop_token_ids
         for place, token in enumerate(tokens):
             if not 0 <= token < self._vocab_size:
                 tokens = tokens[:place]
                 break
-            if token in asked.query.request.stop_token_ids:
+            if token in stops:
                 tokens = tokens[: place + 1]
                 break
         if not tokens:
             return None
         rate = self._rate(asked.state, (draft.drafter, draft.grade))
-        return _Found(rate, len(tokens), draft=Draft(tokens, draft.drafter, draft.grade))
+        return _Found(Candidate(rate, len(tokens)), draft._replace(tokens=tokens))
 
     def _rate(self, state: DraftState, grade: Grade) -> float:
         own = state.rates.get(grade)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from typing import NamedTuple
 
 from quire.cache.block_manager import BlockManager
 from quire.cache.reuse import MissKind
@@ -23,6 +24,7 @@ from quire.scheduler.admission import SchedulerConfig
 from quire.scheduler.deadlines import Deadlines
 from quire.scheduler.draft_lengths import EveryDraft
 from quire.scheduler.drafting import Drafting
+from quire.scheduler.drafts import Foreseen
 from quire.scheduler.fairness import WaitingQueue
 from quire.scheduler.limits import Limits, largest_item
 from quire.scheduler.plan import SampledTokens, StepPlan, StepResult
@@ -30,6 +32,22 @@ from quire.scheduler.planner import Planner
 from quire.scheduler.prefill_budget import PrefillBudget
 from quire.scheduler.prefix_sharing import ReadAhead
 from quire.scheduler.sequence import Sequence, SequenceParts, Status
+
+
+class _Accepted(NamedTuple):
+    """Tokens that a sequence got in a step, to be reported.
+
+    Attributes:
+        foreseen: what a drafter guessed of them.
+        drafts, accepted: number of verified drafts, and of those that were right.
+        sampled: the tokens that count.
+    """
+
+    sequence: Sequence
+    foreseen: Foreseen | None
+    drafts: int
+    accepted: int
+    sampled: SampledTokens
 
 
 class Scheduler:
@@ -88,7 +106,7 @@ class Scheduler:
         self._arrived = 0
         self._ended: list[int] = []
         """Numbers of ended sequences that no plan has reported yet."""
-        self._outbox: list[Output] = []
+        self._outbox: list[Output | _Accepted] = []
 
     # -- requests come and go ------------------------------------------------------------------
 
@@ -224,8 +242,12 @@ class Scheduler:
 
     # -- tokens come back ----------------------------------------------------------------------
 
-    def update(self, plan: StepPlan, result: StepResult) -> list[Output]:
-        """Process the result of a step: append tokens, settle drafts, and queue outputs."""
+    def update(self, plan: StepPlan, result: StepResult) -> None:
+        """Process the result of a step: append tokens, settle drafts, and queue outputs.
+
+        It does what the next plan depends on. The rest is left to `take_outputs`, because the
+        device may be waiting for that plan.
+        """
         self.encodings.made(result.features)
         for rows in plan.sequences:
             sequence = self._by_number.get(rows.number)
@@ -237,7 +259,6 @@ class Scheduler:
                 self._finish(sequence, FinishReason.STOP, vector=result.vectors[rows.number])
             elif sequence.progress.generated == 0 and rows.end < sequence.progress.prompt_length:
                 self._outbox.append(_output(sequence, sampled=None)._replace(read=rows.end))
-        return self.take_outputs()
 
     def masks(self, plan: StepPlan) -> dict[int, TokenMask | None]:
         """Return the masks that sequences of a plan awaited, by sequence number.
@@ -250,8 +271,20 @@ class Scheduler:
 
     def take_outputs(self) -> list[Output]:
         """Return the outputs since the last call, including final ones."""
-        outputs, self._outbox = self._outbox, []
-        return outputs
+        queued, self._outbox = self._outbox, []
+        return [self._reported(each) if isinstance(each, _Accepted) else each for each in queued]
+
+    def _reported(self, accepted: _Accepted) -> Output:
+        self._observe(accepted)
+        return _output(accepted.sequence, accepted.sampled)
+
+    def _observe(self, accepted: _Accepted) -> None:
+        self.drafting.observe(
+            accepted.sequence,
+            accepted.foreseen,
+            drafts=accepted.drafts,
+            accepted=accepted.accepted,
+        )
 
     def _accept(self, sequence: Sequence, sampled: SampledTokens) -> None:
         progress = sequence.progress
@@ -259,11 +292,12 @@ class Scheduler:
             progress.unwanted -= 1
             return
         progress.pending -= 1
-        tokens = sampled.tokens
-        if progress.drafts:
+        tokens, drafts = sampled.tokens, len(progress.drafts)
+        foreseen = None if sequence.drafting is None else sequence.drafting.take_foreseen()
+        if drafts:
             tokens = tokens[: count_accepted(progress.drafts, tokens)]
-            self.drafting.settle(sequence, len(progress.drafts), len(tokens) - 1)
             self._settle(sequence, progress.certain + len(tokens) - 1)
+        accepted = _Accepted(sequence, foreseen, drafts, len(tokens) - 1, sampled)
         taken = 0
         reason = None
         try:
@@ -275,22 +309,24 @@ class Scheduler:
             if reason is None and sequence.constraint is not None:
                 sequence.row.mask = sequence.constraint.mask()
         except RequestError as error:
+            self._observe(accepted)
             self._fail(sequence, Failure.of(error))
             return
         except Exception as error:  # a constraint's fault ends its own request, whatever it is
             failure = Failure(f"the constraint on this answer failed: {error}")
+            self._observe(accepted)
             self._fail(sequence, failure)
             return
-        self.drafting.compare(sequence)
         if sequence.status is Status.RUNNING:
             self.sharing.register(sequence)
-        got = sampled
         if taken < len(sampled.tokens):
-            got = SampledTokens(tokens[:taken], sampled.logprobs[:taken])
-        if reason is not None:
-            self._finish(sequence, reason, sampled=got)
+            kept = SampledTokens(tokens[:taken], sampled.logprobs[:taken])
+            accepted = accepted._replace(sampled=kept)
+        if reason is None:
+            self._outbox.append(accepted)
             return
-        self._outbox.append(_output(sequence, got))
+        self._observe(accepted)
+        self._finish(sequence, reason, sampled=accepted.sampled)
 
     def _settle(self, sequence: Sequence, computed: int) -> None:
         """Accept the drafts among the rows in flight up to `computed` tokens; drop the others."""

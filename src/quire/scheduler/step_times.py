@@ -8,7 +8,7 @@ from statistics import median_low
 
 import numpy as np
 
-from quire.core.arrays import Floats, Integers
+from quire.core.arrays import Floats
 
 _REMEMBERED = 5
 """Number of recent steps kept for each range of rows."""
@@ -31,8 +31,8 @@ class StepTimes:
         """Rows and seconds of each range's point, by its upper end."""
         self._points: list[tuple[float, float]] = []
         """The points of `_own` as a curve: rows and seconds both ascend."""
-        self._arrays: tuple[Floats, Floats] | None = None
-        """The points' rows and seconds, once asked for."""
+        self._curve: list[float] = []
+        """Seconds of steps of 0, 1, 2 and more rows, as far as they were asked for."""
 
     @property
     def largest(self) -> int:
@@ -52,8 +52,9 @@ class StepTimes:
             mean, own = self._own[each]
             most = min(most, own)
             points.append((mean, most))
-        self._arrays = None
         self._points = points[::-1]
+        if self._curve:  # not when it is asked for: the device may wait for the plan then
+            self._curve = self._line(len(self._curve))
 
     def seconds(self, rows: int) -> float | None:
         """Return the time of a step of `rows` rows; None before any step was seen.
@@ -71,23 +72,28 @@ class StepTimes:
         line = low_s + (high_s - low_s) * (rows - low) / (high - low)
         return max(line, low_s * min(1.0, rows / low))
 
-    def curve(self, rows: Integers) -> Floats | None:
-        """Return `seconds` of each number of rows."""
+    def curve(self, first: int, last: int) -> list[float] | None:
+        """Return `seconds` of each number of rows from `first` to `last`."""
         if not self._points:
             return None
-        if self._arrays is None:
-            points: Floats = np.array(self._points)
-            self._arrays = points[:, 0], points[:, 1]
-        known, seconds = self._arrays
+        if len(self._curve) <= last:
+            self._curve = self._line(_GROWTH * last + 1)
+        return self._curve[first : last + 1]
+
+    def _line(self, count: int) -> list[float]:
+        """Return the seconds of 0, 1, 2 and more rows, `count` numbers in all."""
+        points: Floats = np.array(self._points)
+        rows = np.arange(count)
+        known, seconds = points[:, 0], points[:, 1]
         beyond: Floats = seconds[-1] * np.maximum(1.0, rows / known[-1])
         if len(known) == 1:
-            return beyond
+            return beyond.tolist()  # type: ignore[no-any-return]
         slope = (seconds[1] - seconds[0]) / (known[1] - known[0])
         below = seconds[0] + slope * np.minimum(rows - known[0], 0.0)
         below = np.maximum(below, seconds[0] * np.minimum(1.0, rows / known[0]))
         between = np.interp(rows, known, seconds)
         between = np.where(rows < known[-1], between, beyond)
-        curve: Floats = np.where(rows < known[0], below, between)
+        curve: list[float] = np.where(rows < known[0], below, between).tolist()
         return curve
 
     def known_seconds(self, rows: int) -> float | None:
