@@ -41,7 +41,7 @@ from quire.models.weights.loader import LoadedModel, open_model
 from quire.sampling import history
 from quire.sampling.rows import RowSampling, Sampled
 from quire.sampling.sampler import sample
-from quire.scheduler.draft_lengths import EveryDraft
+from quire.scheduler.draft_lengths import Candidate, EveryDraft
 from quire.scheduler.drafts import Draft, DraftQuery
 from quire.scheduler.plan import StepPlan, StepResult
 
@@ -123,6 +123,17 @@ class Parts:
         found = {name: round(statistics.median(s) * 1e6) for name, s in self._seconds.items()}
         self._seconds.clear()
         return found
+
+
+class FixedDrafts(EveryDraft):
+    """Verifies a fixed number of drafts of each sequence; a measurement changes it."""
+
+    most = 0
+
+    def choose(
+        self, candidates: Sequence[Candidate], rows: int, *, beginning: bool = False
+    ) -> list[int]:
+        return [min(each.most, self.most) for each in candidates]
 
 
 class Oracle:
@@ -218,14 +229,15 @@ def burst(
 
 def step_costs(loaded: LoadedModel, config: EngineConfig, answers: Answers) -> list[dict[str, Any]]:
     """Return what a step costs by the numbers of streams and of drafts, all of them wrong."""
-    drafter = Oracle(answers, rate=0.0)
-    engine = assemble(loaded, config, drafters=(drafter,), draft_lengths=EveryDraft())
+    drafter, lengths = Oracle(answers, rate=0.0), FixedDrafts()
+    engine = assemble(loaded, config, drafters=(drafter,), draft_lengths=lengths)
     parts = Parts(engine)
     rows: list[dict[str, Any]] = []
     for again in range(2):  # the first time graphs are recorded
         rows = []
         for streams, drafts in _FIXED:
-            drafter.most = drafts
+            # One more than is verified: the first is of a token that the step before may sample.
+            drafter.most, lengths.most = drafts + 1, drafts
             mode = "auto" if drafts else "off"
             seed = 9000 + 1000 * streams + 100 * drafts + again
             parts.taken()

@@ -182,6 +182,26 @@ def test_the_device_computes_layers_while_the_host_prepares_sampling(
     assert launched >= 8 if drafts else launched == 1  # of the prompt
 
 
+@pytest.mark.parametrize("recorded", [False, True])
+def test_waits_in_which_graphs_were_recorded_are_not_those_of_drafts(
+    opened: Open, recorded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = opened("llama")
+    config = EngineConfig(str(loaded.path), kv_memory=64 << 20)
+    wanted = prompts((3,), tokens=12)
+    plain = Company(loaded, config).run(wanted)
+    company = Company(loaded, config, (Scripted(plain, KINDS["right"], 3),), EveryDraft())
+    collect, waits = EagerExecutor.collect, list[float]()
+    monkeypatch.setattr(
+        EagerExecutor, "collect", lambda executor: replace(collect(executor), recorded=recorded)
+    )
+    monkeypatch.setattr(
+        WorthwhileDrafts, "observe_wait", lambda lengths, seconds, rows: waits.append(seconds)
+    )
+    company.run(wanted)
+    assert bool(waits) is not recorded
+
+
 def test_what_came_true_is_counted_and_reported_while_the_device_computes(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -126,8 +126,10 @@ class Engine:
         self._grammars = GrammarQueue(self.constraints.make)
         self._running: StepPlan | None = None
         """The plan of the running step, whose tokens are not read yet."""
-        self._unobserved: list[tuple[StepPlan, StepResult]] = []
-        """Finished steps whose durations are not recorded yet."""
+        self._waited_s: float | None = None
+        """Seconds that the device waited for the running step; None if planned ahead."""
+        self._unobserved: list[tuple[StepPlan, StepResult, float | None]] = []
+        """Finished steps to be recorded, and how many seconds the device waited for each."""
         self._faults = 0
         self._beside: list[Output] = []
         """Outputs to return with the next step's, of accepted, refused and dropped requests."""
@@ -244,27 +246,25 @@ class Engine:
         for request, make in self._grammars.take():
             self._admit(request, make)
         read_at = self._read_early()
-        drafting = self._scheduler.drafting
+        drafting, scheduler = self._scheduler.drafting, self._scheduler
         drafting.computing_s = 0.0
-        plan = self._scheduler.schedule()
+        plan = scheduler.schedule()
         if plan is not None and self._head is not None:
-            guess = drafting.worth_guessing(self._head, self._scheduler.running)
-            plan = replace(plan, guess=guess)
+            plan = replace(plan, guess=drafting.worth_guessing(self._head, scheduler.running))
         before, self._running = self._running, plan
         started_at = self._executor.launch(plan)
         # The device has its next step by now.
         while self._unobserved:
-            _observe_duration(self._scheduler, *self._unobserved.pop())
-        if read_at is not None and plan is not None:
-            # What drafters compute is known to `Drafting` as their time for a token.
-            wait_s = started_at - read_at - drafting.computing_s
-            self._worthwhile.observe_wait(wait_s, plan.generating)
+            self._observe(*self._unobserved.pop())
+        # What drafters compute is known to `Drafting` as their time for a token.
+        waited = None if read_at is None else started_at - read_at - drafting.computing_s
         if before is None:
             self._wait_for_others()
         else:
             self._take_in(before)
             if plan is not None and plan.awaits_masks:
                 self._executor.draw(self._scheduler.masks(plan))
+        self._waited_s = waited
         return self._scheduler.take_outputs()
 
     def _read_early(self) -> float | None:
@@ -273,8 +273,7 @@ class Engine:
         Returns:
             When that step was done, by `time.perf_counter`; None if it may still run.
         """
-        before = self._running
-        scheduler = self._scheduler
+        before, scheduler = self._running, self._scheduler
         if before is None or not scheduler.drafting.wants_tokens(scheduler.running):
             return None
         self._running = None
@@ -286,11 +285,17 @@ class Engine:
     def _take_in(self, plan: StepPlan) -> None:
         """Process the tokens of a finished step."""
         result = self._executor.collect()
-        self._unobserved.append((plan, result))
+        self._unobserved.append((plan, result, self._waited_s))
         self._scheduler.update(plan, result)
         if self._head is not None:
             self._head.observe(plan, result, _known_seconds(self._scheduler, plan))
         self._faults = 0
+
+    def _observe(self, plan: StepPlan, result: StepResult, waited_s: float | None) -> None:
+        """Record how long a finished step ran, and how long the device waited for it."""
+        _observe_duration(self._scheduler, plan, result)
+        if waited_s is not None and not result.recorded:
+            self._worthwhile.observe_wait(waited_s, plan.generating)
 
     def _wait_for_others(self) -> None:
         """Sleep briefly if only the grammar compiler or the disk has work."""

@@ -271,11 +271,16 @@ class EagerExecutor:
         if self._guesser is not None and hidden is not None and not samples:
             self._guesser.read(inputs, hidden)
         if not inputs.ending:
-            return StepRows(others=others, graphed=computed.graphed)
+            return StepRows(others=others, graphed=computed.graphed, recorded=computed.recorded)
         if inputs.wanted is not None and not inputs.narrowed:
             computed = computed.rows(inputs.wanted)
         rows = self._finish(inputs, computed, hidden, before=before, plan=plan)
-        return replace(rows, others=(*others, *rows.others), graphed=computed.graphed)
+        return replace(
+            rows,
+            others=(*others, *rows.others),
+            graphed=computed.graphed,
+            recorded=computed.recorded,
+        )
 
     def _run(self, inputs: StepInputs) -> Computed:
         """Run the model's layers, with the adapters of the rows that have one."""

@@ -33,12 +33,14 @@ class Computed(NamedTuple):
         graphed: whether a graph computed them. The next step then overwrites their memory.
         awaited: whether other ranks wait for what computes the output, even if this one reads no
             row of it.
+        recorded: whether a graph was recorded or verified for it.
     """
 
     hidden: mx.array | None
     logits: mx.array | None = None
     graphed: bool = False
     awaited: bool = False
+    recorded: bool = False
 
     @property
     def output(self) -> mx.array:
@@ -101,6 +103,7 @@ class StepRows:
         vectors: results of vector tasks, by sequence number.
         others: further arrays to compute.
         graphed: whether the layers run as a CUDA graph, whose writes to the pools MLX does not see.
+        recorded: see `Computed`.
     """
 
     sampling: tuple[ScheduledSequence, ...] = ()
@@ -110,6 +113,7 @@ class StepRows:
     vectors: Mapping[int, mx.array] = field(default_factory=dict)
     others: tuple[mx.array, ...] = ()
     graphed: bool = False
+    recorded: bool = False
 
     @property
     def tokens(self) -> mx.array | None:
@@ -173,7 +177,13 @@ class LaunchedStep:
         tokens = {} if rows.drawn is None else _tokens(rows, rows.drawn)
         guesses = _guesses(rows)
         return StepResult(
-            tokens, vectors, self.features, guesses=guesses, seconds=seconds, graphed=rows.graphed
+            tokens,
+            vectors,
+            self.features,
+            guesses=guesses,
+            seconds=seconds,
+            graphed=rows.graphed,
+            recorded=rows.recorded,
         )
 
 

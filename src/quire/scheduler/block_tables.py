@@ -211,7 +211,8 @@ class BlockTables:
             recurrent state included a wrong draft and was restored to the one before the rows.
         """
         if not (self._recurrent or sequence.format.has_tail):
-            self._drop_behind(sequence, -(-accepted // self._size))
+            for group in self._attention:
+                self._shorten(sequence, group, -(-accepted // self._size))
             return accepted  # nobody else has seen what wrong drafts wrote
         held = sequence.blocks
         if self._recurrent and accepted == sequence.progress.computed:
@@ -245,17 +246,14 @@ class BlockTables:
         for group in self._attention:
             table = sequence.blocks.tables[group]
             first = -(-length // self._size)
-            if keeps_tail and self._is_shared(table.blocks[first - 1], length % self._size):
+            if keeps_tail and _is_shared(table.blocks[first - 1], length % self._size):
                 first -= 1  # the tail has its tokens as written; their codes go to another block
-            self._drop(sequence, table, first)
+            self._shorten(sequence, group, first)
         return length
 
-    def _drop_behind(self, sequence: Sequence, blocks: int) -> None:
-        """Release all but the first blocks of each table."""
-        for group in self._attention:
-            self._drop(sequence, sequence.blocks.tables[group], blocks)
-
-    def _drop(self, sequence: Sequence, table: BlockTable, blocks: int) -> None:
+    def _shorten(self, sequence: Sequence, group: int, blocks: int) -> None:
+        """Release all but the first `blocks` blocks of a table."""
+        table = sequence.blocks.tables[group]
         if len(table.blocks) > blocks:
             self._manager.release_all(table.blocks[blocks:])
             del table.blocks[blocks:]
@@ -267,15 +265,7 @@ class BlockTables:
         if sequence.format.has_tail:
             return number == (sequence.progress.computed - 1) // self._size
         tables = (sequence.blocks.table(group) for group in self._attention)
-        return not any(self._is_shared(table[number], within) for table in tables)
-
-    def _is_shared(self, block: Block | None, within: int) -> bool:
-        """Return whether others rely on a block's tokens from offset `within` on."""
-        if block is None:
-            return False
-        return block.refs > 1 or (
-            block.holder is not None and block.holder.tokens_in(block) > within
-        )
+        return not any(_is_shared(table[number], within) for table in tables)
 
     def _holds_window(self, sequence: Sequence, length: int) -> bool:
         """Return whether all blocks visible to the token after `length` tokens are held."""
@@ -301,3 +291,10 @@ class BlockTables:
                 {group: block.id for group, block in held.tails.items()},
             )
         return held.placement
+
+
+def _is_shared(block: Block | None, within: int) -> bool:
+    """Return whether others rely on a block's tokens from offset `within` on."""
+    if block is None:
+        return False
+    return block.refs > 1 or (block.holder is not None and block.holder.tokens_in(block) > within)

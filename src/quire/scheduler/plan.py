@@ -246,6 +246,7 @@ class StepResult:
         guesses: the tokens that the draft head guessed to follow the last kept one.
         seconds: how long the step ran.
         graphed: whether its layers ran as a CUDA graph.
+        recorded: whether a graph was recorded or verified for it first, which takes long.
     """
 
     tokens: Mapping[int, SampledTokens] = field(default_factory=dict)
@@ -254,3 +255,4 @@ class StepResult:
     guesses: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     seconds: float = field(default=0.0, compare=False)
     graphed: bool = field(default=False, compare=False)
+    recorded: bool = field(default=False, compare=False)

@@ -49,6 +49,10 @@ class _Accepted(NamedTuple):
     accepted: int
     sampled: SampledTokens
 
+    def count_drafts(self, drafting: Drafting) -> None:
+        """Count what came true of the drafts."""
+        drafting.observe(self.sequence, self.foreseen, drafts=self.drafts, accepted=self.accepted)
+
 
 class Scheduler:
     """Owner of every sequence, the block manager and the prefix index.
@@ -272,19 +276,14 @@ class Scheduler:
     def take_outputs(self) -> list[Output]:
         """Return the outputs since the last call, including final ones."""
         queued, self._outbox = self._outbox, []
-        return [self._reported(each) if isinstance(each, _Accepted) else each for each in queued]
-
-    def _reported(self, accepted: _Accepted) -> Output:
-        self._observe(accepted)
-        return _output(accepted.sequence, accepted.sampled)
-
-    def _observe(self, accepted: _Accepted) -> None:
-        self.drafting.observe(
-            accepted.sequence,
-            accepted.foreseen,
-            drafts=accepted.drafts,
-            accepted=accepted.accepted,
-        )
+        outputs = []
+        for each in queued:
+            if isinstance(each, _Accepted):
+                each.count_drafts(self.drafting)
+                outputs.append(_output(each.sequence, each.sampled))
+            else:
+                outputs.append(each)
+        return outputs
 
     def _accept(self, sequence: Sequence, sampled: SampledTokens) -> None:
         progress = sequence.progress
@@ -309,12 +308,12 @@ class Scheduler:
             if reason is None and sequence.constraint is not None:
                 sequence.row.mask = sequence.constraint.mask()
         except RequestError as error:
-            self._observe(accepted)
+            accepted.count_drafts(self.drafting)
             self._fail(sequence, Failure.of(error))
             return
         except Exception as error:  # a constraint's fault ends its own request, whatever it is
             failure = Failure(f"the constraint on this answer failed: {error}")
-            self._observe(accepted)
+            accepted.count_drafts(self.drafting)
             self._fail(sequence, failure)
             return
         if sequence.status is Status.RUNNING:
@@ -325,7 +324,7 @@ class Scheduler:
         if reason is None:
             self._outbox.append(accepted)
             return
-        self._observe(accepted)
+        accepted.count_drafts(self.drafting)
         self._finish(sequence, reason, sampled=accepted.sampled)
 
     def _settle(self, sequence: Sequence, computed: int) -> None:

@@ -56,8 +56,11 @@ class GraphExecutor(EagerExecutor):
             return hidden
 
         graphs = self._graphs_of(inputs.adapted)
-        computed = None if graphs is None else graphs.compute(inputs, run_eagerly)
-        return computed or eagerly()
+        if graphs is None:
+            return eagerly()
+        made = graphs.made
+        computed = graphs.compute(inputs, run_eagerly) or eagerly()
+        return computed._replace(recorded=graphs.made > made)
 
     def _graphs_of(self, adapted: AdaptedRows | None) -> CUDAGraphs | None:
         """Return the graphs of a step; None if the model must compute it."""

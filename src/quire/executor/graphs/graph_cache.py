@@ -121,6 +121,7 @@ class GraphCache:
         heads: attention head shapes of the layers that keep keys, by layer.
         indexed: whether indexers choose the keys that rows attend to.
         hidden: `[rows, hidden]` buffer that every graph writes its hidden states to.
+        made: number of graphs made so far.
         media: `[rows, hidden]` buffers that every graph reads the levels of media rows from; empty
             for models without encoders.
     """
@@ -165,6 +166,7 @@ class GraphCache:
         self._logits: mx.array | None = None
         mx.eval(self.hidden, self._numbers, *self.media)
         self._graphs: dict[KVFormat, _Graphs] = {}
+        self.made = 0
         self._recorded: dict[tuple[KVFormat, int], _Recorded] = {}
         """Recorded steps by format and rows."""
         self._copies: dict[int, tuple[mx.array, mx.array]] = {}
@@ -272,6 +274,7 @@ class GraphCache:
                 recorded = self._record_step(max_rows, format, addresses)
                 self._recorded[format, max_rows] = recorded
             graph = known.graphs[max_rows] = recorded.graphs(addresses)
+            self.made += 1
         return graph
 
     def _addresses(self, format: KVFormat) -> Addresses:

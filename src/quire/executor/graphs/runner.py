@@ -199,6 +199,11 @@ class CUDAGraphs:
             return None
         return graphs
 
+    @property
+    def made(self) -> int:
+        """Number of graphs made so far."""
+        return self._cache.made
+
     def check(self) -> None:
         """Record a step without compiling it; see `GraphCache.check`."""
         self._cache.check()
@@ -247,8 +252,7 @@ class CUDAGraphs:
         return computed
 
     def _known(self, format: KVFormat, max_rows: int) -> bool | None:
-        """Return the cached verification result for graphs of `max_rows` rows, from this run or an
-        earlier one."""
+        """Return the verification of graphs of `max_rows` rows, from this run or an earlier one."""
         key = format, max_rows
         if key not in self.verified and key not in self._unknown:
             if verified_kernels().holds(self._verification(format, max_rows)):
