@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,11 @@ from quire.core.config import EngineConfig
 from quire.core.request import Request, SamplingParams
 from quire.device.device import current_device, open_device
 from quire.device.private import use_private_cache
-from quire.engine.assembly import assemble
+from quire.engine.assembly import OpenExecutor, assemble
 from quire.engine.engine import Engine
 from quire.engine.warm_up import measure_steps, warm_up
 from quire.executor import eager
+from quire.executor.factory import SharedGraphs, open_executor
 from quire.models.weights.loader import LoadedModel, open_model
 from quire.sampling import history
 from quire.sampling.rows import RowSampling, Sampled
@@ -227,10 +229,18 @@ def burst(
     }
 
 
-def step_costs(loaded: LoadedModel, config: EngineConfig, answers: Answers) -> list[dict[str, Any]]:
+def step_costs(
+    loaded: LoadedModel, config: EngineConfig, answers: Answers, open_executor: OpenExecutor
+) -> list[dict[str, Any]]:
     """Return what a step costs by the numbers of streams and of drafts, all of them wrong."""
     drafter, lengths = Oracle(answers, rate=0.0), FixedDrafts()
-    engine = assemble(loaded, config, drafters=(drafter,), draft_lengths=lengths)
+    engine = assemble(
+        loaded,
+        config,
+        drafters=(drafter,),
+        draft_lengths=lengths,
+        open_executor=open_executor,
+    )
     parts = Parts(engine)
     rows: list[dict[str, Any]] = []
     for again in range(2):  # the first time graphs are recorded
@@ -267,9 +277,13 @@ def main(asked: argparse.Namespace) -> None:
     )
     open_device(config.blas, config.kernels, config.threads)
     loaded = open_model(asked.folder)
+    graphs = SharedGraphs()  # as in a server: the engine that serves records none again
+    open_shared = partial(open_executor, graphs=graphs)
     if current_device().compiles:
-        warm_up(loaded, config)
-    times = measure_steps(loaded, config)
+        warm_up(loaded, config, open_executor=open_shared)
+        graphs.release()
+    times = measure_steps(loaded, config, open_shared)
+    graphs.release()
     answers = Answers(asked.tokens, loaded.model.vocab_size)
     eager.sample = answers.sampled  # type: ignore[attr-defined,assignment]
     # Rows of greedy requests then say which position they are of.
@@ -288,12 +302,15 @@ def main(asked: argparse.Namespace) -> None:
 
     gc.collect()
     gc.freeze()  # as the engine's process does
-    costs = step_costs(loaded, config, answers)
+    costs = step_costs(loaded, config, answers, open_shared)
+    graphs.release()
     note(costs=costs)
     for row in costs:
         print(json.dumps(row), flush=True)
     drafter = Oracle(answers, asked.rate)
-    engine = assemble(loaded, config, drafters=(drafter,), step_times=times)
+    engine = assemble(
+        loaded, config, drafters=(drafter,), step_times=times, open_executor=open_shared
+    )
     for again in range(asked.rounds):
         for streams in asked.streams:
             for mode in ("off", "auto"):

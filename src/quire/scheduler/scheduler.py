@@ -296,7 +296,7 @@ class Scheduler:
         if drafts:
             tokens = tokens[: count_accepted(progress.drafts, tokens)]
             self._settle(sequence, progress.certain + len(tokens) - 1)
-        accepted = _Accepted(sequence, foreseen, drafts, len(tokens) - 1, sampled)
+        accepted = _Accepted(sequence, foreseen, drafts, accepted=len(tokens) - 1, sampled=sampled)
         taken = 0
         reason = None
         try:
