@@ -1,6 +1,6 @@
 """Agents' sessions on two replicas: Quire's router beside round-robin and Ray's prefix-aware one.
 
-    python benchmarks/replicas.py [--sessions 16] [--turns 10] [--router prefix]
+    python benchmarks/replicas.py [--sessions 16] [--turns 10] [--router prefix] [--add]
 
 Each session is a replay as in `agent_replay.py`, with one system prompt for all; all run at once.
 What counts is how many prompt tokens are computed again, and the time to the first token. Needs the
@@ -81,6 +81,7 @@ def main() -> int:
     add("--turns", type=int, default=10)
     add("--replicas", type=int, default=2)
     add("--router", action="append", choices=ROUTERS, help="may be given again; default: all")
+    add("--add", action="store_true", help="keep the runs in the file of results, and add these")
     add("--serve", help=argparse.SUPPRESS)
     add("--port", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -88,18 +89,20 @@ def main() -> int:
         return serve(args.serve, args.replicas, args.port)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
     first = Session(args.turns, system_words=600, turn_words=60)
-    found: dict[str, Any] = {}
+    results = HERE / "results" / "replicas.json"
+    runs: dict[str, list[Any]] = json.loads(results.read_text())["routers"] if args.add else {}
     for name in args.router or ROUTERS:
         keyed = name.endswith("keyed")
         sessions = [replace(first, name=f"{n} ", keyed=keyed) for n in range(args.sessions)]
         own = ("--serve", ROUTERS[name], "--replicas", str(args.replicas), "--port", "{port}")
         server = Server(name, "quire", peer=False, command=(str(Path(__file__)), *own))
         with running(server, "", sys.executable, reuse=True) as (target, _):
-            found[name] = summarise(run_async(all_at_once(target, sessions)))
-        print(f"{name}: {json.dumps(found[name])}", flush=True)
+            found = summarise(run_async(all_at_once(target, sessions)))
+        runs.setdefault(name, []).append(found)
+        print(f"{name}: {json.dumps(found)}", flush=True)
     command = shlex.join(["python", "benchmarks/replicas.py", *sys.argv[1:]])
-    report = {"command": command, "sessions": args.sessions, "turns": args.turns, "routers": found}
-    (HERE / "results" / "replicas.json").write_text(json.dumps(report, indent=1) + "\n")
+    report = {"command": command, "sessions": args.sessions, "turns": args.turns, "routers": runs}
+    results.write_text(json.dumps(report, indent=1) + "\n")
     return 0
 
 

@@ -12,7 +12,7 @@ from quire.core.config import EngineConfig
 from quire.core.errors import ModelError, QuireError
 from quire.core.request import Request, SamplingParams
 from quire.demo import MODEL_DIR
-from quire.engine.draft_opening import open_draft_model
+from quire.engine.draft_opening import open_draft_model, open_drafters
 from quire.engine.factory import open_engine
 from quire.models.weights.loader import LoadedModel, open_model
 from tests.support.tiny_models import tiny_model
@@ -44,6 +44,15 @@ def test_another_vocabulary_is_refused(tiny: LoadedModel, tmp_path: Path) -> Non
 def test_a_draft_model_that_is_not_there_is_named() -> None:
     with pytest.raises(QuireError, match="nowhere/model"):
         open_engine(EngineConfig(str(MODEL_DIR), draft_model="/nowhere/model"))
+
+
+def test_a_drafter_that_reads_states_is_refused_for_a_split_model(
+    tiny: LoadedModel, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma4_assistant"}))
+    config = EngineConfig(str(tiny.path), ranks=2, draft_model=str(tmp_path))
+    with pytest.raises(ModelError, match="hidden states, which split models do not support"):
+        open_drafters(tiny, config)
 
 
 def test_an_engine_opens_with_its_draft_model(tiny: LoadedModel) -> None:

@@ -143,6 +143,26 @@ async def test_prefixes_are_read_from_disk_after_a_restart(
     assert [cached for _, cached in (first, again, lost, written)] == [0, 128, 0, 128]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("pipeline", [None, (1, 1)], ids=["each layer", "by layers"])
+async def test_a_draft_model_runs_in_the_first_process(
+    tmp_path: Path, pipeline: tuple[int, ...] | None
+) -> None:
+    folder = str(write_model(tmp_path, CONFIGS["llama"]))
+    config = EngineConfig(
+        folder, ranks=2, pipeline=pipeline, speculate="draft", draft_model=folder, dtype="float32"
+    )
+    engine = await ProcessEngine.start(replace(config, kv_memory=32 << 20), "warning")
+    try:
+        (ticket,) = engine.submit(requests()[1:2])
+        steps = await outputs(ticket)
+        assert dict((await engine.stats()).drafts)["draft"] > 0
+    finally:
+        await engine.close()
+    tokens = [token for step in steps for token in step.token_ids]
+    assert tokens == (await answers(Path(folder), 1))[1][0]
+
+
 @pytest.fixture
 def fake_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return an ssh that runs each command here and notes the machine; returns the file of its
@@ -183,6 +203,38 @@ async def test_each_process_says_how_long_the_same_work_takes(tmp_path: Path) ->
                 await asyncio.sleep(0.05)
         assert len((await engine.stats()).work_seconds) == 2
     finally:
+        await engine.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * HANG_S)
+async def test_a_slow_process_stands_out(tmp_path: Path) -> None:
+    """The second process is stopped most of the time."""
+    folder = write_model(tmp_path, CONFIGS["llama"] | {"vocab_size": 60_000, "hidden_size": 512})
+    engine = await ProcessEngine.start(EngineConfig(str(folder), ranks=2), "warning")
+    (leader,) = [
+        each for each in psutil.Process().children() if "quire.engine.worker" in each.cmdline()
+    ]
+    (follower,) = leader.children()
+
+    async def slow_down() -> None:
+        while True:
+            follower.suspend()
+            await asyncio.sleep(0.1)
+            follower.resume()
+            await asyncio.sleep(0.005)
+
+    slowed = asyncio.create_task(slow_down())
+    try:
+        async with asyncio.timeout(HANG_S):
+            seconds: tuple[float, ...] = ()
+            while not seconds or not all(seconds) or seconds[1] < 3 * seconds[0]:
+                (ticket,) = engine.submit(requests()[:1])
+                await outputs(ticket)
+                seconds = (await engine.stats()).work_seconds
+    finally:
+        slowed.cancel()
+        follower.resume()
         await engine.close()
 
 

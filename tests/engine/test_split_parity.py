@@ -22,6 +22,7 @@ from quire.models.weights.convert import convert
 from quire.models.weights.loader import open_model
 from quire.scheduler.draft_lengths import EveryDraft
 from tests.engine import test_image_parity as pictures
+from tests.engine.test_draft_model import drafted
 from tests.engine.test_speculation import KINDS, Scripted
 from tests.models.test_family_parity import FAMILY_SCENARIOS
 from tests.support.everyday import everyday
@@ -157,6 +158,18 @@ def test_drafts_change_no_token(opened: Opened, split: Split, family: str) -> No
     assert_same(company.run(wanted, every=3), expected, names(wanted))
     assert drafter.right > 0
     assert drafter.wrong > 0
+
+
+@pytest.mark.slow
+def test_a_draft_model_changes_no_token(opened: Opened, split: Split) -> None:
+    """The whole model drafts for its split self."""
+    config = replace(opened("llama"), block_size=32)
+    wanted = prompts((3, 32, 40), 24)
+    whole = open_model(config.model, dtype="float32")
+    expected = alone(whole, config, wanted)
+    company, _ = drafted(split(config, 2).loaded, config, whole, wanted)
+    assert_same(company.answers, expected, names(wanted))
+    assert dict(company.engine.stats().accepted_drafts)["draft"] > 40
 
 
 @pytest.mark.slow

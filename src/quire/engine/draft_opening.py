@@ -81,7 +81,14 @@ def _open_named(
     if config.draft_model is None:
         return config, (), None
     folder = find_folder(config.draft_model)
-    if is_eagle(described := read_config(folder)):
+    described = read_config(folder)
+    reads_states = described.get("model_type") in TYPES or is_eagle(described)
+    if config.ranks > 1 and (reads_states or is_dflash(described)):
+        raise ModelError(
+            f"speculate: {config.draft_model} drafts by the model's hidden states, which split "
+            "models do not support; name an ordinary model of the same vocabulary"
+        )
+    if is_eagle(described):
         config, head, states = _open_eagle(config, folder, described, loaded=loaded)
         return config, (head,), states
     if is_dflash(described):

@@ -294,8 +294,6 @@ def check_split(config: EngineConfig) -> None:
         raise ModelError(f"{flag}: split models do not support adapters of requests")
     if config.speculate == HEAD:
         raise ModelError(f"{flag}: split models do not support the model's own draft head")
-    if config.draft_model is not None:
-        raise ModelError(f"{flag}: split models do not support draft models")
     if config.batch_invariant and current_device().kernel_language:
         raise ModelError(f"{flag}: split models do not support --batch-invariant on GPUs")
 
