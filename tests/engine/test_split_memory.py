@@ -18,10 +18,11 @@ from tests.support.tiny_models import write_model
 
 BLOCKS = 8
 """Blocks that the budget holds in one process."""
-WANTED = prompts((50,) * BLOCKS, 16)
+WANTED = prompts((50,) * BLOCKS, 32)
 """Each fills a block and grows into a second one."""
 
 
+LAYERED = CONFIGS["llama"] | {"num_hidden_layers": 2}
 POOL = PoolKey(0, KVFormat())
 
 
@@ -37,9 +38,11 @@ def most_blocks(company: Company) -> int:
     return most
 
 
-@pytest.mark.parametrize("pipeline", [(), (1, 1)], ids=["each layer", "by layers"])
+@pytest.mark.parametrize(
+    "pipeline", [(), pytest.param((1, 1), marks=pytest.mark.slow)], ids=["each layer", "by layers"]
+)
 def test_twice_the_blocks_in_the_same_budget(tmp_path: Path, pipeline: tuple[int, ...]) -> None:
-    config = EngineConfig(str(write_model(tmp_path, CONFIGS["llama"])), prefix_cache=False)
+    config = EngineConfig(str(write_model(tmp_path, LAYERED)), prefix_cache=False)
     loaded = open_model(config.model, dtype="float32")
     probe = Company(loaded, replace(config, kv_memory=64 << 20))
     block = probe.engine._executor.block_bytes(POOL)

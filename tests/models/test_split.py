@@ -12,7 +12,7 @@ import pytest
 from quire.core.errors import ModelError
 from quire.device.ranks import Part
 from quire.models.base import named_parameters
-from quire.models.shares import Split, inputs, own_piece, rows
+from quire.models.shares import Split, inputs, joined_pieces, own_piece, rows
 from quire.models.weights.identity import WeightIdentity
 from quire.models.weights.loader import open_model
 from tests.support.families import CONFIGS
@@ -73,7 +73,7 @@ def test_parts_share_a_head_of_keys_where_there_are_fewer(tmp_path: Path) -> Non
 def test_rows_of_several_kinds_are_cut_each_by_itself() -> None:
     whole = mx.arange(10)  # two heads of three values, then four of one
     cut = rows((2, 3), (4, 1))
-    assert [cut.of("w", whole, part).tolist() for part in HALVES] == [
+    assert [cut.of("w", whole, part, joined_pieces).tolist() for part in HALVES] == [
         [0, 1, 2, 6, 7],
         [3, 4, 5, 8, 9],
     ]
@@ -85,12 +85,13 @@ def test_packed_inputs_are_cut_between_groups() -> None:
     shares = [Split(part, group=64).width(192) for part in HALVES]
     assert [width for width, _ in shares] == [128, 64]
     (_, run), _ = shares
-    assert [inputs(run).of("scales", scales, part).tolist() for part in HALVES] == [[[0, 1]], [[2]]]
+    pieces = [inputs(run).of("scales", scales, part, joined_pieces) for part in HALVES]
+    assert [each.tolist() for each in pieces] == [[[0, 1]], [[2]]]
 
 
 def test_a_cut_through_a_group_is_refused() -> None:
     with pytest.raises(ModelError, match="between groups"):
-        inputs((2, 32)).of("o_proj.scales", mx.zeros((4, 1)), HALVES[0])
+        inputs((2, 32)).of("o_proj.scales", mx.zeros((4, 1)), HALVES[0], joined_pieces)
     with pytest.raises(ModelError, match="packed in groups of 64"):
         Split(HALVES[0], group=64).width(64)
 

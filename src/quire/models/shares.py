@@ -6,7 +6,7 @@ modules compute a share as the whole; the ranks' results are summed where a laye
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -18,6 +18,10 @@ from quire.device.ranks import Part
 _SMALL = 1 << 20
 """Bytes of an array below which `mx.contiguous` may still return a view."""
 
+Range = tuple[int, int]
+"""Along an axis, from the first to before the last."""
+Take = Callable[[mx.array, Sequence[Range], int], mx.array]
+"""Returns ranges along an axis of an array, joined, as an array of its own."""
 Run = tuple[int, int]
 """Number of pieces that stand side by side along an axis, and the size of each."""
 
@@ -37,9 +41,12 @@ class Cut:
     axis: int = 0
     summed: bool = False
 
-    def of(self, name: str, array: mx.array, part: Part) -> mx.array:
+    def of(self, name: str, array: mx.array, part: Part, take: Take) -> mx.array:
         """Return a rank's piece of a parameter, which stays lazy. Packed inputs may be cut between
         groups only.
+
+        Args:
+            take: returns ranges of an array, such as `joined_pieces`.
 
         Raises:
             ModelError: a cut would go through a group.
@@ -50,7 +57,8 @@ class Cut:
             return array
         axis = array.ndim - 1 if self.summed else self.axis
         whole, found = sum(count * size for count, size in self.runs), array.shape[axis]
-        pieces, before = [], 0
+        pieces: list[Range] = []
+        before = 0
         for count, size in self.runs:
             own = part.within(count)
             ends = [before + own.start * size, before + own.stop * size]
@@ -60,9 +68,9 @@ class Cut:
                     "weights"
                 )
             first, last = (end * found // whole for end in ends)
-            pieces.append(own_piece(array, first, last, axis=axis))
+            pieces.append((first, last))
             before += count * size
-        return pieces[0] if len(pieces) == 1 else mx.concatenate(pieces, axis=axis)
+        return take(array, pieces, axis)
 
 
 def own_piece(array: mx.array, first: int, last: int, axis: int = 0) -> mx.array:
@@ -72,6 +80,12 @@ def own_piece(array: mx.array, first: int, last: int, axis: int = 0) -> mx.array
     if array.nbytes < _SMALL:
         return mx.contiguous(mx.take(array, mx.arange(first, last), axis=axis))
     return mx.contiguous(array[(slice(None),) * axis + (slice(first, last),)])
+
+
+def joined_pieces(array: mx.array, ranges: Sequence[Range], axis: int) -> mx.array:
+    """Return ranges along an axis, joined, as an array of its own."""
+    pieces = [own_piece(array, *each, axis=axis) for each in ranges]
+    return pieces[0] if len(pieces) == 1 else mx.concatenate(pieces, axis=axis)
 
 
 Cuts = Mapping[str, Cut]

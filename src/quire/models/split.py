@@ -7,7 +7,7 @@ import mlx.core as mx
 from quire.core.errors import ModelError
 from quire.device.ranks import Part
 from quire.models.base import LanguageModel, named_parameters
-from quire.models.shares import Cut, Cuts, Split, Stage, head_rows, own_piece
+from quire.models.shares import Cut, Cuts, Split, Stage, Take, head_rows
 from quire.models.stages import LayeredModel
 
 _HEAD, _TABLE = "lm_head.", "model.embed_tokens."
@@ -15,9 +15,12 @@ Weights = dict[str, mx.array]
 
 
 def split_model(
-    model: LanguageModel, weights: Weights, part: Part
+    model: LanguageModel, weights: Weights, part: Part, take: Take
 ) -> tuple[LanguageModel, Weights]:
     """Return a rank's part of a model and of its weights, which stay lazy.
+
+    Args:
+        take: returns ranges of an array, such as `joined_pieces`.
 
     Raises:
         ModelError: a layer cannot be split over this number of ranks.
@@ -26,11 +29,13 @@ def split_model(
     ready = {}
     for name, array in weights.items():
         cut = _cut_of(name, cuts)
-        ready[name] = array if cut is None else cut.of(name, array, part)
+        ready[name] = array if cut is None else cut.of(name, array, part, take=take)
     if not any(name.startswith(_HEAD) for name in weights):  # the head is the table
         tied = {name: each for name, each in weights.items() if name.startswith(_TABLE)}
         ready |= {name.replace(_TABLE, _HEAD): each for name, each in tied.items()}
-    heads = {name: _rows(each, part) for name, each in ready.items() if name.startswith(_HEAD)}
+    heads = {
+        name: _rows(each, part, take) for name, each in ready.items() if name.startswith(_HEAD)
+    }
     return own, ready | heads
 
 
@@ -67,8 +72,8 @@ def _largest_group(model: LanguageModel, weights: Weights) -> int:
     return max(groups)
 
 
-def _rows(array: mx.array, part: Part) -> mx.array:
+def _rows(array: mx.array, part: Part, take: Take) -> mx.array:
     each = head_rows(array.shape[0], part)
-    own = own_piece(array, part.rank * each, min((part.rank + 1) * each, len(array)))
+    own = take(array, [(part.rank * each, min((part.rank + 1) * each, len(array)))], 0)
     missing = each - own.shape[0]
     return mx.pad(own, [(0, missing), *[(0, 0)] * (own.ndim - 1)]) if missing else own

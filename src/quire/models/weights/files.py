@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from quire.core.errors import ModelError
 from quire.models.weights.foreign_packing import from_foreign
+from quire.models.weights.pieces import Pieces
 from quire.models.weights.safetensors import find_shards, read_header, tensor_types
 
 
@@ -21,11 +22,14 @@ class WeightFiles(Protocol):
         """The type to compute in by default; None keeps the stored types."""
         ...
 
-    def read(self, config: dict[str, Any], dtype: mx.Dtype | None) -> dict[str, mx.array]:
+    def read(
+        self, config: dict[str, Any], dtype: mx.Dtype | None, pieces: Pieces | None = None
+    ) -> dict[str, mx.array]:
         """Return all tensors by name, as lazy arrays, quantised in MLX's forms.
 
         Args:
             dtype: dtype for tensors that have to be dequantised.
+            pieces: notes the places of tensors, if only pieces of them are needed.
 
         Raises:
             ModelError: a file is damaged, or its quantisation is not supported.
@@ -52,17 +56,22 @@ class Safetensors:
     def default_dtype(self) -> None:
         return None
 
-    def read(self, config: dict[str, Any], dtype: mx.Dtype | None) -> dict[str, mx.array]:
+    def read(
+        self, config: dict[str, Any], dtype: mx.Dtype | None, pieces: Pieces | None = None
+    ) -> dict[str, mx.array]:
         weights: dict[str, mx.array] = {}
         types: dict[str, str] = {}
         for path in self.shards:
             # A truncated file is refused before anything is read.
-            types |= tensor_types(read_header(path))
+            header = read_header(path)
+            types |= tensor_types(header)
             try:
                 tensors = mx.load(str(path))
             except (RuntimeError, ValueError) as error:  # a tensor type that MLX does not have
                 raise ModelError(f"{path}: {error}") from error
             assert isinstance(tensors, dict)
+            if pieces is not None:
+                pieces.add(path, header, tensors)
             weights |= tensors
         return from_foreign(weights, config, dtype, types=types)
 

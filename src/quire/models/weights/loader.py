@@ -38,6 +38,7 @@ from quire.models.weights.hub import find_folder
 from quire.models.weights.identity import WeightIdentity
 from quire.models.weights.layouts import replaced_dtype, store_for_device, widen_codes
 from quire.models.weights.low_rank import LowRank
+from quire.models.weights.pieces import Pieces
 from quire.models.weights.projections import open_projections, weight_files
 
 _WIDE = ("e_score_correction_bias", "expert_bias", "freqs_cis_golden")
@@ -238,7 +239,8 @@ def _load_weights(
     """
     try:
         # sanitize should compute in the type in which the weights are used.
-        read = files.read(config, target)
+        pieces = Pieces()
+        read = files.read(config, target, pieces if part.size > 1 else None)
         if target is None:
             target = replaced_dtype(read)
         if with_head:
@@ -246,16 +248,18 @@ def _load_weights(
         narrow = _stays_bfloat16(read)
         if adapter is not None:
             read = adapter.merged(read, model, target)
-        weights = model.sanitize(_cast(read, target))
+        cast = _cast(read, target)
+        pieces.follow(read, cast)
+        weights = model.sanitize(cast)
         layers: tuple[range, ...] = ()
         if stage is not None:
             model, weights, layers = split_by_layers(model, weights, stage)
         elif part.size > 1:
-            model, weights = split_model(model, weights, part)
+            model, weights = split_model(model, weights, part, take=pieces.take)
         widen_codes(model, weights)
         dtype = weights[model.typed_by].dtype if model.typed_by in weights else mx.float32
         check_room(model, dtype, _bytes(weights, narrow=narrow))
-        _attach(model, weights, folder)
+        _attach(model, pieces.read(weights), folder)
         return model, layers
     except ModelError as error:
         method = unsupported_method(config)

@@ -18,6 +18,7 @@ from quire.models.weights.gguf.file import GGUF
 from quire.models.weights.gguf.keys import layers
 from quire.models.weights.gguf.names import PROJECTIONS, ROTATIONS, layer_of, renamed
 from quire.models.weights.gguf.tensors import lazy_rows
+from quire.models.weights.pieces import Pieces
 
 log = logging.getLogger("quire.models")
 
@@ -43,7 +44,9 @@ class GGUFWeights:
         half = kind is GGMLQuantizationType.F16 and not architecture_of(self.gguf).wide
         return mx.float16 if half else mx.bfloat16
 
-    def read(self, config: dict[str, Any], dtype: mx.Dtype | None) -> dict[str, mx.array]:
+    def read(
+        self, config: dict[str, Any], dtype: mx.Dtype | None, pieces: Pieces | None = None
+    ) -> dict[str, mx.array]:
         """Return all tensors, lazily. Floats and scales keep their stored type or are float32.
 
         Raises:
