@@ -82,8 +82,9 @@ def main(folder: Path, out: Path, what: list[str]) -> None:
     with_tokenizer(folder)
     quire = next(server for server in SERVERS if server.name == "quire")
     widths = widths_asked(what)
-    limits = ("--kv-memory", f"{kv_gigabytes(what)}GB", "--max-sequences", f"{max(64, *widths)}")
-    server = replace(quire, command=(*quire.command, *limits))
+    options = ["--kv-memory", f"{kv_gigabytes(what)}GB", "--max-sequences", f"{max(64, *widths)}"]
+    options += ["--speculate", "off"]  # as in `gpu/engine.py`
+    server = replace(quire, command=(*quire.command, *options))
     rows: list[dict[str, Any]] = []
     with running(server, str(folder), sys.executable, limit_s=_LIMIT_S) as (target, seconds):
         rows.append({"what": "open", "seconds": seconds})

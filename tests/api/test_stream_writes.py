@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+import asyncio
+import json
+import sys
+from collections import Counter
 
 import pytest
+from starlette.applications import Starlette
+from starlette.types import Message, Send
 
-from quire.api.shared import sse
+from quire.api.app import build_app
+from quire.api.shared.sse import EventStream
+from quire.core.config import ServerConfig
+from quire.core.info import ModelInfo
+from quire.demo import MODEL_DIR
 from quire.serving.ticket import Ticket
+from quire.text.tokenizer import Tokenizer
 from tests.api.conftest import HTTP, Serve
 from tests.api.test_foreign_fields import BODIES
-from tests.support.scripted_engine import Script
+from tests.support.scripted_engine import Script, ScriptedEngine
+from tests.support.server import one_model
 
 TOKENS = 12
 
@@ -20,12 +31,11 @@ def test_a_token_is_one_waking_and_one_write(
     serve: Serve, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[bytes] = []
-    writes = sse.writes
+    send_body = EventStream._send_body
 
-    async def counted(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
-        async for body in writes(pieces):
-            written.append(body)
-            yield body
+    async def counted(self: EventStream, send: Send, body: bytes, **more: bool) -> None:
+        written.append(body)
+        await send_body(self, send, body, **more)
 
     woken: list[Ticket] = []
     sleep = Ticket._woken
@@ -34,7 +44,7 @@ def test_a_token_is_one_waking_and_one_write(
         await sleep(ticket)
         woken.append(ticket)
 
-    monkeypatch.setattr(sse, "writes", counted)
+    monkeypatch.setattr(EventStream, "_send_body", counted)
     monkeypatch.setattr(Ticket, "_woken", noted)
     served = serve()
     tokens = served.ids("fox ")[:1] * TOKENS
@@ -46,5 +56,48 @@ def test_a_token_is_one_waking_and_one_write(
         assert answer.status_code == 200
         assert answer.read()
     served.settle()
-    assert 2 <= len([body for body in written if body]) <= TOKENS + 2  # a head and an end
+    assert 2 <= len(written) <= TOKENS + 2  # a head and an end
     assert 2 <= len(woken) <= TOKENS + 2  # accepted, and the end
+
+
+async def calls_of(app: Starlette, tokens: int) -> Counter[str]:
+    """Return how often Python functions ran for a streamed answer, by the file they are in."""
+    body = {**BODIES["chat/completions"], "stream": True, "max_tokens": tokens}
+    arrived = [{"type": "http.request", "body": json.dumps(body).encode()}]
+    files: Counter[str] = Counter()
+
+    async def receive() -> Message:
+        if not arrived:
+            await asyncio.Event().wait()
+        return arrived.pop()
+
+    async def send(message: Message) -> None:
+        assert message.get("status", 200) == 200
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}
+    sys.setprofile(
+        lambda frame, event, _: files.update([frame.f_code.co_filename] * (event == "call"))
+    )
+    try:
+        await app(scope | {"query_string": b"", "root_path": ""}, receive, send)
+    finally:
+        sys.setprofile(None)
+    return files
+
+
+def test_a_token_calls_few_functions_and_resumes_no_middleware(tokenizer: Tokenizer) -> None:
+    info = ModelInfo(str(MODEL_DIR), "gemma4", 4096, 4096, "float32", "cpu", 1 << 20)
+    fox = tuple(tokenizer.encode("fox "))[:1]
+    engine = ScriptedEngine(info, lambda request: Script(fox * request.max_tokens))
+
+    async def counted() -> tuple[Counter[str], Counter[str]]:
+        app = build_app(one_model(engine, "m", ServerConfig()), ServerConfig())
+        async with app.router.lifespan_context(app):
+            await calls_of(app, 2)
+            return await calls_of(app, 8), await calls_of(app, 40)
+
+    few, many = asyncio.run(counted())
+    own = {file: (many[file] - few[file]) / 32 for file in many if "/tests/" not in file}
+    around = [own[file] for file in own if file.endswith("starlette/routing.py")]
+    assert around == [0]
+    assert sum(calls for file, calls in own.items() if "asyncio" not in file) <= 50

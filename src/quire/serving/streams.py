@@ -107,6 +107,7 @@ class ChoiceStream:
     """One answer in progress: a ticket, and the parser that turns its outputs into events.
 
     Args:
+        index: its number among the choices of its run.
         show_reasoning: whether the reasoning is among the events.
         show_progress: whether events report the progress of reading the prompt.
     """
@@ -117,12 +118,14 @@ class ChoiceStream:
         output: OutputStream,
         observer: Observer,
         *,
+        index: int = 0,
         show_reasoning: bool = True,
         show_progress: bool = False,
     ) -> None:
         self._ticket = ticket
         self._output = output
         self._observer = observer
+        self.index = index
         self._show_reasoning = show_reasoning
         self._show_progress = show_progress
         self._reading = ReadingTime()
@@ -177,7 +180,9 @@ class ChoiceStream:
         """End the request by the engine's next step."""
         self._ticket.abort()
 
-    async def batches(self, entries: int = BATCH_ENTRIES) -> AsyncGenerator[list[Event], None]:
+    async def batches(
+        self, entries: int = BATCH_ENTRIES
+    ) -> AsyncGenerator[list[ChoiceEvent], None]:
         """Yield the events that are ready at each wake-up. The last batch ends with the terminal
         event.
 
@@ -197,12 +202,13 @@ class ChoiceStream:
                 if len(events) > 1:
                     events = merge(events)
                 if events or (not started and self._first_token is not None):
-                    yield events
+                    yield [(self.index, event) for event in events]
                 if self._end is not None:
                     return
                 if self._ticket.waiting:
                     await asyncio.sleep(0)
-            yield [self._fail("The engine ended the request without saying why.")]
+            failed = self._fail("The engine ended the request without saying why.")
+            yield [(self.index, failed)]
         finally:
             self._ticket.abort()
             self._observer.gone()
@@ -350,25 +356,21 @@ class GenerationStream:
             "ttft_ms": _milliseconds(times.submitted, times.first_token),
         }
 
-    async def batches(self) -> AsyncGenerator[list[ChoiceEvent], None]:
+    def batches(self) -> AsyncGenerator[list[ChoiceEvent], None]:
         """Yield batches of events with the number of their choice, until every choice has ended.
 
         A choice that fails ends the stream: its failure is the last event, and the others are
         aborted.
         """
-        if len(self.choices) == 1:
-            async for events in self.choices[0].batches():
-                yield [(0, event) for event in events]
-            return
+        return self.choices[0].batches() if len(self.choices) == 1 else self._joined()
+
+    async def _joined(self) -> AsyncGenerator[list[ChoiceEvent], None]:
         # As many batches as there are choices wait at most, and all of them go as one: together
         # they are no larger than the batch of a single choice may be.
         count = len(self.choices)
         ready: asyncio.Queue[list[ChoiceEvent] | None] = asyncio.Queue(count)
         entries = max(1, BATCH_ENTRIES // count)
-        pumps = [
-            asyncio.create_task(_pump(index, choice, entries, ready=ready))
-            for index, choice in enumerate(self.choices)
-        ]
+        pumps = [asyncio.create_task(_pump(choice, entries, ready)) for choice in self.choices]
         try:
             running = len(pumps)
             while running:
@@ -416,15 +418,12 @@ def _outcome(end: Finished | Failed | None) -> str:
 
 
 async def _pump(
-    index: int,
-    choice: ChoiceStream,
-    entries: int,
-    ready: asyncio.Queue[list[ChoiceEvent] | None],
+    choice: ChoiceStream, entries: int, ready: asyncio.Queue[list[ChoiceEvent] | None]
 ) -> None:
     """Move one choice's batches to the queue that all choices share; None marks its end."""
     try:
         async for events in choice.batches(entries):
-            await ready.put([(index, event) for event in events])
+            await ready.put(events)
     except Exception:  # the others go on; a cancelled pump has nobody left to tell
-        log.exception("choice %d: its stream failed", index)
+        log.exception("choice %d: its stream failed", choice.index)
     await ready.put(None)

@@ -121,10 +121,13 @@ class Submission:
                 ticket,
                 output,
                 self._observer(spec.caller, len(request.prompt)),
+                index=index,
                 show_reasoning=spec.show_reasoning,
                 show_progress=spec.show_progress,
             )
-            for request, ticket, output in zip(requests, tickets, outputs, strict=True)
+            for index, (request, ticket, output) in enumerate(
+                zip(requests, tickets, outputs, strict=True)
+            )
         ]
         return GenerationStream([prompt.tokens for prompt in prompts], choices, grammar.unenforced)
 

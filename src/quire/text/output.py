@@ -132,7 +132,7 @@ class OutputStream:
         index = again = 0
         pause = 1
         while index <= last:
-            if index >= again and end - index > 1:
+            if index >= again and end > index:
                 taken = self._take_plain(tokens[index:end], events)
                 # Looking ahead in vain takes time: the next pause is twice as long.
                 pause = 1 if taken else 2 * pause

@@ -11,7 +11,7 @@ from starlette.types import Scope
 from quire.api.shared.access import note_ignored
 from quire.api.shared.json_text import parse_json
 from quire.api.shared.pieces import compact
-from quire.api.shared.schema import UnlessEmpty, Wire, tag_by_type
+from quire.api.shared.schema import Renamed, UnlessEmpty, Wire, tag_by_type
 from quire.core.errors import RequestError
 from quire.serving.answer_grammar import AnswerFormat
 from quire.serving.messages import JsonObject
@@ -109,7 +109,7 @@ def _tag_grammar(value: object) -> str:
     return "@text" if isinstance(value, str) else "@object"
 
 
-class GuidedFields(Wire):
+class GuidedFields(Renamed):
     """Fields by which vLLM, SGLang, llama.cpp, Text Generation Inference and Ollama constrain an
     answer.
     """

@@ -75,12 +75,6 @@ class Wire(BaseModel):
         json_schema_extra={"additionalProperties": False},
     )
 
-    _names: Mapping[str, str] = PrivateAttr(default_factory=dict)
-
-    def name_of(self, field: str) -> str:
-        """Return the client's name of a field, for errors."""
-        return self._names.get(field, field)
-
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """Return pydantic's schema, in which a list is read only up to its first error.
@@ -91,6 +85,16 @@ class Wire(BaseModel):
         schema = handler(source)
         _end_at_first_error(schema, cls)
         return schema
+
+
+class Renamed(Wire):
+    """A body that knows by which names the client sent its fields."""
+
+    _names: Mapping[str, str] = PrivateAttr(default_factory=dict)
+
+    def name_of(self, field: str) -> str:
+        """Return the client's name of a field, for errors."""
+        return self._names.get(field, field)
 
 
 class History(Wire):
@@ -125,7 +129,8 @@ def parse(
         fields = model.model_validate(_with_own_names(payload, names))
     except ValidationError as error:
         raise explain(model, first_of(error), names) from error
-    fields._names = names
+    if isinstance(fields, Renamed):
+        fields._names = names
     given = [
         (path, value)
         for path, value in _unknown(fields, "")
@@ -171,7 +176,7 @@ def _unknown(fields: Wire, prefix: str) -> Iterator[tuple[str, object]]:
     for name, value in (fields.model_extra or {}).items():
         yield f"{prefix}{name}", value
     for name, value in fields.__dict__.items():
-        if not isinstance(value, Wire | list):
+        if value is None or not isinstance(value, _NESTED):
             continue
         path = f"{prefix}{type(fields).model_fields[name].alias or name}"
         match value:
@@ -182,6 +187,9 @@ def _unknown(fields: Wire, prefix: str) -> Iterator[tuple[str, object]]:
             case [Wire() as first, *_] if not isinstance(first, History):
                 for index, each in enumerate(value):
                     yield from _unknown(each, f"{path}[{index}].")
+
+
+_NESTED = (Wire, list)
 
 
 def tag_by_type(value: object) -> str | None:

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from quire.api.shared.access import note_run
 from quire.api.shared.errors import error_response
-from quire.api.shared.pieces import WRITE, writes
+from quire.api.shared.pieces import WRITE
 from quire.serving.streams import ChoiceEvent, GenerationStream
 from quire.serving.tasks import cancel_and_wait
 from quire.text.events import Failed, Finished
@@ -93,7 +93,8 @@ class EventStream(Response):
         self._run = run
         self._renderer = renderer
         self._keepalive = keepalive
-        self._started = False
+        self._started = self._opened = False
+        """Whether the head is being sent, and whether it was."""
         self._head = asyncio.Lock()
         self._within = False  # a batch, where nothing else can stand
         self._silent_since = 0.0
@@ -101,47 +102,66 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._silent_since = asyncio.get_running_loop().time()
         watcher = asyncio.create_task(abort_when_gone(receive, self._run))
-        opener = asyncio.create_task(self._open(send))
-        keeper = asyncio.create_task(self._keep_alive(send))
-        running = len(self._run.choices)
-        closing: Iterable[bytes] = ()
+        attendant = asyncio.create_task(self._attend(send))
+        # A task of its own, so that a token does not resume every middleware around this one.
+        streaming = asyncio.create_task(self._stream(send))
         try:
-            async with aclosing(self._run.batches()) as batches:
-                async for batch in batches:
-                    if not self._started and (refusal := _refusal(batch)) is not None:
-                        await cancel_and_wait(opener, keeper)
-                        failed = error_response(scope, refusal.error)
-                        await failed(scope, receive, send)
-                        return
-                    pieces = self._renderer.render(batch)
-                    ends = [event for _, event in batch if isinstance(event, Finished | Failed)]
-                    running -= len(ends)
-                    if not running or any(isinstance(end, Failed) for end in ends):
-                        closing = pieces  # the last events and what follows them are one write
-                        break
-                    await self._write(send, pieces)
+            last = await streaming
         finally:
             note_run(scope, self._run)
-            await cancel_and_wait(watcher, opener, keeper)
-        # Last, so that who asks again after the answer finds its slot free.
-        await self._write(send, self._end(closing), last=True)
+            await cancel_and_wait(watcher, attendant, streaming)
+        if isinstance(last, Failed):
+            await error_response(scope, last.error)(scope, receive, send)
+            return
+        # Now, so that who asks again after the answer finds its slot free.
+        await self._write(send, self._end(last), last=True)
+
+    async def _stream(self, send: Send) -> Iterable[bytes] | Failed:
+        """Send all batches but the last one. Return that one's chunks, which are one write with
+        what follows them, or the failure with which the engine refused the request.
+        """
+        running = len(self._run.choices)
+        async with aclosing(self._run.batches()) as batches:
+            async for batch in batches:
+                if not self._started and (refusal := _refusal(batch)) is not None:
+                    return refusal
+                pieces = self._renderer.render(batch)
+                ends = [event for _, event in batch if isinstance(event, Finished | Failed)]
+                running -= len(ends)
+                if not running or any(isinstance(end, Failed) for end in ends):
+                    return pieces
+                await self._write(send, pieces)
+        return ()
 
     def _end(self, closing: Iterable[bytes]) -> Iterator[bytes]:
         yield from closing
         yield self._renderer.end()
 
     async def _write(self, send: Send, pieces: Iterable[bytes], *, last: bool = False) -> None:
+        """Send pieces in writes of at least `WRITE` bytes, with a turn of the event loop after
+        each. The final write is shorter.
+        """
         self._within = True
         try:
-            await self._start(send)
-            async for body in writes(pieces):
-                ends = last and len(body) < WRITE
-                if body or ends:
-                    self._silent_since = asyncio.get_running_loop().time()
-                    message = {"type": "http.response.body", "body": body, "more_body": not ends}
-                    await send(message)
+            if not self._opened:
+                await self._start(send)
+            held: list[bytes] = []
+            size = 0
+            for piece in pieces:
+                held.append(piece)
+                size += len(piece)
+                if size >= WRITE:
+                    await self._send_body(send, b"".join(held))
+                    await asyncio.sleep(0)
+                    held, size = [], 0
+            if size or last:
+                await self._send_body(send, b"".join(held), last=last)
         finally:
             self._within = False
+
+    async def _send_body(self, send: Send, body: bytes, *, last: bool = False) -> None:
+        self._silent_since = asyncio.get_running_loop().time()
+        await send({"type": "http.response.body", "body": body, "more_body": not last})
 
     async def _start(self, send: Send) -> None:
         """Send the head once. Concurrent callers wait until it is sent."""
@@ -149,6 +169,7 @@ class EventStream(Response):
             if not self._started:
                 self._started = True
                 await self._send_head(send)
+                self._opened = True
 
     async def _send_head(self, send: Send) -> None:
         headers = {
@@ -160,13 +181,17 @@ class EventStream(Response):
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": raw})
 
-    async def _open(self, send: Send) -> None:
-        """Send the head of an accepted stream before its first event."""
-        await self._run.accepted()
+    async def _attend(self, send: Send) -> None:
+        """Send the head of an accepted stream before its first event, then keepalives."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._run.placed(), HEAD_S)
-        if not self._run.failed:
-            await self._start(send)
+            async with asyncio.timeout(KEEPALIVE_S):
+                await self._run.accepted()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(HEAD_S):
+                    await self._run.placed()
+            if not self._run.failed:
+                await self._start(send)
+        await self._keep_alive(send)
 
     async def _keep_alive(self, send: Send) -> None:
         """Send keepalives during silence, before the first token and while a call is held back."""
@@ -178,10 +203,8 @@ class EventStream(Response):
             elif self._within:  # the reader is slow, and has something to read
                 self._silent_since = clock()
             else:
-                self._silent_since = clock()
                 await self._start(send)
-                message = {"type": "http.response.body", "body": self._keepalive()}
-                await send({**message, "more_body": True})
+                await self._send_body(send, self._keepalive())
 
 
 def _refusal(batch: list[ChoiceEvent]) -> Failed | None:
