@@ -145,7 +145,7 @@ async def test_a_reader_that_leaves_aborts_its_requests(
     assert len(asyncio.all_tasks() - before) == 2
     await stream.aclose()
     assert batches
-    assert asyncio.all_tasks() == before
+    assert asyncio.all_tasks() <= before  # scripts that were aborted may have ended
     assert all(ticket.aborted is FinishReason.ABORT for ticket in engine.tickets)
 
 
