@@ -30,6 +30,7 @@ from quire.core.processes import wait_or_kill
 
 _HERE = Path(__file__).resolve().parent
 _STREAMS, _REQUESTS, _TOKENS = 32, 1024, 512
+_MANY = 256
 _LIMIT_S = 120.0
 _GATHERED_MS, _SINGLE_MS = 5.0, 10.0
 """Steps of 32 streams whose tokens go out together, as more than 4,000 a second do, and each by
@@ -71,8 +72,12 @@ def serve_scripted(folder: Path, port: int, step_ms: float) -> int:
     return serve((ModelConfig(engine, config),), config, "http_worker")
 
 
-def answers(target: Target, route: str, requests: int, tokens: int) -> list[Timings]:
-    """Stream answers, 32 at once: to prompts of 128 token ids, or to a message of 100 words."""
+def answers(
+    target: Target, route: str, requests: int, tokens: int, streams: int = _STREAMS
+) -> list[Timings]:
+    """Stream answers, `streams` at once: to prompts of 128 token ids, or to a message of 100
+    words.
+    """
     draw = random.Random(1)
     body = {"max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
     body |= {"stream_options": {"include_usage": True}}
@@ -82,17 +87,18 @@ def answers(target: Target, route: str, requests: int, tokens: int) -> list[Timi
         message = {"role": "user", "content": _WORDS}
         asked = {"prompt": ids} if route == "/completions" else {"messages": [message]}
         bodies.append(json.dumps(body | asked).encode())
-    found = asyncio.run(closed_loop(target, route, bodies, _STREAMS, _LIMIT_S))
+    found = asyncio.run(closed_loop(target, route, bodies, streams, _LIMIT_S))
     for answer in found:
         if answer.error is not None or answer.tokens != tokens:
             raise SystemExit(f"{answer.tokens} tokens: {answer.error}")
     return found
 
 
-def last_first_ms(found: list[Timings]) -> float:
-    """Return the milliseconds from the first request to the last stream's first token."""
+def first_ms(found: list[Timings]) -> tuple[float, float]:
+    """Return the milliseconds from the first request to the median and the last first token."""
     started = min(answer.started for answer in found)
-    return (max(answer.text_times[0] for answer in found) - started) * 1e3
+    firsts = [(answer.text_times[0] - started) * 1e3 for answer in found]
+    return statistics.median(firsts), max(firsts)
 
 
 def spent_s(process: psutil.Process) -> float:
@@ -110,8 +116,15 @@ def measured(tree: Path, folder: Path) -> dict[str, float]:
             before = spent_s(process)
             answers(target, route, _REQUESTS, 1)
             row[f"{route}, ms a request"] = (spent_s(process) - before) / _REQUESTS * 1e3
-        bursts = [last_first_ms(answers(target, "/completions", _STREAMS, 1)) for _ in range(9)]
-        row["last first token of 32 requests, ms"] = statistics.median(bursts)
+    with serving(tree, folder, _SINGLE_MS) as (target, _):
+        for streams, bursts in ((_STREAMS, 9), (_MANY, 3)):
+            found = [
+                first_ms(answers(target, "/completions", streams, 1, streams=streams))
+                for _ in range(bursts)
+            ]
+            middle, last = map(statistics.median, zip(*found, strict=True))
+            row[f"median first token of {streams} requests at once, ms"] = middle
+            row[f"last first token of {streams} requests at once, ms"] = last
     for step_ms in (_GATHERED_MS, _SINGLE_MS):
         with serving(tree, folder, step_ms) as (target, process):
             answers(target, "/completions", 2 * _STREAMS, 1)

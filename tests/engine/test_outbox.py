@@ -110,6 +110,28 @@ def test_short_steps_of_a_stream_share_messages_on_the_servers_cores(
     assert len(got) > 990  # the last ones wait for the next
 
 
+def test_a_first_token_that_comes_soon_says_that_its_request_is_accepted(
+    pack_on_cpu: Any, clock: Clock
+) -> None:
+    accepted = [Output(name, read=0) for name in NAMES[:2]]
+    assert not pack_on_cpu(accepted).outputs
+    clock.now += 0.002
+    assert [each.read for each in pack_on_cpu(step(1, NAMES[:1])).outputs] == [None]
+    clock.now += 0.004
+    assert not pack_on_cpu([]).outputs
+    clock.now += 0.001
+    assert pack_on_cpu([]).outputs == (accepted[1],)
+
+
+@pytest.mark.parametrize("step_s", [2 * FRAME_S, math.inf])
+def test_an_accepted_request_whose_prompt_takes_longer_is_told_at_once(
+    pack_on_cpu: Any, clock: Clock, step_s: float
+) -> None:
+    clock.expected_step_s = step_s
+    accepted = [Output(name, read=0) for name in NAMES]
+    assert pack_on_cpu(accepted).outputs == tuple(accepted)
+
+
 @pytest.mark.parametrize("step_s", [0.004, 0.02, math.inf])
 def test_longer_steps_are_sent_one_by_one_there(
     pack_on_cpu: Any, clock: Clock, step_s: float

@@ -32,6 +32,10 @@ class Outbox:
         self._frame_s = frame_s
         self._started: set[str] = set()
         """Requests whose first output was sent."""
+        self._accepted: dict[str, Output] = {}
+        """Outputs of accepted requests that wait for a first token, if it comes soon."""
+        self._accepted_at = 0.0
+        """Time of the first of these."""
         self._held: dict[str, NextTokens] = {}
         """Tokens held back for the next message, by request."""
         self._patient: dict[str, int] = {}
@@ -52,11 +56,13 @@ class Outbox:
 
         First tokens and ends are sent at once. If many tokens come in little time, or steps are
         short and compute on the server's cores, other tokens wait for the next ones of their
-        stream. Tokens that nobody streams wait for the end of their answer.
+        stream, and there the news that a request is accepted waits for its first token. Tokens that
+        nobody streams wait for the end of their answer.
 
         Args:
             step_s: expected duration of the next step.
         """
+        now = time.perf_counter()
         full: list[Output] = []
         tokens: list[NextTokens] = []
         for output in outputs:
@@ -64,6 +70,11 @@ class Outbox:
             if name in self._patient:
                 full += self._whole(output)
                 continue
+            if output.read == 0 and self._frame_s:
+                self._accepted_at = self._accepted_at if self._accepted else now
+                self._accepted[name] = output
+                continue
+            self._accepted.pop(name, None)
             if output.read is not None:
                 full.append(output)
                 continue
@@ -77,7 +88,9 @@ class Outbox:
                 self._started.add(name)
             else:
                 self._started.discard(name)
-        now = time.perf_counter()
+        if self._accepted and now + step_s - self._accepted_at >= self._frame_s:
+            full += self._accepted.values()
+            self._accepted.clear()
         many = len(outputs) > _MANY * step_s
         gather_s = max(_GATHER_S, len(self._held) / _MESSAGES) if many else self._frame_s
         if now + step_s - self._sent_at >= gather_s:
