@@ -21,6 +21,9 @@ PACKINGS = [
 ROWS = 31
 """More than fit one register tile, and no multiple of any."""
 
+BY_WORDS = 5e-5
+"""Bound of a packed product's relative error: rows are rounded to 16 bits a group."""
+
 
 def drawn(*shape: int, seed: int = 0) -> mx.array:
     values = np.random.default_rng(seed).standard_normal(shape)
@@ -42,7 +45,7 @@ def test_packed_weights_multiply_as_their_values(
     values = mx.dequantize(*packed, group_size=group, bits=bits, mode=mode).astype(mx.float32)
     x = drawn(ROWS, depth, seed=1)
     y = ops.product(x, *packed, group_size=group, bits=bits, mode=mode)
-    assert relative_error(y, x, values) < 2e-6
+    assert relative_error(y, x, values) < BY_WORDS
     for rows in (1, 2, 5, 8, 9):
         fewer = ops.product(x[:rows], *packed, group_size=group, bits=bits, mode=mode)
         assert mx.array_equal(fewer, y[:rows]), f"{rows} rows have other bits than {ROWS}"
@@ -71,7 +74,7 @@ def test_packed_weights_with_hundreds_of_rows(ops: Any, mode: str, bits: int, gr
     x = drawn(300, depth, seed=1) * mx.power(2.0, mx.arange(300) % 200 - 100)[:, None]
     y = ops.product(x, *packed, group_size=group, bits=bits, mode=mode)
     for row in (0, 30, 299):
-        assert relative_error(y[row], x[row], values) < 2e-6
+        assert relative_error(y[row], x[row], values) < BY_WORDS
     for rows in (1, 3, 16, 17, 270):
         fewer = ops.product(x[-rows:], *packed, group_size=group, bits=bits, mode=mode)
         assert mx.array_equal(fewer, y[-rows:])
@@ -193,7 +196,8 @@ def test_experts_multiply_their_rows(ops: Any, shared: bool, packed: bool) -> No
         y = ops.expert_product(x, chosen, stack)
         few = ops.expert_product(x[:2], chosen[:2], stack)
     expected = (stack[chosen] @ each[..., None]).squeeze(-1)
-    assert mx.allclose(y, expected, rtol=1e-5, atol=1e-4)
+    error = mx.abs(y - expected).max() / mx.abs(expected).max()
+    assert error.item() < (BY_WORDS if packed else 2e-6)
     assert mx.array_equal(few, y[:2])
 
 

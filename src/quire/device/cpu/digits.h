@@ -1,28 +1,26 @@
 // Rows of x as integers, for products with packed weights.
 //
-// A group of a row of x becomes integers below 2^22 times a power of two. An integer is a high part times `kBase`
-// and a lower part, which is 256 times a middle part and the rest; all three are signed bytes (digits), and the lower
-// part has 16 bits. Codes are unsigned bytes, so a group's sums of codes by parts are exact in any order: every
-// instruction set gets the same. What they are as floats is added group by group, in one order and with the same
-// roundings for any number of rows.
+// A group of a row of x becomes integers of 16 bits times a scale, the largest of them `kLargest` or its negative: an
+// error of at most 2^-16 of the group's largest number. Where vectors multiply bytes, an integer is two signed bytes
+// (digits): 256 times the high one and the low one. Codes are unsigned bytes, so a group's sums of codes by integers
+// are exact in any order: every instruction set gets the same. What they are as floats is added group by group, in
+// one order and with the same roundings for any number of rows.
 #pragma once
 
 #include "lanes.h"
 
 namespace quire::QUIRE_ISA {
 
-constexpr int kBase = 254 * 256;  // so that a middle part is at most 127
-constexpr int kDigits = 3;
+constexpr int kLargest = 127 * 256 + 127;  // both of whose digits are signed bytes
+constexpr int kDigits = 2;
 
-// What vectors multiply by codes of which the largest is `most`: parts of one byte, or of two.
+// The largest code that vectors multiply by digits. Larger ones are multiplied by integers of 16 bits.
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || defined(__ARM_FEATURE_MATMUL_INT8)
 constexpr int kMostByBytes = 255;  // four products of bytes are added to 32 bits
 #elif defined(__ARM_FEATURE_DOTPROD)
 constexpr int kMostByBytes = 127;  // likewise, but codes are signed
-#elif defined(__AVX2__)
-constexpr int kMostByBytes = 24;   // two products of bytes are added to 16 bits
 #else
-constexpr int kMostByBytes = 255;  // no such instruction is used
+constexpr int kMostByBytes = 0;
 #endif
 #if defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)
 constexpr bool kByInstruction = true;
@@ -30,20 +28,36 @@ constexpr bool kByInstruction = true;
 constexpr bool kByInstruction = false;
 #endif
 
-// How the parts of a row lie: [kParts, rows, group], `kWidth` bytes each.
+// How the parts of a row's integers lie: [kParts, rows, group], `kWidth` bytes each; and a unit's codes beside them.
 struct ByteParts {
-    static constexpr int kParts = kDigits, kWidth = 1, kBytes = 3;
+    static constexpr int kParts = kDigits, kWidth = 1;
+    using Unit = IntLanes;
+    QUIRE_INLINE static Unit unit(const IntLanes& codes) { return codes; }
+    QUIRE_INLINE static Unit load_unit(const uint8_t* from) { return load_lanes(from); }
+    QUIRE_INLINE static void store_unit(uint8_t* to, const Unit& unit) { store_lanes(to, unit); }
 };
-// Lower and high parts. Of four neighbours, which meet a unit's codes, the third stands before the second.
+// Whole integers. Of four neighbours, which meet a unit's codes, the third stands before the second.
 struct WordParts {
-    static constexpr int kParts = 2, kWidth = 2, kBytes = 4;
+    static constexpr int kParts = 1, kWidth = 2;
+    struct Unit {
+        IntLanes half[2];  // the first and third of each four codes, and the others
+    };
+    QUIRE_INLINE static Unit unit(const IntLanes& codes) {
+        return {bit_and(codes, all_ints(0x00ff00ff)), by_part<IntLanes>([&](int i) { return upper_bytes(codes.part[i]); })};
+    }
+    QUIRE_INLINE static Unit load_unit(const uint8_t* from) { return {load_lanes(from), load_lanes(from + kTile * 4)}; }
+    QUIRE_INLINE static void store_unit(uint8_t* to, const Unit& unit) {
+        store_lanes(to, unit.half[0]);
+        store_lanes(to + kTile * 4, unit.half[1]);
+    }
 };
+constexpr int kIntegerBytes = 2;  // in either form
 
 inline bool in_integers(const Weight& w) {
     return w.storage == Storage::affine || w.storage == Storage::mxfp4 || w.storage == Storage::nvfp4;
 }
 inline bool in_nibbles(const Weight& w) { return w.bits == 4; }
-inline bool in_words(const Weight& w) { return w.bits > 4 && kMostByBytes < 255; }
+inline bool in_words(const Weight& w) { return kMostByBytes < (in_nibbles(w) ? 24 : 255); }  // E2M1's codes: to 24
 
 // Rows lie in blocks of 16; a block that is the only one has no more rows than there are. For each group of
 // a block: the parts, then each row's scale, and each row's sum of integers.
@@ -51,7 +65,7 @@ inline int block_rows(int64_t first, int64_t count) {
     return first == 0 && count < kTile ? (int)count : kTile;
 }
 inline int64_t group_bytes(const Weight& w, int rows) {
-    return rows * ((in_words(w) ? WordParts::kBytes : ByteParts::kBytes) * w.group + 8);
+    return rows * (kIntegerBytes * w.group + 8);
 }
 inline int64_t block_bytes(const Weight& w, int rows) { return w.depth / w.group * group_bytes(w, rows); }
 
@@ -60,30 +74,14 @@ inline int64_t integer_floats(const Weight& w, int64_t count) {
     return 16 + blocks * block_bytes(w, block_rows(0, count)) / 4;  // 16: aligned
 }
 
-inline float power_of_two(int biased_exponent) {
-    const uint32_t bits = (uint32_t)biased_exponent << 23;
-    float value;
-    std::memcpy(&value, &bits, 4);
-    return value;
+// Sixteen integers of a row in parts. `between`: bytes between parts.
+inline void store_parts(const IntLanes& whole, ByteParts, const uint8_t* order, int64_t between, uint8_t* to) {
+    store_lowest_bytes(to, whole, order);
+    // The low digit is signed: where it is below 0, the high one is one more than the bits above it.
+    store_lowest_bytes(to + between, shift_right<8>(add(whole, all_ints(128))), order);
 }
-
-inline FloatLanes high_parts(const FloatLanes& whole) {
-    return by_part<FloatLanes>([&](int i) { return round(mul(whole.part[i], set(1.0f / kBase))); });
-}
-
-// Sixteen integers of a row, which are floats without fractions, in parts. `between`: bytes between parts.
-inline void store_parts(const FloatLanes& whole, ByteParts, const uint8_t* order, int64_t between, uint8_t* to) {
-    const FloatLanes high = high_parts(whole);
-    const IntLanes lower = to_ints(fma(high, all(-(float)kBase), whole));
-    store_lowest_bytes(to, lower, order);
-    // The rest is signed: where it is below 0, the middle part is one more than the bits above it.
-    store_lowest_bytes(to + between, shift_right<8>(add(lower, all_ints(128))), order);
-    store_lowest_bytes(to + 2 * between, to_ints(high), order);
-}
-inline void store_parts(const FloatLanes& whole, WordParts, const uint8_t*, int64_t between, uint8_t* to) {
-    const FloatLanes high = high_parts(whole);
-    store_lowest_words(to, to_ints(fma(high, all(-(float)kBase), whole)));
-    store_lowest_words(to + between, to_ints(high));
+inline void store_parts(const IntLanes& whole, WordParts, const uint8_t* order, int64_t, uint8_t* to) {
+    store_lowest_words(to, whole, order);
 }
 
 // One group of one row of a block.
@@ -92,22 +90,24 @@ void arrange_group(const float* x, int group, const uint8_t* order, int row, int
     I most = set_ints(0);
     for (int at = 0; at < group; at += W)
         most = max_ints(most, bit_and(load_ints(x + at), set_ints(0x7fffffff)));
-    const int largest = largest_int(most) >> 23;  // exponent
-    const int exponent = std::max(largest, 22);
-    const bool finite = largest < 255;
-    const F inverse = set(finite ? power_of_two(275 - exponent) : 0.0f);
+    const int bits = largest_int(most);
+    const bool finite = bits >> 23 < 255;
+    float largest;
+    std::memcpy(&largest, &bits, 4);
+    largest = std::max(largest, 0x1p-100f);  // so that its inverse is finite
+    const F inverse = set(finite ? kLargest / largest : 0.0f);
     const int64_t between = (int64_t)rows * group * Parts::kWidth;
     I sum = set_ints(0);
     for (int at = 0; at < group; at += kTile) {
-        const FloatLanes whole = by_part<FloatLanes>([&](int i) {
-            const F rounded = round(mul(load(x + at + i * W), inverse));
-            sum = add_ints(sum, to_ints(rounded));
-            return rounded;
+        const IntLanes whole = by_part<IntLanes>([&](int i) {
+            const I integers = to_ints(round(mul(load(x + at + i * W), inverse)));
+            sum = add_ints(sum, integers);
+            return integers;
         });
         store_parts(whole, Parts(), order, between, to + (row * group + at) * Parts::kWidth);
     }
     float* scales = (float*)(to + Parts::kParts * between);
-    scales[row] = finite ? power_of_two(exponent - 21) : __builtin_nanf("");
+    scales[row] = finite ? largest / kLargest : __builtin_nanf("");
     scales[rows + row] = (float)sum_ints(sum);
 }
 
@@ -121,10 +121,12 @@ template <class Parts> void arrange_absent(int group, int row, int rows, uint8_t
 
 inline void arrange_integers(const Weight& w, const Source& x, int64_t count, int64_t begin, int64_t end,
                              float* arranged) {
-    // Of a word's eight nibbles, those in low halves of bytes come first.
-    static const uint8_t by_halves[kTile] = {0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15};
-    static const uint8_t in_turn[kTile] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    const uint8_t* order = in_nibbles(w) ? by_halves : in_turn;
+    // Of a word's eight nibbles, those in low halves of bytes come first; of a unit's codes, those that share words.
+    static const uint8_t orders[2][2][kTile] = {{{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
+                                                 {0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15}},
+                                                {{0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15},
+                                                 {0, 4, 2, 6, 1, 5, 3, 7, 8, 12, 10, 14, 9, 13, 11, 15}}};
+    const uint8_t* order = orders[in_nibbles(w)][in_words(w)];
     const int rows = block_rows(0, count);
     const int64_t bytes = group_bytes(w, rows);
     const auto block_of = [&](int64_t row) { return (uint8_t*)aligned(arranged) + row / kTile * block_bytes(w, rows); };
@@ -150,12 +152,10 @@ inline void arrange_integers(const Weight& w, const Source& x, int64_t count, in
 struct Accumulator {
     FloatLanes scales, biases;  // of the group, one a column
 
-    // `row`: the row's scale, and `rows` floats later its sum of integers. `lower`: the sums by lower parts.
-    QUIRE_INLINE FloatLanes operator()(const IntLanes& lower, const IntLanes& high, const float* row, int rows,
-                                   const FloatLanes& sums) const {
-        const FloatLanes whole = fma(to_floats(high), all((float)kBase), to_floats(lower));
+    // `row`: the row's scale, and `rows` floats later its sum of integers.
+    QUIRE_INLINE FloatLanes operator()(const IntLanes& own, const float* row, int rows, const FloatLanes& sums) const {
         const FloatLanes offset = mul(biases, all(row[rows]));
-        return fma(fma(whole, scales, offset), all(row[0]), sums);
+        return fma(fma(to_floats(own), scales, offset), all(row[0]), sums);
     }
 };
 

@@ -6,7 +6,7 @@
 namespace quire::QUIRE_ISA {
 
 constexpr int kFewByVectors = 4;  // rows for which AMX's tiles are no faster
-constexpr int64_t kPassing = 64;  // rows whose parts stay in the cache while columns pass
+constexpr int64_t kByTiles = 32;  // rows above which codes are decoded to memory once for all
 
 // Some rows of a block by codes in tiles, which are decoded in registers. The sums are those of `IntegerProduct`.
 template <int size, int rows, class Units> class FewByTiles {
@@ -42,7 +42,7 @@ private:
                 words = load_lanes(word);
                 prefetch(word + kAhead);
             }
-            return units_.get(words, i % kUnitsInWord);
+            return Parts::unit(units_.get(words, i % kUnitsInWord));
         };
         own.add(unit_of, parts + first_ * size * Parts::kWidth, between_);
         const SixteenScales scaled(w_, at, at + kScaled * kTile, kTile);
@@ -70,16 +70,13 @@ void product_by_tiles(const Weight& w, const Rows& rows, int64_t begin, int64_t 
         FewByTiles<size, count, Units>(w, parts, block, (int)(row % kTile)).tile(column, sums);
         for (int r = 0; r < count; r++) write_row(w, rows, sums[r], row + r, column, kTile);
     };
-    for (int64_t first = 0; first < rows.count; first += kPassing) {
-        const int64_t past = std::min(rows.count, first + kPassing);
-        for (int64_t column = begin; column < end; column += kTile) {
-            for (int64_t row = first; row < past; row += kFew) {
-                switch (std::min<int64_t>(kFew, past - row)) {
-                    case 1: few(std::integral_constant<int, 1>(), row, column); break;
-                    case 2: few(std::integral_constant<int, std::min(2, kFew)>(), row, column); break;
-                    case 3: few(std::integral_constant<int, std::min(3, kFew)>(), row, column); break;
-                    default: few(std::integral_constant<int, kFew>(), row, column);
-                }
+    for (int64_t column = begin; column < end; column += kTile) {
+        for (int64_t row = 0; row < rows.count; row += kFew) {
+            switch (std::min<int64_t>(kFew, rows.count - row)) {
+                case 1: few(std::integral_constant<int, 1>(), row, column); break;
+                case 2: few(std::integral_constant<int, std::min(2, kFew)>(), row, column); break;
+                case 3: few(std::integral_constant<int, std::min(3, kFew)>(), row, column); break;
+                default: few(std::integral_constant<int, kFew>(), row, column);
             }
         }
     }
@@ -102,7 +99,7 @@ inline void multiply_by_tiles(const Weight& w, const Rows& rows, int64_t begin, 
 
 // Columns of a product in integers, by vectors.
 inline void multiply_integers(const Weight& w, const Rows& rows, int64_t begin, int64_t end, float* scratch) {
-    if (w.tiled) return multiply_by_tiles(w, rows, begin, end);
+    if (w.tiled && rows.count <= kByTiles) return multiply_by_tiles(w, rows, begin, end);
     for_codes(w, [&](auto size, auto most) {
         IntegerProduct<ByVectors<size, most>, size>(w, rows, scratch).run(begin, end);
     });

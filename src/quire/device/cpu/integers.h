@@ -9,7 +9,7 @@
 namespace quire::QUIRE_ISA {
 
 constexpr int64_t kSpan = 128;        // depth that is decoded at once: at least a group
-constexpr int64_t kSpanBytes = kSpan * kTile;
+template <class Parts> constexpr int64_t kSpanBytes = kSpan * kTile * Parts::kWidth;
 constexpr int64_t kSum = kTile * kTile;  // floats of a block's sums for a tile of columns
 constexpr int64_t kScaled = 16;       // groups whose scales are read at once
 constexpr int kTogether = 4;          // tiles of columns that share a read of x
@@ -33,8 +33,8 @@ inline void load_columns(const uint8_t* values, int64_t stride, int count, int b
     }
 }
 
-// How codes become unsigned bytes.
-class Decoder {
+// How codes become units.
+template <class Parts> class Decoder {
 public:
     explicit Decoder(const Weight& w)
         : w_(w), stride_(w.depth * w.bits / 8), table_(w.storage != Storage::affine), spread_(w.bits) {}
@@ -47,19 +47,23 @@ public:
             table_ ? nibbles<true>(from, count, at, depth, to) : nibbles<false>(from, count, at, depth, to);
             return;
         }
-        if (w_.tiled) {  // whose words are units
-            for (int64_t done = 0; done < depth; done += 4 * kTile)
-                bytes(from + (at + done) * kTile, (int)(depth - done) / 4, to + done * kTile);
-            return;
-        }
-        from += at * w_.bits / 8;
-        for (int64_t done = 0; done < depth; done += 64) {
-            const int64_t codes = std::min<int64_t>(64, depth - done);
-            others(from + done * w_.bits / 8, count, codes, to + done * kTile);
+        for (int64_t done = 0; done < depth; done += 64, to += kTile * kUnitBytes) {
+            if (w_.tiled) {  // whose words are units
+                bytes(from + (at + done) * kTile, (int)(depth - done) / 4, to);
+            } else {
+                const int64_t codes = std::min<int64_t>(64, depth - done);
+                others(from + (at + done) * w_.bits / 8, count, codes, to);
+            }
         }
     }
 
 private:
+    static constexpr int kUnitBytes = kUnit * Parts::kWidth;
+
+    static void store(uint8_t* to, int number, const IntLanes& codes) {
+        Parts::store_unit(to + number * kUnitBytes, Parts::unit(codes));
+    }
+
     template <bool table>
     void nibbles(const uint8_t* from, int count, int64_t at, int64_t depth, uint8_t* to) const {
         const Nibbles<table> units;
@@ -71,15 +75,15 @@ private:
             transpose(words);
         }
         for (int i = 0; i < kTile; i++) {
-            store_lanes(to + 2 * i * kUnit, units.get(words[i], 0));
-            store_lanes(to + (2 * i + 1) * kUnit, units.get(words[i], 1));
+            store(to, 2 * i, units.get(words[i], 0));
+            store(to, 2 * i + 1, units.get(words[i], 1));
         }
     }
 
     static void bytes(const uint8_t* from, int count, uint8_t* to) {
         IntLanes words[kTile];
         load_tile_words(from, count, words);
-        for (int i = 0; i < kTile; i++) store_lanes(to + i * kUnit, words[i]);
+        for (int i = 0; i < kTile; i++) store(to, i, words[i]);
     }
 
     // Codes of any number of bits, `codes` of each column, at most 64.
@@ -89,7 +93,7 @@ private:
         if (w_.bits < 8)
             for (IntLanes& each : bytes) each = spread_(each);
         transpose(bytes);
-        for (int i = 0; i < kTile; i++) store_lanes(to + i * kUnit, bytes[i]);
+        for (int i = 0; i < kTile; i++) store(to, i, bytes[i]);
     }
 
     const Weight& w_;
@@ -181,7 +185,7 @@ private:
 
 // One group, of `size`, of a block of rows by tiles of columns.
 template <int size> struct Group {
-    const uint8_t* codes;  // tile t's units at codes + t * kSpanBytes
+    const uint8_t* codes;  // tile t's units at codes + t * kSpanBytes<Parts>
     const Scales* scales;  // tile t's at scales[t], in row `number`
     int number, tiles;
     const uint8_t* parts;   // as arranged
@@ -211,10 +215,10 @@ template <int size, int most> struct ByVectors {
 
 private:
     template <int rows> static void multiply(const Group<size>& g, int tile, int first) {
-        const uint8_t* codes = g.codes + tile * kSpanBytes;
+        const uint8_t* codes = g.codes + tile * kSpanBytes<Parts>;
         GroupSums<size, rows, most> own;
         const auto unit_of = [=](int first, int i) __attribute__((always_inline)) {
-            return load_lanes(codes + (first + i) * kUnit);
+            return Parts::load_unit(codes + (first + i) * kUnit * Parts::kWidth);
         };
         own.add(unit_of, g.parts + first * size * Parts::kWidth, g.rows * size * Parts::kWidth);
         const Accumulator add_to = g.accumulator(tile);
@@ -227,16 +231,18 @@ private:
 
 // A product with a weight whose groups are `size`; `Multiply` adds up each.
 template <class Multiply, int size> class IntegerProduct {
+    using Parts = typename Multiply::Parts;
+
 public:
     static int64_t scratch_floats() {
-        return 16 + kRowsKept * kTogether * kTile + kTogether * (kSpanBytes + (int64_t)sizeof(Scales)) / 4 +
+        return 16 + kRowsKept * kTogether * kTile + kTogether * (kSpanBytes<Parts> + (int64_t)sizeof(Scales)) / 4 +
                Multiply::kScratch;
     }
     IntegerProduct(const Weight& w, const Rows& rows, float* scratch)
         : w_(w), rows_(rows), decode_(w), block_(block_rows(0, rows.count)),
           block_bytes_(block_bytes(w, block_)), arranged_((const uint8_t*)aligned((float*)rows.arranged)),
           sums_(aligned(scratch)), scales_((Scales*)(sums_ + kRowsKept * kTogether * kTile)),
-          codes_((uint8_t*)(scales_ + kTogether)), multiply_((float*)(codes_ + kTogether * kSpanBytes)) {}
+          codes_((uint8_t*)(scales_ + kTogether)), multiply_((float*)(codes_ + kTogether * kSpanBytes<Parts>)) {}
 
     void run(int64_t begin, int64_t end) const {
         multiply_.begin(block_);
@@ -258,12 +264,12 @@ private:
                 const int64_t first = column + tile * kTile;
                 const int present = (int)std::min<int64_t>(kTile, width - tile * kTile);
                 if (group % kScaled == 0) scales_[tile].read(w_, first, present, group);
-                if (at % kSpan == 0) decode_(first, present, at, codes_ + tile * kSpanBytes);
+                if (at % kSpan == 0) decode_(first, present, at, codes_ + tile * kSpanBytes<Parts>);
             }
-            const uint8_t* x = arranged_ + row / kTile * block_bytes_ + group * block_ * (Multiply::Parts::kBytes * size + 8);
+            const uint8_t* x = arranged_ + row / kTile * block_bytes_ + group * block_ * (kIntegerBytes * size + 8);
             for (int64_t b = 0; b < blocks; b++, x += block_bytes_) {
-                const auto* row_scales = (const float*)(x + Multiply::Parts::kBytes * block_ * size);
-                multiply_(Group<size>{codes_ + at % kSpan * kTile, scales_, (int)(group % kScaled), tiles, x, row_scales,
+                const auto* row_scales = (const float*)(x + kIntegerBytes * block_ * size);
+                multiply_(Group<size>{codes_ + at % kSpan * kTile * Parts::kWidth, scales_, (int)(group % kScaled), tiles, x, row_scales,
                                       block_, sums_ + b * tiles * kSum});
             }
         }
@@ -277,7 +283,7 @@ private:
 
     const Weight& w_;
     const Rows& rows_;
-    Decoder decode_;
+    Decoder<Parts> decode_;
     int block_;  // rows of a block
     int64_t block_bytes_;
     const uint8_t* arranged_;
@@ -301,12 +307,10 @@ template <class Use> auto for_group(const Weight& w, const Use& use) {
 template <class Use> void for_codes(const Weight& w, const Use& use) {
     using std::integral_constant;
     for_group(w, [&](auto size) {
-        if constexpr (kMostByBytes == 255) {
-            use(size, integral_constant<int, 255>());
-        } else {
-            if (w.storage != Storage::affine) return use(size, integral_constant<int, 24>());
-            w.bits <= 4 ? use(size, integral_constant<int, 15>()) : use(size, integral_constant<int, 255>());
+        if constexpr (kMostByBytes == 127) {
+            if (in_nibbles(w)) return use(size, integral_constant<int, 24>());
         }
+        use(size, integral_constant<int, 255>());
     });
 }
 

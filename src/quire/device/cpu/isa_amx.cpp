@@ -23,7 +23,6 @@ using amx::Group;
 using amx::in_integers;
 using amx::kDigits;
 using amx::kFewByVectors;
-using amx::kSpanBytes;
 using amx::kUnit;
 using amx::load_floats;
 using amx::row_of;
@@ -153,8 +152,8 @@ struct Product {
 
 // -- products in integers -------------------------------------------------------------------------
 
-// The digits of a block's rows lie together, so they are rows of one to three tiles, as many as they fill: 3
-// to 5. Tiles 0 to 2 sum, and 6 is codes.
+// The digits of a block's rows lie together, so they are rows of one or two tiles, as many as they fill: 3 and 4.
+// Tiles 0 and 1 sum, and 6 is codes.
 template <int size> struct Integers {
     using Parts = ByteParts;
     static constexpr int64_t kScratch = 16 + kDigits * kSum;
@@ -177,11 +176,7 @@ template <int size> struct Integers {
     void end() const { release(); }
 
     void operator()(const Group<size>& g) const {
-        switch ((kDigits * g.rows + kTile - 1) / kTile) {
-            case 1: return multiply<1>(g);
-            case 2: return multiply<2>(g);
-            default: return multiply<3>(g);
-        }
+        kDigits * g.rows <= kTile ? multiply<1>(g) : multiply<2>(g);
     }
 
 private:
@@ -189,7 +184,7 @@ private:
         for (int tile = 0; tile < g.tiles; tile++) {
             each<parts>([](auto i) { zero_tile<i.value>(); });
             for (int at = 0; at < size; at += kDepth) {
-                load_tile<6>(g.codes + tile * kSpanBytes + at * kTile, kUnit);
+                load_tile<6>(g.codes + tile * amx::kSpanBytes<Parts> + at * kTile, kUnit);
                 each<parts>([&](auto i) {
                     if (tile == 0 || kDepth < size)
                         load_tile<3 + i.value>(g.parts + i.value * kTile * size + at, size);
@@ -207,9 +202,9 @@ private:
         const int64_t between = g.rows * kTile;
         float* to = g.sums + tile * kSum;
         for (int row = 0; row < g.rows; row++, own += kTile, to += kTile) {
-            const __m512i middle = _mm512_load_si512(own + between), high = _mm512_load_si512(own + 2 * between);
-            const __m512i lower = _mm512_add_epi32(_mm512_slli_epi32(middle, 8), _mm512_load_si512(own));
-            store_floats(to, add({lower}, {high}, scales + row, g.rows, load_floats(to)));
+            const __m512i high = _mm512_slli_epi32(_mm512_load_si512(own + between), 8);
+            const __m512i whole = _mm512_add_epi32(high, _mm512_load_si512(own));
+            store_floats(to, add({whole}, scales + row, g.rows, load_floats(to)));
         }
     }
 };

@@ -108,14 +108,17 @@ def _extension() -> tuple[Any, str]:
 
 
 def _multiplies(ops: Any) -> bool:
-    """Whether products agree with MLX's, for few and many rows, floats and codes."""
+    """Whether products agree with MLX's, for few and many rows, floats and codes.
+
+    Beside codes, x has 16 bits: of 64 numbers below 1, a product is off by 1e-4 at most as a rule.
+    """
     x = mx.sin(mx.arange(20 * 64, dtype=mx.float32)).reshape(20, 64)
     weight = mx.cos(mx.arange(6 * 64, dtype=mx.float32)).reshape(6, 64)
     packed = mx.quantize(weight, group_size=64, bits=4)
     unpacked = mx.dequantize(*packed, group_size=64, bits=4)
     narrow = weight.astype(mx.bfloat16)
     pairs = [
-        (ops.product(rows, *operands, **packing), rows @ matrix.T)
+        (ops.product(rows, *operands, **packing), rows @ matrix.T, 1e-3 if packing else 1e-4)
         for rows in (x, x[:3])
         for operands, packing, matrix in (
             ((weight,), {}, weight),
@@ -123,4 +126,4 @@ def _multiplies(ops: Any) -> bool:
             (packed, {"group_size": 64, "bits": 4}, unpacked),
         )
     ]
-    return all(mx.allclose(ours, theirs, atol=1e-4).item() for ours, theirs in pairs)
+    return all(mx.allclose(ours, theirs, atol=most).item() for ours, theirs, most in pairs)

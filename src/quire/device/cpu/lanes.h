@@ -72,6 +72,17 @@ QUIRE_INLINE FloatLanes to_floats(const IntLanes& x) {
     return by_part<FloatLanes>([&](int i) { return to_float(x.part[i]); });
 }
 
+// The upper byte of each word.
+QUIRE_INLINE I upper_bytes(I x) {
+#if defined(__AVX512F__)
+    return _mm512_srli_epi16(x, 8);
+#elif defined(__AVX2__)
+    return _mm256_srli_epi16(x, 8);
+#else
+    return bit_and(shift_right<8>(x), set_ints(0x00ff00ff));
+#endif
+}
+
 // Sixteen numbers of `type` from number `at` on.
 QUIRE_INLINE FloatLanes load_numbers(Storage type, const void* from, int64_t at) {
     if (type == Storage::float32) return load_floats((const float*)from + at);
@@ -112,21 +123,20 @@ inline void store_lowest_bytes(uint8_t* to, const IntLanes& x, const uint8_t* or
 #endif
 }
 
-// The lower 16 bits of each lane; of each four lanes the third comes before the second.
-inline void store_lowest_words(uint8_t* to, const IntLanes& x) {
+// The lower 16 bits of each lane; word i is that of lane `order[i]`, the same in either eight.
+inline void store_lowest_words(uint8_t* to, const IntLanes& x, const uint8_t* order) {
 #if defined(__AVX2__)
-    const __m256i swapped = _mm256_broadcastsi128_si256(
-        _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
+    const __m128i firsts = _mm_add_epi8(_mm_loadl_epi64((const __m128i*)order), _mm_loadl_epi64((const __m128i*)order));
+    const __m128i bytes = _mm_unpacklo_epi8(firsts, _mm_add_epi8(firsts, _mm_set1_epi8(1)));
 #if defined(__AVX512F__)
     const __m256i words = _mm512_cvtepi32_epi16(x.part[0]);
 #else
     const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.part[0], x.part[1]), 0xd8);
 #endif
-    _mm256_storeu_si256((__m256i*)to, _mm256_shuffle_epi8(words, swapped));
+    _mm256_storeu_si256((__m256i*)to, _mm256_shuffle_epi8(words, _mm256_broadcastsi128_si256(bytes)));
 #else
     for (int i = 0; i < kTile; i++) {
-        const int lane = i % 4 == 1 ? i + 1 : i % 4 == 2 ? i - 1 : i;
-        const int16_t word = (int16_t)x.part[lane / W][lane % W];
+        const int16_t word = (int16_t)x.part[order[i] / W][order[i] % W];
         std::memcpy(to + 2 * i, &word, 2);
     }
 #endif
