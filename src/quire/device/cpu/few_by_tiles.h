@@ -6,7 +6,7 @@
 namespace quire::QUIRE_ISA {
 
 constexpr int kFewByVectors = 4;  // rows for which AMX's tiles are no faster
-constexpr int64_t kByTiles = 32;  // rows above which codes are decoded to memory once for all
+constexpr int64_t kByTiles = 16;  // rows above which codes are decoded to memory once for all
 
 // Some rows of a block by codes in tiles, which are decoded in registers. The sums are those of `IntegerProduct`.
 template <int size, int rows, class Units> class FewByTiles {

@@ -179,7 +179,6 @@ struct LowRank {
 };
 
 constexpr int64_t kSampledTogether = 128;  // tokens of a block that sampling draws first
-constexpr int64_t kRowsMultiple = 16;  // of rows that products take together
 
 // Products of one instruction set.
 struct Products {

@@ -4,7 +4,6 @@ namespace quire {
 namespace {
 
 constexpr int64_t kTile = 16;  // columns of a tile of codes, see `Weight::tiled`
-constexpr int64_t kColumnsMultiple = 96;  // of columns that many rows are multiplied by apart: whole tiles of any kernel
 
 // The type of a packing's scales; of bytes, float32.
 Storage scale_type_of(const array& scales, Storage packing) {
@@ -119,8 +118,7 @@ void split_columns(const std::vector<int64_t>& columns, int64_t rows, int64_t de
     for (const int64_t own : columns) all += own;
     const int64_t least = kLeastWork / (depth * rows) + 1;
     const int parts = parts_of(all, least);
-    const int64_t multiple = rows <= kRowsMultiple ? kTile : kColumnsMultiple;
-    const int64_t each = (all / parts + multiple - 1) / multiple * multiple;
+    const int64_t each = (all / parts + kTile - 1) / kTile * kTile;
     std::vector<Piece> pieces;
     for (size_t product = 0; product < columns.size(); product++)
         for (int64_t begin = 0; begin < columns[product]; begin += each)

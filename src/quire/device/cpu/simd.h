@@ -170,6 +170,14 @@ inline float sum(F x) {
     b = _mm_add_ps(b, _mm_movehl_ps(b, b));
     return _mm_cvtss_f32(_mm_add_ss(b, _mm_shuffle_ps(b, b, 1)));
 }
+// Four vectors' sums at once, each added in the order of `sum`: half of the instructions.
+inline void sum_four(const F* x, float* sums) {
+    const auto halves = [](F a, F b) { return add(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31)); };
+    const F low = halves(x[0], x[1]), high = halves(x[2], x[3]);
+    F y = add(_mm256_shuffle_ps(low, high, 0x44), _mm256_shuffle_ps(low, high, 0xee));
+    y = add(y, _mm256_shuffle_ps(y, y, 0xb1));
+    _mm_storeu_ps(sums, _mm256_castps256_ps128(permute(y, _mm256_setr_epi32(0, 4, 2, 6, 0, 0, 0, 0))));
+}
 inline float largest(F x) {
     __m128 b = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
     b = _mm_max_ps(b, _mm_movehl_ps(b, b));
@@ -346,7 +354,7 @@ struct Table16 {
 // The sums of `count` vectors.
 template <int count> inline void sum_each(const F* x, float* sums) {
     int i = 0;
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
     QUIRE_UNROLLED for (; i + 4 <= count; i += 4) sum_four(x + i, sums + i);
 #endif
     QUIRE_UNROLLED for (; i < count; i++) sums[i] = sum(x[i]);
