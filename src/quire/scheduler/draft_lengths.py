@@ -202,48 +202,38 @@ class WorthwhileDrafts:
         trust, expected, drafting_s = self._trust.ratio, float(rows), 0.0
         best = 0
         best_rate = (_BEGINNING if beginning else _GOING_ON) * rows / seconds[0]
-        for count, draft in enumerate(drafts, 1):
-            expected -= trust * draft.unlikelihood
-            if token_s := candidates[draft.number].token_s:
-                drafting_s = max(drafting_s, draft.depth * token_s)
+        for count, (unlikelihood, depth, number) in enumerate(drafts, 1):
+            expected -= trust * unlikelihood
+            if token_s := candidates[number].token_s:
+                drafting_s = max(drafting_s, depth * token_s)
             rate = expected / (seconds[count] + wait_s + drafting_s)
             if rate > best_rate:
                 best, best_rate = count, rate
         if not best and beginning:
             self._waits.forget(rows)
             self._trust.forget()
-        for draft in drafts[:best]:
-            lengths[draft.number] += 1
+        for _, _, number in drafts[:best]:
+            lengths[number] += 1
         return lengths
 
 
-class _Drafted(NamedTuple):
-    """A drafted token that is considered; the likeliest sorts first, then the earliest.
+def _likeliest(candidates: Seq[Candidate]) -> list[tuple[float, int, int]]:
+    """Return the drafted tokens that are considered, the likeliest first, then the earliest.
 
-    Attributes:
-        unlikelihood: the negative of its chance to be accepted.
-        depth: its number in its draft, from 1.
-        number: of its candidate.
-    """
+    Lists of plain tuples take less time than arrays here, and the device waits for it.
 
-    unlikelihood: float
-    depth: int
-    number: int
-
-
-def _likeliest(candidates: Seq[Candidate]) -> list[_Drafted]:
-    """Return the drafted tokens that are considered, in order.
-
-    Lists take less time than arrays here, and the device waits for it.
+    Returns:
+        For each token the negative of its chance to be accepted, its number in its draft, from 1,
+        and the number of its candidate.
     """
     most = min(_MAX_DRAFTS, max(1, _MOST_CONSIDERED // max(len(candidates), 1)))
-    found = list[_Drafted]()
+    found = list[tuple[float, int, int]]()
     for number, each in enumerate(candidates):
         chance = each.rate
         for depth in range(1, min(each.most, most) + 1):
             if chance < _LEAST_CHANCE:
                 break
-            found.append(_Drafted(-chance, depth, number))
+            found.append((-chance, depth, number))
             chance *= each.rate
     found.sort()
     return found

@@ -155,7 +155,7 @@ class Drafting:
         chosen = {}
         for (number, each), length in zip(found.items(), lengths, strict=True):
             if length and (draft := each.draft) is not None:
-                chosen[number] = draft._replace(tokens=draft.tokens[:length])
+                chosen[number] = draft.first(length)
         return chosen
 
     def observe(
@@ -289,18 +289,18 @@ class Drafting:
 
     def _found(self, asked: _Asked, draft: Draft) -> _Found | None:
         """Return a draft without its tail that cannot be right."""
-        tokens, stops = draft.tokens[: asked.query.limit], asked.query.request.stop_token_ids
-        for place, token in enumerate(tokens):
+        draft, stops = draft.first(asked.query.limit), asked.query.request.stop_token_ids
+        for place, token in enumerate(draft.tokens):
             if not 0 <= token < self._vocab_size:
-                tokens = tokens[:place]
+                draft = draft.first(place)
                 break
             if token in stops:
-                tokens = tokens[: place + 1]
+                draft = draft.first(place + 1)
                 break
-        if not tokens:
+        if not draft.tokens:
             return None
         rate = self._rate(asked.state, (draft.drafter, draft.grade))
-        return _Found(Candidate(rate, len(tokens)), draft._replace(tokens=tokens))
+        return _Found(Candidate(rate, len(draft.tokens)), draft)
 
     def _rate(self, state: DraftState, grade: Grade) -> float:
         own = state.rates.get(grade)

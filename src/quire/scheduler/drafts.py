@@ -31,6 +31,12 @@ class Draft(NamedTuple):
     drafter: str
     grade: int = 0
 
+    def first(self, count: int) -> Draft:
+        """Return the draft of its first `count` tokens."""
+        if count >= len(self.tokens):
+            return self
+        return Draft(self.tokens[:count], self.drafter, self.grade)
+
 
 class DraftQuery(NamedTuple):
     """A request to draft for one sequence.

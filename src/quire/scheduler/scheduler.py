@@ -296,9 +296,8 @@ class Scheduler:
         if drafts:
             tokens = tokens[: count_accepted(progress.drafts, tokens)]
             self._settle(sequence, progress.certain + len(tokens) - 1)
-        accepted = _Accepted(sequence, foreseen, drafts, accepted=len(tokens) - 1, sampled=sampled)
         taken = 0
-        reason = None
+        reason = failure = None
         try:
             while taken < len(tokens) and reason is None:
                 progress.append(tokens[taken])
@@ -308,24 +307,24 @@ class Scheduler:
             if reason is None and sequence.constraint is not None:
                 sequence.row.mask = sequence.constraint.mask()
         except RequestError as error:
-            accepted.count_drafts(self.drafting)
-            self._fail(sequence, Failure.of(error))
-            return
+            failure = Failure.of(error)
         except Exception as error:  # a constraint's fault ends its own request, whatever it is
             failure = Failure(f"the constraint on this answer failed: {error}")
+        kept = sampled
+        if taken < len(sampled.tokens):
+            kept = SampledTokens(tokens[:taken], sampled.logprobs[:taken])
+        accepted = _Accepted(sequence, foreseen, drafts, accepted=len(tokens) - 1, sampled=kept)
+        if failure is not None:
             accepted.count_drafts(self.drafting)
             self._fail(sequence, failure)
             return
         if sequence.status is Status.RUNNING:
             self.sharing.register(sequence)
-        if taken < len(sampled.tokens):
-            kept = SampledTokens(tokens[:taken], sampled.logprobs[:taken])
-            accepted = accepted._replace(sampled=kept)
         if reason is None:
             self._outbox.append(accepted)
             return
         accepted.count_drafts(self.drafting)
-        self._finish(sequence, reason, sampled=accepted.sampled)
+        self._finish(sequence, reason, sampled=kept)
 
     def _settle(self, sequence: Sequence, computed: int) -> None:
         """Accept the drafts among the rows in flight up to `computed` tokens; drop the others."""
