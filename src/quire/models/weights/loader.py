@@ -230,8 +230,8 @@ def _load_weights(
     with_head: bool,
     stage: Stage | None,
 ) -> tuple[LanguageModel, tuple[range, ...]]:
-    """Attach weights, which stay lazy, to a model or to this process's part of it. Return it, and
-    the layers of each process if it is split by layers.
+    """Attach weights to a model or to this process's part of it. Return it, and the layers of each
+    process if it is split by layers. Weights stay lazy, except pieces of tensors.
 
     Args:
         target: dtype of the weights; None keeps theirs.
