@@ -21,7 +21,7 @@ device waits once more for a beginning, and step times and acceptance rates are 
 _WAITS = 5
 """Number of recent waits that are kept."""
 _MOST_WAIT = 2.0
-"""Most steps without drafts that a wait counts as: some waits record a CUDA graph."""
+"""Most steps without drafts that a wait counts as: in some, a kernel is loaded first."""
 _FORGOTTEN = 1 - 1 / 256
 """Decay factor of what steps with drafts measured, in steps without any."""
 _PROMISES = 1 - 1 / 256
@@ -101,7 +101,8 @@ class _Waits:
     """How long the device waits for a step's plan, by the rows of the step without drafts.
 
     Numbers of rows from one power of two to the next share their waits. The second shortest of the
-    last five counts, since some steps record a CUDA graph.
+    last five counts, since in some steps a kernel is loaded. Steps for which a CUDA graph was
+    recorded are not observed.
     """
 
     def __init__(self) -> None:
