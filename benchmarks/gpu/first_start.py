@@ -112,7 +112,7 @@ def start(folder: str, out: Path, cache: Path) -> None:
     from quire.core.request import Request, SamplingParams
     from quire.device.cuda import driver
     from quire.engine import factory, warm_up
-    from quire.executor.graphs import graph_cache, runner
+    from quire.executor.graphs import graph_cache, opening, runner
 
     clock = Clock()
     lines = Lines(clock)
@@ -123,7 +123,7 @@ def start(folder: str, out: Path, cache: Path) -> None:
     for name in ("open_model", "warm_up", "measure_steps", "assemble"):
         clock.around(factory, name)
     clock.around(warm_up, "_serve", lambda engine, served: _round(served))
-    clock.around(runner, "trace")
+    clock.around(opening, "trace")
     clock.around(runner.CUDAGraphs, "check")
     clock.around(runner.CUDAGraphs, "_verified", lambda self, inputs, rows, eagerly: {"rows": rows})
     clock.around(

@@ -20,7 +20,7 @@ class _Graphs:
     def __init__(self) -> None:
         self.bound: list[Pools] = []
 
-    def use(self, pools: Pools) -> None:
+    def use(self, pools: Pools, compiling: object) -> None:
         self.bound.append(pools)
 
 

@@ -18,8 +18,7 @@ from quire.device import device
 from quire.device.cuda import blocks, encoding, packed
 from quire.device.cuda.compiled import CompiledKernel
 from quire.device.verified import Check, VerifiedKernels
-from quire.executor.graphs import formats, graph_cache
-from quire.executor.graphs import runner as graphs
+from quire.executor.graphs import formats, graph_cache, opening, step_graphs
 from quire.executor.graphs.coded_pools import TokenPool
 from quire.executor.graphs.pools import LayerPool
 from tests.device.cuda.cards import H200
@@ -79,8 +78,8 @@ def open_blank_card(patch: pytest.MonkeyPatch, needed: Needed) -> None:
         patch.setattr(module, "card", lambda: H200)
     for module in (graph_cache, formats):
         patch.setattr(module, "compiler", lambda: _Compiler(needed))
-    patch.setattr(graphs, "load_extension", _Extension)
-    patch.setattr(graph_cache, "Graph", _Graph)
+    patch.setattr(opening, "load_extension", _Extension)
+    patch.setattr(step_graphs, "Graph", _Graph)
     for kind in (LayerPool, TokenPool):
         patch.setattr(kind, "tolerance", float("inf"))
     for module in (blocks, decoding, encoding):
@@ -107,6 +106,9 @@ class _Compiler:
 
     def __init__(self, needed: Needed) -> None:
         self._needed = needed
+
+    def start(self, sources: Sequence[str]) -> bool:
+        return True
 
     def functions(self, sources: Sequence[str]) -> list[int]:
         self._needed.update(("recorded", hash(each)) for each in sources)

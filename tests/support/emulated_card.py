@@ -23,8 +23,14 @@ from quire.device.ranks import Part
 from quire.device.verified import VerifiedKernels
 from quire.device.weights import ExpertMatrices, GatedExperts, PackedWeight, PlainExperts
 from quire.engine import invariance
-from quire.executor.graphs import coding_check, formats, graph_cache
-from quire.executor.graphs import runner as graphs
+from quire.executor.graphs import (
+    coding_check,
+    formats,
+    graph_cache,
+    opening,
+    runner,
+    step_graphs,
+)
 from quire.executor.graphs.pools import LayerPool
 from quire.executor.graphs.recorder import Kernel
 from tests.support.emulated_steps import launch, memory_of
@@ -45,6 +51,10 @@ class EmulatedCompiler:
 
     def __init__(self) -> None:
         self.sources: list[str] = []
+
+    def start(self, sources: Sequence[str]) -> bool:
+        """Return whether all sources are compiled."""
+        return True
 
     def functions(self, sources: Sequence[str]) -> list[int]:
         self.sources += [each for each in sources if each not in self.sources]
@@ -158,7 +168,7 @@ def emulate_ranks(
         assert memory[part.rank].nbytes, "it is kept as long as this function"
         return inboxes[part.rank]
 
-    monkeypatch.setattr(graphs, "verified_inboxes", opened)
+    monkeypatch.setattr(opening, "verified_inboxes", opened)
     monkeypatch.setattr(extension, "meet", ranks.meet)
 
 
@@ -168,14 +178,14 @@ def emulate_card(monkeypatch: pytest.MonkeyPatch) -> EmulatedExtension:
     extension = EmulatedExtension(compiler)
     monkeypatch.setattr(current_device(), "operations", PreciseOperations())
     monkeypatch.setattr(LayerPool, "tolerance", _TOLERANCE)
-    for module in (graphs, invariance):
+    for module in (opening, invariance):
         monkeypatch.setattr(module, "current_device", _CUDA)
     monkeypatch.setattr(graph_cache, "card", lambda: SMALL)
     for module in (graph_cache, formats):
         monkeypatch.setattr(module, "compiler", lambda: compiler)
-    monkeypatch.setattr(graphs, "load_extension", lambda: extension)
-    for module in (graphs, formats):
+    monkeypatch.setattr(opening, "load_extension", lambda: extension)
+    for module in (runner, formats):
         monkeypatch.setattr(module, "verified_kernels", lambda: VerifiedKernels(None, ""))
-    for module in (graph_cache, coding_check):
+    for module in (step_graphs, coding_check):
         monkeypatch.setattr(module, "Graph", EmulatedGraph)
     return extension

@@ -2,8 +2,9 @@
 
     python -m tests.support.warmed FAMILY FORMAT [SEQUENCES [again]]
 
-With `again`, the kernels that a burst needs after a start that finds all of them compiled. Runs on
-a blank card, and in a process of its own, see `blank_card`.
+Also prints the kernels of MLX that a first start compiles one by one. With `again`, the kernels
+that a burst needs after a start that finds all of them compiled. Runs on a blank card, and in a
+process of its own, see `blank_card`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import pytest
 from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.core.request import Request, SamplingParams, Score, Task, ThinkingBudget
+from quire.device.cuda.modules import OPERATIONS
 from quire.engine import warm_up as warming
 from quire.engine.assembly import assemble
 from quire.engine.engine import Engine
@@ -46,6 +48,8 @@ SAMPLINGS = [
     SamplingParams(temperature=0.0, logprobs=3),
 ]
 _BURST = "a burst of all sequences"
+_OF_MLX = ("gather", "scatter", "take_along_axis", "put_along_axis")
+"""Operations whose kernels MLX compiles, by the names in `compiled_kernels`."""
 _SMALL = 1 << 20
 """Bytes of blocks, of which requests run out."""
 
@@ -126,8 +130,15 @@ def main(family: str, format: str, sequences: str = "8", start: str = "first") -
         if start == "again":
             patch.setattr(warming, "_rounds", warming._few_rounds)
             parts = [part for part in parts if part[0] == _BURST]
+        for run, dtype in OPERATIONS.values():
+            run(mx.zeros((2, 2), dtype or mx.bfloat16))
+        ahead = set(needed)
         warming.warm_up(loaded, usual)
         warm = set(needed)
+        if family in FAMILIES and format == "plain":
+            for kernel in warm - ahead:
+                if kernel[0] in _OF_MLX:
+                    print(f"not compiled while the model is read: {kernel}")
         assert len(warm) > 5, "nothing was noted"
         engines: dict[EngineConfig, Engine] = {}
         for name, config, requests in parts:

@@ -6,10 +6,13 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
+import mlx.core as mx
+
 from quire.core.config import EngineConfig
 from quire.core.figures import context, size
 from quire.core.messages import Progress
 from quire.core.speculation import HEAD
+from quire.device.cuda.modules import ModuleProcesses
 from quire.device.device import current_device, open_device
 from quire.device.ranks import WHOLE
 from quire.engine import ranks
@@ -19,7 +22,9 @@ from quire.engine.engine import Engine
 from quire.engine.memory import MakeRoom, RoomCheck, refuse
 from quire.engine.warm_up import measure_steps, warm_up
 from quire.executor.factory import SharedGraphs, open_executor
+from quire.executor.graphs.step_graphs import Compiling
 from quire.executor.segments.runner import open_segments
+from quire.models.base import LanguageModel
 from quire.models.weights.loader import LoadedModel, open_model
 
 log = logging.getLogger("quire.engine")
@@ -43,17 +48,7 @@ def open_engine(
     open_device(config.blas, config.kernels, config.threads)
     followers = None if config.ranks == 1 else ranks.Followers(config)
     room = RoomCheck(config, make_room)
-    loaded = open_model(
-        config.model,
-        dtype=config.dtype,
-        adapter=config.adapter,
-        max_context=config.max_context,
-        part=WHOLE if followers is None else followers.part,
-        pipeline=() if followers is None else ranks.pipeline_of(config, followers.part),
-        with_head=config.speculate == HEAD,
-        check_room=room.check,
-        on_progress=lambda done, total: on_progress(Progress("weights", done, total)),
-    )
+    loaded = _opened(config, room, followers, on_progress)
     config = room.config
     engine = _measured(
         loaded,
@@ -79,6 +74,34 @@ def open_engine(
     return engine
 
 
+def _opened(
+    config: EngineConfig,
+    room: RoomCheck,
+    followers: ranks.Followers | None,
+    on_progress: Callable[[Progress], None],
+) -> LoadedModel:
+    """Open the model. On a GPU, kernels of MLX are compiled meanwhile."""
+    with ModuleProcesses() as modules:
+
+        def check_room(model: LanguageModel, dtype: mx.Dtype, weight_bytes: int) -> None:
+            room.check(model, dtype, weight_bytes)
+            # Ranks compile the same kernels at the same time: one might read what is half written.
+            if followers is None and current_device().kernel_language == "cuda":
+                modules.start(dtype, current_device().free_memory() - weight_bytes)
+
+        return open_model(
+            config.model,
+            dtype=config.dtype,
+            adapter=config.adapter,
+            max_context=config.max_context,
+            part=WHOLE if followers is None else followers.part,
+            pipeline=() if followers is None else ranks.pipeline_of(config, followers.part),
+            with_head=config.speculate == HEAD,
+            check_room=check_room,
+            on_progress=lambda done, total: on_progress(Progress("weights", done, total)),
+        )
+
+
 def _measured(
     loaded: LoadedModel,
     config: EngineConfig,
@@ -96,7 +119,10 @@ def _measured(
     if config.ranks == 1:  # a split model's ranks open graphs together
         open_executor = partial(open_executor, graphs=graphs)
     if current_device().compiles:
-        warm_up(loaded, config, warmed, open_executor=open_executor)
+        ahead = open_executor
+        if config.ranks == 1:
+            ahead = partial(open_executor, compiling=Compiling.AHEAD)
+        warm_up(loaded, config, warmed, open_executor=ahead)
         graphs.release()
     opened = open_drafters(loaded, config)
     config = opened.config
@@ -104,6 +130,8 @@ def _measured(
         open_executor = partial(open_executor, segments=open_segments(loaded.model))
     step_times = measure_steps(loaded, config, open_executor)
     graphs.release()
+    if config.ranks == 1:
+        open_executor = partial(open_executor, compiling=Compiling.BEHIND)
     return assemble(
         loaded,
         config,

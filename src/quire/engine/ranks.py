@@ -38,7 +38,7 @@ from quire.executor.contents import Contents
 from quire.executor.executor import Executor
 from quire.executor.factory import open_pools
 from quire.executor.graphs.executor import GraphExecutor
-from quire.executor.graphs.runner import open_cuda_graphs
+from quire.executor.graphs.opening import open_cuda_graphs
 from quire.executor.inputs import StepInputs
 from quire.executor.step import Computed
 from quire.models.stages import LayeredModel

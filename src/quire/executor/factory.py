@@ -12,7 +12,9 @@ from quire.device.dtypes import DTYPES
 from quire.executor.eager import Observe
 from quire.executor.executor import Executor
 from quire.executor.graphs.executor import GraphExecutor
-from quire.executor.graphs.runner import CUDAGraphs, open_cuda_graphs
+from quire.executor.graphs.opening import open_cuda_graphs
+from quire.executor.graphs.runner import CUDAGraphs
+from quire.executor.graphs.step_graphs import Compiling
 from quire.executor.guessing import Guesser
 from quire.executor.segments.executor import SegmentExecutor
 from quire.executor.segments.runner import StepSegments
@@ -41,7 +43,12 @@ class SharedGraphs:
         self._pools: Pools | None = None
 
     def open(
-        self, loaded: LoadedModel, pools: Pools, *, batch_invariant: bool
+        self,
+        loaded: LoadedModel,
+        pools: Pools,
+        *,
+        batch_invariant: bool,
+        compiling: Compiling = Compiling.AT_USE,
     ) -> CUDAGraphs | None:
         """Return the graphs over the given pools; see `open_cuda_graphs`.
 
@@ -57,10 +64,11 @@ class SharedGraphs:
                 pools,
                 identity=loaded.fingerprint,
                 batch_invariant=batch_invariant,
+                compiling=compiling,
             )
             self._opened.append(graphs)
         elif self._opened[0] is not None:
-            self._opened[0].use(pools)
+            self._opened[0].use(pools, compiling)
         return self._opened[0]
 
     def release(self) -> None:
@@ -68,7 +76,7 @@ class SharedGraphs:
         pools = self._pools
         if pools is not None and self._opened[0] is not None:
             self._pools = Pools(pools.groups, pools.block_size, pools.dtype)
-            self._opened[0].use(self._pools)
+            self._opened[0].use(self._pools, Compiling.AT_USE)
 
 
 def open_executor(
@@ -80,6 +88,7 @@ def open_executor(
     observe: Observe | None = None,
     segments: StepSegments | None = None,
     graphs: SharedGraphs | None = None,
+    compiling: Compiling = Compiling.AT_USE,
 ) -> Executor:
     """Return an executor that runs CUDA graphs if it can, and the model's own code otherwise.
 
@@ -87,12 +96,15 @@ def open_executor(
         guesser: see `EagerExecutor`, and so for the others.
         segments: the model's segments, on a CPU; None runs its own code there.
         graphs: the model's CUDA graphs, if other engines use them, too.
+        compiling: when their kernels are compiled.
 
     Raises:
         ModelError: the device cannot run batch-invariant steps.
     """
     model, pools = loaded.model, open_pools(loaded, config)
-    found = (graphs or SharedGraphs()).open(loaded, pools, batch_invariant=config.batch_invariant)
+    found = (graphs or SharedGraphs()).open(
+        loaded, pools, batch_invariant=config.batch_invariant, compiling=compiling
+    )
     if segments is not None:
         return SegmentExecutor(
             model, pools, segments, guesser=guesser, spill=spill, observe=observe

@@ -16,6 +16,16 @@ NUMBERS = "adapters.0"
 """Name of the field with each row's number among the factors, int32 `[T]`."""
 
 
+def shapes_of(factors: LowRankFactors) -> tuple[tuple[object, ...], ...]:
+    """Return what kernels know of factors: names of matrices, ranks, and numbers of columns."""
+    return tuple((name, *factors[name][0].shape[1:]) for name in sorted(factors))
+
+
+def arrays_of(factors: LowRankFactors) -> list[mx.array]:
+    """Return the factors in the order of their weights' names."""
+    return [array for name in sorted(factors) for array in factors[name]]
+
+
 def with_low_rank(program: Program, factors: LowRankFactors) -> Program | None:
     """Return the program with an `add_low_rank` node after each product that adapters change.
 

@@ -34,15 +34,15 @@ def test_each_choice_of_types_has_a_binary_of_its_own(monkeypatch: pytest.Monkey
     sources: list[str] = []
     given: list[bytes] = []
 
-    def binaries(texts: list[str]) -> list[bytes]:
-        sources.extend(texts)
-        return [text.encode() for text in texts]
+    def binary(text: str) -> bytes:
+        sources.append(text)
+        return text.encode()
 
     def call(*, compiled_source: bytes, **_: Any) -> list[mx.array]:
         given.append(compiled_source)
         return []
 
-    monkeypatch.setattr(compiled, "compiler", lambda: SimpleNamespace(binaries=binaries))
+    monkeypatch.setattr(compiled, "compiler", lambda: SimpleNamespace(binary=binary))
     monkeypatch.setattr(mx.fast, "precompiled_cuda_kernel", call)
     kernel = CompiledKernel(["x", "w"], ["y"], BODY, "// header", 0)
     for dtype in (mx.float32, mx.bfloat16, mx.float32):
@@ -64,15 +64,15 @@ def test_launches_that_ask_for_more_shared_memory_are_modules_of_their_own(
     given: list[tuple[str, bytes]] = []
     sources: list[str] = []
 
-    def binaries(texts: list[str]) -> list[bytes]:
-        sources.extend(texts)
-        return [b"binary" for _ in texts]
+    def binary(text: str) -> bytes:
+        sources.append(text)
+        return b"binary"
 
     def call(*, name: str, compiled_source: bytes, **_: Any) -> list[mx.array]:
         given.append((name, compiled_source))
         return []
 
-    monkeypatch.setattr(compiled, "compiler", lambda: SimpleNamespace(binaries=binaries))
+    monkeypatch.setattr(compiled, "compiler", lambda: SimpleNamespace(binary=binary))
     monkeypatch.setattr(mx.fast, "precompiled_cuda_kernel", call)
     for shared in (0, 40_000, 60_000, 90_000, 60_000):
         CompiledKernel(["x", "w"], ["y"], BODY, "// header", shared)(

@@ -1,15 +1,17 @@
-"""Recording a graph makes the expected calls of the driver."""
+"""Recording a graph makes the expected calls of the driver; kernels are compiled in threads."""
 
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from quire.device.cuda import driver
-from quire.device.cuda.driver import Graph, Launch
+from quire.device.cuda.driver import Compiler, DriverError, Graph, Launch
 
 
 class Driver:
@@ -48,3 +50,37 @@ def test_a_function_keeps_the_most_shared_memory_that_it_was_allowed(
     graph(60_000, 100_000, 70_000)
     graph(80_000)
     assert fake.allowed == {7: 100_000}
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with headers and a card, whose driver loads a binary as its length."""
+    monkeypatch.setattr(driver, "_capability", lambda: 90)
+    monkeypatch.setattr(driver, "_header_folders", lambda: ())
+    monkeypatch.setattr(driver, "_loaded", len)
+
+
+def test_kernels_are_compiled_in_the_background(
+    machine: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_go, compiled = threading.Event(), list[str]()
+
+    def compiles(text: str, options: list[str]) -> bytes:
+        assert let_go.wait(10)
+        compiled.append(text)
+        if text == "bad":
+            raise DriverError("a kernel does not compile")
+        return text.encode()
+
+    monkeypatch.setattr(driver, "_compiled", compiles)
+    compiler = Compiler(tmp_path)
+    assert not compiler.start(["one", "three"])
+    assert not compiler.start(["one", "bad"]), "nothing waits"
+    let_go.set()
+    assert compiler.functions(["three", "one", "three"]) == [5, 3, 5]
+    with pytest.raises(DriverError, match="does not compile"):
+        compiler.functions(["bad"])
+    assert sorted(compiled) == ["bad", "one", "three"]
+    let_go.clear()
+    assert Compiler(tmp_path).start(["one", "three"]), "found on disk at once"
+    assert compiler.start(["one", "three"])

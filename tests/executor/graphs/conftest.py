@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from quire.executor import factory
-from quire.executor.graphs.runner import CUDAGraphs, open_cuda_graphs
+from quire.executor.graphs.opening import open_cuda_graphs
+from quire.executor.graphs.runner import CUDAGraphs
 from quire.scheduler.prefill_budget import PrefillBudget
 from tests.executor.graphs.recorded import Compared
 

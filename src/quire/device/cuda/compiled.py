@@ -97,7 +97,7 @@ class CompiledKernel:
         if kind not in self._loaded:
             text = self.text(*types, ranks, threads)
             name = "quire_" + hashlib.sha256(text.encode()).hexdigest()[:32]
-            (binary,) = compiler().binaries([text.replace(_NAME, name)])
+            binary = compiler().binary(text.replace(_NAME, name))
             self._loaded[kind] = name, binary + self._size_mark()
         return self._loaded[kind]
 

@@ -6,9 +6,10 @@ import ctypes
 import hashlib
 import os
 import sys
+import threading
 from collections import Counter
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,6 +26,8 @@ _HOPPER = 90
 _SHARED = 48 << 10
 """Most bytes of shared memory that a kernel gets without a request."""
 _HEADER = "cuda_bf16.h"
+_NICE = 10
+"""Niceness of threads that compile: steps and the server come first."""
 
 
 class DriverError(Exception):
@@ -178,37 +181,73 @@ class Compiler:
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._functions: dict[str, int] = {}
+        self._compiling: dict[str, Future[bytes]] = {}
+        """Binaries, compiled or not, of sources whose functions are not loaded."""
+        self._threads = ThreadPoolExecutor(os.cpu_count() or 1, initializer=_give_way)
         self._options = [
             f"--gpu-architecture=sm_{_capability()}{'a' * (_capability() == _HOPPER)}",
             "--std=c++17",
             *(f"-I{path}" for path in _header_folders()),
         ]
 
+    def start(self, sources: Iterable[str]) -> bool:
+        """Compile sources in the background. Return whether all are done, well or not."""
+        done = True
+        for text in sources:
+            if text in self._functions:
+                continue
+            if text not in self._compiling:
+                self._compiling[text] = self._started(text)
+            done = done and self._compiling[text].done()
+        return done
+
     def functions(self, sources: Sequence[str]) -> list[int]:
-        """Return the function `kernel` of each source. Several are compiled in parallel."""
-        missing = [text for text in dict.fromkeys(sources) if text not in self._functions]
-        binaries = self.binaries(missing)
-        for text, binary in zip(missing, binaries, strict=True):
-            self._functions[text] = _loaded(binary)
+        """Return the function `kernel` of each source, when all are compiled.
+
+        Raises:
+            DriverError: a source does not compile, or its binary cannot be loaded.
+        """
+        self.start(sources)
+        for text in sources:
+            if text not in self._functions:
+                self._functions[text] = _loaded(self._compiling.pop(text).result())
         return [self._functions[text] for text in sources]
 
-    def binaries(self, sources: Sequence[str]) -> list[bytes]:
-        """Return the sources' binaries. Several are compiled in parallel."""
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            return list(pool.map(self._binary, sources))
+    def _started(self, text: str) -> Future[bytes]:
+        """Return the binary of a source: from disk at once, else from the background."""
+        path = self._path(text)
+        if path is None or not path.exists():
+            return self._threads.submit(self._in_background, text)
+        found: Future[bytes] = Future()
+        found.set_result(path.read_bytes())
+        return found
 
-    def _binary(self, text: str) -> bytes:
-        digest = hashlib.sha256("\n".join([*self._options, text]).encode()).hexdigest()[:32]
-        path = None if self._folder is None else self._folder / f"{digest}.cubin"
+    def _in_background(self, text: str) -> bytes:
+        if not threading.main_thread().is_alive():
+            raise CancelledError  # the process ends, and waits for its threads
+        return self.binary(text)
+
+    def binary(self, text: str) -> bytes:
+        """Return the binary of a source, compiled by this thread if it is not on disk."""
+        path = self._path(text)
         if path is not None and path.exists():
             return path.read_bytes()
         binary = _compiled(text, self._options)
         if path is not None:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            whole = path.with_suffix(f".{os.getpid()}")
+            whole = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
             whole.write_bytes(binary)
             whole.replace(path)
         return binary
+
+    def _path(self, text: str) -> Path | None:
+        digest = hashlib.sha256("\n".join([*self._options, text]).encode()).hexdigest()[:32]
+        return None if self._folder is None else self._folder / f"{digest}.cubin"
+
+
+def _give_way() -> None:
+    """Let the kernel prefer other threads to this one."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
 def _compiled(text: str, options: list[str]) -> bytes:

@@ -56,7 +56,7 @@ class CUDAOperations(Operations):
             return super().best(logits)
         parts = logits.reshape(rows, pieces, -1)
         piece = mx.argmax(parts.max(axis=-1), axis=-1, keepdims=True)
-        part = mx.take_along_axis(parts, piece[..., None], axis=1).squeeze(1)
+        part = self.of_rows(parts, piece).squeeze(1)
         place = piece.squeeze(1) * part.shape[-1] + mx.argmax(part, axis=-1)
         return place.astype(mx.int32)
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import math
-from functools import cached_property
+from collections.abc import Callable
+from functools import partial
 
 import mlx.core as mx
 
@@ -30,29 +31,28 @@ _MOST_EXPERTS = 1024
 _TOLERANCE = 1e-2
 _WIDE, _WIDE_OF_EXPERTS = 16_384, 4096
 """Columns of the matrices in the comparison with MLX, as many as models have."""
-_AGREE = Verification(Check.PRODUCTS_AGREE)
+_GATES, _EXPERTS = "gates", "experts"
+"""Kinds of kernels; others are products by weights' group size."""
 
 
 class Products:
-    """The product kernels. They are checked against MLX's products once; if they differ, none is
-    used.
+    """The product kernels. Each kind that is needed is checked against MLX's products once, and is
+    not used if it differs.
     """
 
-    @cached_property
-    def sound(self) -> bool:
-        """Whether the kernels agree with MLX's products on this machine. Compiles all of them,
-        once.
+    def __init__(self) -> None:
+        self._sound: dict[int | str, bool] = {}
+
+    def sound(self, kind: int | str) -> bool:
+        """Return whether a kind of kernels agrees with MLX's products on this machine. The first
+        call compiles some of them.
+
+        Args:
+            kind: group size of the weights, `"gates"` or `"experts"`.
         """
-        if verified_kernels().holds(_AGREE):
-            return True
-        difference = problem_of(_difference)
-        if difference is not None:
-            log.warning(
-                "kernels for packed weights are disabled, MLX multiplies them: %s", difference
-            )
-        else:
-            verified_kernels().add(_AGREE)
-        return difference is None
+        if kind not in self._sound:
+            self._sound[kind] = _agrees(kind)
+        return self._sound[kind]
 
     def linear(self, x: mx.array, weight: Packed) -> mx.array | None:
         """Multiply rows, `[..., in]` -> `[..., out]`. Return None if no kernel supports the
@@ -61,7 +61,7 @@ class Products:
         rows = x.size // x.shape[-1]
         if not 1 < rows <= MOST_ROWS or x.dtype != mx.bfloat16:
             return None
-        if not (weight.readable_by_kernels and self.sound):
+        if not (weight.readable_by_kernels and self.sound(weight.group_size)):
             return None
         if rows <= packed.SKINNY_ROWS and not packed.fits(packed.skinny_gemm(rows, weight)):
             return None
@@ -76,13 +76,17 @@ class Products:
             return None
         if activation not in ACTIVATIONS or gate.group_size != up.group_size:
             return None
-        if not (gate.readable_by_kernels and up.readable_by_kernels and self.sound):
+        if not (gate.readable_by_kernels and up.readable_by_kernels):
+            return None
+        if not self.sound(gate.group_size):
             return None
         return packed.many_rows(x, gate, up, gelu=ACTIVATIONS[activation])
 
     def unpacked(self, weight: Packed, dtype: mx.Dtype) -> mx.array | None:
         """Return a matrix `[out, in]` unpacked; None if no kernel supports it."""
-        if dtype != mx.bfloat16 or not (weight.readable_by_kernels and self.sound):
+        if dtype != mx.bfloat16 or not weight.readable_by_kernels:
+            return None
+        if not self.sound(weight.group_size):
             return None
         return packed.unpacked(weight)
 
@@ -90,7 +94,7 @@ class Products:
         """Return `activation(x) * y` of arrays of one shape; None if no kernel supports it."""
         if x.dtype != mx.bfloat16 or y.dtype != mx.bfloat16 or x.shape != y.shape or x.size % 8:
             return None
-        if activation not in ACTIVATIONS or not self.sound:
+        if activation not in ACTIVATIONS or not self.sound(_GATES):
             return None
         return packed.gated(x, y, ACTIVATIONS[activation])
 
@@ -122,7 +126,7 @@ class Products:
             return None
         if gate.codes.shape[-2] % 64 or down.codes.shape[-2] % 128:
             return None
-        if gate.codes.shape[0] > _MOST_EXPERTS or not self.sound:
+        if gate.codes.shape[0] > _MOST_EXPERTS or not self.sound(_EXPERTS):
             return None
         if not all(map(packed.fits, packed.expert_gemms(gate, down))):
             return None
@@ -132,43 +136,73 @@ class Products:
 # -- held against MLX's ----------------------------------------------------------------------------
 
 
-def _difference() -> str | None:
-    """Return how the kernels' products of random weights differ from MLX's; None if close enough.
+def _agrees(kind: int | str) -> bool:
+    """Return whether a kind of kernels agrees with MLX's products, here or at an earlier start."""
+    verification = Verification(Check.PRODUCTS_AGREE, kind)
+    if verified_kernels().holds(verification):
+        return True
+    difference = problem_of(_check_of(kind))
+    if difference is None:
+        verified_kernels().add(verification)
+        return True
+    what = f"groups of {kind}" if isinstance(kind, int) else kind
+    log.warning(
+        "kernels for packed weights are disabled, MLX multiplies them: %s: %s", what, difference
+    )
+    return False
+
+
+def _check_of(kind: int | str) -> Callable[[], str | None]:
+    """Return the function that says how a kind of kernels differs from MLX, if it does."""
+    if isinstance(kind, int):
+        return partial(_difference_of_products, kind)
+    return {_GATES: _difference_of_gates, _EXPERTS: _difference_of_mixtures}[kind]
+
+
+def _difference_of_products(group_size: int) -> str | None:
+    """Compare products of random weights.
 
     Kernels of few rows are also run on a wide matrix after a narrow one, so that the same kernel
     asks for more shared memory.
     """
-    for group_size in (32, 64, 128):
-        weight = _random(144, 256, group_size, seed=0)
-        difference = _compared(packed.unpacked(weight), _plain(weight))
+    weight = _random(144, 256, group_size, seed=0)
+    difference = _compared(packed.unpacked(weight), _plain(weight))
+    if difference:
+        return f"numbers of codes: {difference}"
+    for rows in (2, 8, 13, 50, 65, 130):
+        x = mx.random.normal((rows, 256), key=mx.random.key(rows)).astype(mx.bfloat16)
+        difference = _compared(packed.linear(x, weight), x @ _plain(weight).T)
         if difference:
-            return f"numbers of codes, groups of {group_size}: {difference}"
-        for rows in (2, 8, 13, 50, 65, 130):
-            x = mx.random.normal((rows, 256), key=mx.random.key(rows)).astype(mx.bfloat16)
-            difference = _compared(packed.linear(x, weight), x @ _plain(weight).T)
-            if difference:
-                return f"{rows} rows, groups of {group_size}: {difference}"
-        gated = packed.many_rows(x, weight, other := _random(144, 256, group_size, seed=1))
-        inner = [x @ _plain(each).T for each in (weight, other)]
-        difference = _compared(gated, _spelled_out(inner[0], inner[1], 0))
+            return f"{rows} rows: {difference}"
+    gated = packed.many_rows(x, weight, other := _random(144, 256, group_size, seed=1))
+    inner = [x @ _plain(each).T for each in (weight, other)]
+    difference = _compared(gated, _spelled_out(inner[0], inner[1], 0))
+    if difference:
+        return f"gated: {difference}"
+    wide = _random(144, _WIDE, group_size, seed=2)
+    for rows in (2, 13, 50):
+        x = mx.random.normal((rows, _WIDE), key=mx.random.key(rows)).astype(mx.bfloat16)
+        difference = _compared(packed.linear(x, wide), x @ _plain(wide).T)
         if difference:
-            return f"gated, groups of {group_size}: {difference}"
-        wide = _random(144, _WIDE, group_size, seed=2)
-        for rows in (2, 13, 50):
-            x = mx.random.normal((rows, _WIDE), key=mx.random.key(rows)).astype(mx.bfloat16)
-            difference = _compared(packed.linear(x, wide), x @ _plain(wide).T)
-            if difference:
-                return f"{rows} rows of {_WIDE}, groups of {group_size}: {difference}"
+            return f"{rows} rows of {_WIDE}: {difference}"
+    return None
+
+
+def _difference_of_gates() -> str | None:
     for activation, gelu in ACTIVATIONS.items():
         x, y = mx.random.normal((2, 40, 24), key=mx.random.key(gelu)).astype(mx.bfloat16)
         difference = _compared(packed.gated(x, y, gelu), _spelled_out(x, y, gelu))
         if difference:
             return f"{activation}: {difference}"
+    return None
+
+
+def _difference_of_mixtures() -> str | None:
     for hidden, counts in ((256, (1, 9, 100)), (_WIDE_OF_EXPERTS, (1, 9))):
         for rows in counts:
             difference = _difference_of_experts(hidden, rows)
             if difference:
-                return f"experts, {rows} rows of {hidden}: {difference}"
+                return f"{rows} rows of {hidden}: {difference}"
     return None
 
 

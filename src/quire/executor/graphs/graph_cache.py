@@ -8,7 +8,6 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 
 import mlx.core as mx
 
@@ -18,7 +17,7 @@ from quire.cache.pools import Pools
 from quire.cache.specs import KVLayout, recurrent_groups
 from quire.core.kv_format import KVFormat
 from quire.device.cuda.compiled import compiler
-from quire.device.cuda.driver import Graph, Launch, card
+from quire.device.cuda.driver import card
 from quire.device.cuda.extension import Extension
 from quire.device.cuda.inboxes import Inboxes
 from quire.executor.graphs.between import Segment, needs_pools
@@ -30,9 +29,10 @@ from quire.executor.graphs.operands import UnsupportedNode, attention_heads
 from quire.executor.graphs.places import Place
 from quire.executor.graphs.pool_kinds import kind_of
 from quire.executor.graphs.pools import LayerPool, PlainPool
-from quire.executor.graphs.recorder import Buffer, Recorder, launches
+from quire.executor.graphs.recorder import Buffer, Recorder
 from quire.executor.graphs.recording import Recording
 from quire.executor.graphs.states import LayerStates, layer_states, unplaced_states
+from quire.executor.graphs.step_graphs import Addresses, RecordedStep, StepGraphs
 from quire.executor.inputs import StepInputs
 from quire.program.low_rank import NUMBERS
 from quire.program.trace import StepPrograms
@@ -50,9 +50,6 @@ _INPUT_ROWS = (MAX_ROWS, 512, WIDE_ROWS)
 _MAX_ENTRIES = 1 << 18
 """Most entries of all block tables of a step together."""
 
-Addresses = tuple[int, ...]
-"""Addresses of the pools' arrays and of the factors of adapters."""
-
 
 @dataclass(slots=True)
 class _Graphs:
@@ -60,53 +57,6 @@ class _Graphs:
 
     addresses: Addresses
     graphs: dict[int, StepGraphs] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class StepGraphs:
-    """A step: one graph, or several with a segment between each two.
-
-    Attributes:
-        first: the first graph.
-        following: each segment, and the graph behind it.
-    """
-
-    first: Graph
-    following: Sequence[tuple[Segment, Graph]] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Recorded:
-    """Compiled kernels of a step, with the pool addresses that they were recorded for.
-
-    A step is recorded once. When pools grow and move, a graph is made of the same kernels with new
-    addresses.
-    """
-
-    recorder: Recorder
-    functions: Sequence[int]
-    addresses: Addresses
-    segments: Sequence[Segment]
-
-    def graphs(self, addresses: Addresses) -> StepGraphs:
-        """Return the graphs of the step for pools at `addresses`."""
-        parts, kept = self.launches(addresses)
-        first, *others = (Graph(part, kept) for part in parts)
-        return StepGraphs(first, list(zip(self.segments, others, strict=True)))
-
-    def launches(self, addresses: Addresses) -> tuple[list[list[Launch]], list[mx.array]]:
-        """Return each graph's launches for pools at `addresses`, and the arrays that they need."""
-        moved = dict(zip(self.addresses, addresses, strict=True))
-        kept = self.recorder.kept
-        if addresses != self.addresses:
-            tables, arrays = self.recorder.moved_tables(moved)
-            moved, kept = {**moved, **tables}, [*kept, *arrays]
-        recorded, functions = self.recorder.kernels, self.functions
-        ends = [*self.recorder.parts, len(recorded)]
-        return [
-            launches(recorded[first:end], functions[first:end], moved, first=first)
-            for first, end in pairwise([0, *ends])
-        ], kept
 
 
 class GraphCache:
@@ -167,8 +117,10 @@ class GraphCache:
         mx.eval(self.hidden, self._numbers, *self.media)
         self._graphs: dict[KVFormat, _Graphs] = {}
         self.made = 0
-        self._recorded: dict[tuple[KVFormat, int], _Recorded] = {}
+        self._recorded: dict[tuple[KVFormat, int], RecordedStep] = {}
         """Recorded steps by format and rows."""
+        self._told: set[tuple[KVFormat, int]] = set()
+        """Formats and rows of the steps that a log line has named."""
         self._copies: dict[int, tuple[mx.array, mx.array]] = {}
         """Small weights and their copies in device memory, by identity of the weight."""
         self._make_logits()
@@ -257,9 +209,25 @@ class GraphCache:
             return self.hidden, False
         return self._logits, True
 
+    def start(self, max_rows: int, format: KVFormat) -> bool:
+        """Record a step, and compile its kernels in the background. Return whether all of them are
+        done; False while writes to the pools are pending.
+
+        Raises:
+            UnsupportedNode: there is no kernel for a part of the body.
+        """
+        addresses = self._addresses(format)
+        if not all(addresses):
+            return False
+        return self._compiler.start(self._step(max_rows, format, addresses).sources)
+
     def graph(self, max_rows: int, format: KVFormat) -> StepGraphs | None:
-        """Return a step's graphs for the current pools. Return None while writes to the pools are
-        pending.
+        """Return a step's graphs for the current pools, when its kernels are compiled. Return None
+        while writes to the pools are pending.
+
+        Raises:
+            UnsupportedNode: there is no kernel for a part of the body.
+            DriverError: a kernel does not compile, or there is no graph of the kernels.
         """
         addresses = self._addresses(format)
         if not all(addresses):
@@ -269,13 +237,28 @@ class GraphCache:
             known = self._graphs[format] = _Graphs(addresses)
         graph = known.graphs.get(max_rows)
         if graph is None:
-            recorded = self._recorded.get((format, max_rows))
-            if recorded is None:
-                recorded = self._record_step(max_rows, format, addresses)
-                self._recorded[format, max_rows] = recorded
-            graph = known.graphs[max_rows] = recorded.graphs(addresses)
+            recorded = self._step(max_rows, format, addresses)
+            functions = self._compiler.functions(recorded.sources)
+            self._tell(max_rows, format, recorded)
+            graph = known.graphs[max_rows] = recorded.graphs(addresses, functions)
             self.made += 1
         return graph
+
+    def _step(self, max_rows: int, format: KVFormat, addresses: Addresses) -> RecordedStep:
+        """Return the recorded step of a format and row count."""
+        key = format, max_rows
+        if key not in self._recorded:
+            self._recorded[key] = self._record_step(max_rows, format, addresses)
+        return self._recorded[key]
+
+    def _tell(self, max_rows: int, format: KVFormat, recorded: RecordedStep) -> None:
+        """Log, once, how long it took until a step was recorded and compiled."""
+        if (format, max_rows) not in self._told:
+            self._told.add((format, max_rows))
+            log.info(
+                "CUDA graph of %d rows: %d kernels, compiled in %.1f s",
+                *(max_rows, len(recorded.sources), time.perf_counter() - recorded.started),
+            )
 
     def _addresses(self, format: KVFormat) -> Addresses:
         """Return the addresses that steps are recorded for; 0 for arrays that are not computed."""
@@ -286,7 +269,7 @@ class GraphCache:
             arrays += self._pools.states(group, format).arrays()
         return tuple(map(self._extension.pointer, (*arrays, *self._factors)))
 
-    def _record_step(self, max_rows: int, format: KVFormat, addresses: Addresses) -> _Recorded:
+    def _record_step(self, max_rows: int, format: KVFormat, addresses: Addresses) -> RecordedStep:
         started, pointer = time.perf_counter(), self._extension.pointer
         group = self._layout.group
         kept = {layer: self._pools.kv(group[layer], format) for layer in self.heads}
@@ -306,10 +289,7 @@ class GraphCache:
         }
         recorder = self._recorder(max_rows)
         segments = self._record(recorder, pools, states)
-        functions = self._compiler.functions([each.source for each in recorder.kernels])
-        seconds, count = time.perf_counter() - started, len(functions)
-        log.info("CUDA graph of %d rows: %d kernels, compiled in %.1f s", max_rows, count, seconds)
-        return _Recorded(recorder, functions, addresses, segments=segments)
+        return RecordedStep(recorder, addresses, segments, started=started)
 
     def _recorder(self, max_rows: int) -> Recorder:
         return Recorder(

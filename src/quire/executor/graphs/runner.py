@@ -10,34 +10,33 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 import mlx.core as mx
 
 from quire.cache.pools import Pools
 from quire.cache.specs import KVLayout
-from quire.core.errors import EngineFailure, ModelError
+from quire.core.errors import EngineFailure
 from quire.core.kv_format import KVFormat
 from quire.device.cuda.driver import DriverError
-from quire.device.cuda.extension import Extension, NoExtension, load_extension
+from quire.device.cuda.extension import Extension
 from quire.device.cuda.inboxes import Inboxes
-from quire.device.device import current_device
-from quire.device.ranks import WHOLE, Part, agreed
+from quire.device.ranks import WHOLE, agreed
 from quire.device.verified import Check, Verification, verified_kernels
-from quire.executor.graphs.exchange_check import verified_inboxes
 from quire.executor.graphs.formats import in_one_block, serves_format
-from quire.executor.graphs.graph_cache import MAX_ROWS, WIDE_ROWS, GraphCache, StepGraphs
+from quire.executor.graphs.graph_cache import MAX_ROWS, WIDE_ROWS, GraphCache
 from quire.executor.graphs.indexers import most_keys
 from quire.executor.graphs.layout import step_numbers
 from quire.executor.graphs.operands import UnsupportedNode
 from quire.executor.graphs.pool_kinds import kind_of
 from quire.executor.graphs.states import KeptStates
+from quire.executor.graphs.step_graphs import Compiling, StepGraphs
 from quire.executor.inputs import StepInputs
 from quire.executor.step import Computed
-from quire.models.base import LanguageModel
-from quire.program.low_rank import LowRankFactors, with_low_rank
+from quire.program.low_rank import LowRankFactors, arrays_of, shapes_of, with_low_rank
 from quire.program.passes import recordable
-from quire.program.trace import NotLinear, StepPrograms, steps_of, trace
+from quire.program.trace import StepPrograms
 from quire.scheduler.plan import ScheduledSequence
 
 log = logging.getLogger("quire.engine")
@@ -45,58 +44,6 @@ log = logging.getLogger("quire.engine")
 NO_FACTORS: LowRankFactors = {}
 _STANDINGS = False, None, True
 """Verification results of a graph, the worst first: it differs, is not verified, agrees."""
-
-
-def open_cuda_graphs(
-    model: LanguageModel,
-    layout: KVLayout,
-    pools: Pools,
-    identity: str,
-    *,
-    batch_invariant: bool = False,
-    part: Part = WHOLE,
-) -> CUDAGraphs | None:
-    """Trace a model and check that CUDA graphs can compute its steps. All ranks of a split model
-    call it at the same point, and get the same answer.
-
-    Args:
-        identity: identity of the weights, under which verification results are kept.
-        batch_invariant: see `CUDAGraphs`.
-        part: the rank that the model is the share of.
-
-    Returns:
-        None on other devices, and where a part of the program has no kernel: a log line says which.
-
-    Raises:
-        ModelError: `batch_invariant` is asked for, and graphs cannot compute the steps.
-    """
-    if current_device().kernel_language != "cuda":
-        return None
-    graphs, problem = None, "another rank has none"
-    try:
-        if layout.uncached:
-            raise UnsupportedNode("no kernel for attention in both directions")
-        inboxes = None if part.size == 1 else verified_inboxes(part)
-        traced = trace(model, steps_of(model))
-        graphs = CUDAGraphs(
-            traced,
-            model.logits,
-            layout,
-            pools=pools,
-            identity=identity,
-            extension=load_extension(),
-            batch_invariant=batch_invariant,
-            inboxes=inboxes,
-        )
-        graphs.check()
-    except (UnsupportedNode, NotLinear, NoExtension, DriverError, OSError) as error:
-        if batch_invariant:
-            raise ModelError(f"batch-invariant: {error}") from error
-        graphs, problem = None, str(error)
-    if agreed(int(graphs is not None), part):
-        return graphs
-    log.info("CUDA graphs disabled for this model: %s. Decoding runs eagerly.", problem)
-    return None
 
 
 class CUDAGraphs:
@@ -117,6 +64,8 @@ class CUDAGraphs:
         inboxes: memory by which the ranks of a split model exchange rows. All ranks run each step
             as a graph, or none does.
         factors: of adapters, which the programs add; see `program.low_rank`.
+        compiling: when kernels are compiled. Steps of ranks and batch-invariant steps cannot run
+            eagerly meanwhile: they wait.
     """
 
     def __init__(
@@ -131,8 +80,12 @@ class CUDAGraphs:
         batch_invariant: bool = False,
         inboxes: Inboxes | None = None,
         factors: LowRankFactors = NO_FACTORS,
+        compiling: Compiling = Compiling.AT_USE,
     ) -> None:
-        self._programs, self._adapters = programs, _shapes(factors)
+        self._compiling = compiling
+        self._compiled: set[tuple[KVFormat, int]] = set()
+        """Formats and row counts whose kernels are compiled."""
+        self._programs, self._adapters = programs, shapes_of(factors)
         self._logits_of = logits
         self._part = WHOLE if inboxes is None else inboxes.part
         self._agreed: set[tuple[KVFormat, int]] = set()
@@ -146,7 +99,7 @@ class CUDAGraphs:
             extension=extension,
             batch_invariant=batch_invariant,
             inboxes=inboxes,
-            factors=_arrays(factors),
+            factors=arrays_of(factors),
         )
         self._formats: dict[KVFormat, bool] = {}
         """Whether the kernels support a KV format, for the formats seen so far."""
@@ -157,9 +110,9 @@ class CUDAGraphs:
         self._identity = identity
         self._batch_invariant = batch_invariant
 
-    def use(self, pools: Pools) -> None:
+    def use(self, pools: Pools, compiling: Compiling) -> None:
         """Run steps over other pools of the same model from now on."""
-        self._pools = pools
+        self._pools, self._compiling = pools, compiling
         self._cache.use(pools)
 
     def with_low_rank(
@@ -179,8 +132,8 @@ class CUDAGraphs:
         programs = StepPrograms(body, self._programs.head)
         if (
             before is not None
-            and before._adapters == _shapes(factors)
-            and before._cache.bind(_recordable(programs), _arrays(factors))
+            and before._adapters == shapes_of(factors)
+            and before._cache.bind(_recordable(programs), arrays_of(factors))
         ):
             return before
         graphs = CUDAGraphs(
@@ -191,6 +144,7 @@ class CUDAGraphs:
             identity=self._identity,
             extension=self._extension,
             factors=factors,
+            compiling=self._compiling,
         )
         try:
             graphs.check()
@@ -222,12 +176,28 @@ class CUDAGraphs:
         if not self._serves(inputs):
             return None
         max_rows = _max_rows(inputs.sequences)
-        verified = self._known_by_all(inputs.sequences[0].format, max_rows)
-        if verified is False:
+        format = inputs.sequences[0].format
+        verified = self._known_by_all(format, max_rows)
+        if verified is False or not self._is_compiled(max_rows, format):
             return None
         if verified is None:
             return Computed(self._verified(inputs, max_rows, run_eagerly))
         return self._computed(inputs, max_rows)
+
+    def _is_compiled(self, max_rows: int, format: KVFormat) -> bool:
+        """Return whether a step can have its graph now. Where steps wait for kernels it always can;
+        elsewhere they are compiled in the background from the first call on.
+        """
+        key = format, max_rows
+        if self._compiling is not Compiling.BEHIND or self._part.size > 1 or key in self._compiled:
+            return True
+        try:
+            if not self._cache.start(max_rows, format):
+                return False
+        except (DriverError, RuntimeError, UnsupportedNode):
+            pass  # the step meets this again when it makes the graph, and handles it
+        self._compiled.add(key)
+        return True
 
     def _computed(self, inputs: StepInputs, max_rows: int) -> Computed | None:
         rows = self._launched(inputs, max_rows)
@@ -372,6 +342,8 @@ class CUDAGraphs:
         self, inputs: StepInputs, max_rows: int, run_eagerly: Callable[[], mx.array]
     ) -> mx.array:
         """Run the model and compare the graph's result with its own. Return the model's result."""
+        if self._compiling is Compiling.AHEAD:
+            self._start_all(inputs.sequences[0].format)
         mx.synchronize()
         before = KeptStates(self._pools, self._layout, inputs.sequences)
         expected = run_eagerly()
@@ -400,6 +372,12 @@ class CUDAGraphs:
             why = difference or "another rank's differ"
             log.warning("CUDA graphs of %d rows disabled: %s", max_rows, why)
         return expected
+
+    def _start_all(self, format: KVFormat) -> None:
+        """Record the steps of all row counts, and compile their kernels in the background."""
+        with suppress(DriverError, RuntimeError, UnsupportedNode):  # found again when one is used
+            for power in range(self._most_rows(format).bit_length()):
+                self._cache.start(1 << power, format)
 
     def _unprepared(self, max_rows: int, format: KVFormat) -> str | None:
         """Compile a graph. Return why that fails; None if it does not."""
@@ -434,15 +412,6 @@ def _difference(found: mx.array, expected: mx.array, inputs: StepInputs) -> str 
 
 def _recordable(programs: StepPrograms) -> StepPrograms:
     return StepPrograms(recordable(programs.body), recordable(programs.head))
-
-
-def _shapes(factors: LowRankFactors) -> tuple[tuple[object, ...], ...]:
-    """Return what kernels know of factors: names of matrices, ranks, and numbers of columns."""
-    return tuple((name, *factors[name][0].shape[1:]) for name in sorted(factors))
-
-
-def _arrays(factors: LowRankFactors) -> list[mx.array]:
-    return [array for name in sorted(factors) for array in factors[name]]
 
 
 def _max_rows(rows: Sequence[ScheduledSequence]) -> int:

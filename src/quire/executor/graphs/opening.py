@@ -1,0 +1,75 @@
+"""Opens the CUDA graphs of a model: traces it, and finds whether its steps have kernels."""
+
+from __future__ import annotations
+
+import logging
+
+from quire.cache.pools import Pools
+from quire.cache.specs import KVLayout
+from quire.core.errors import ModelError
+from quire.device.cuda.driver import DriverError
+from quire.device.cuda.extension import NoExtension, load_extension
+from quire.device.device import current_device
+from quire.device.ranks import WHOLE, Part, agreed
+from quire.executor.graphs.exchange_check import verified_inboxes
+from quire.executor.graphs.operands import UnsupportedNode
+from quire.executor.graphs.runner import CUDAGraphs
+from quire.executor.graphs.step_graphs import Compiling
+from quire.models.base import LanguageModel
+from quire.program.trace import NotLinear, steps_of, trace
+
+log = logging.getLogger("quire.engine")
+
+
+def open_cuda_graphs(
+    model: LanguageModel,
+    layout: KVLayout,
+    pools: Pools,
+    identity: str,
+    *,
+    batch_invariant: bool = False,
+    part: Part = WHOLE,
+    compiling: Compiling = Compiling.AT_USE,
+) -> CUDAGraphs | None:
+    """Trace a model and check that CUDA graphs can compute its steps. All ranks of a split model
+    call it at the same point, and get the same answer.
+
+    Args:
+        identity: identity of the weights, under which verification results are kept.
+        batch_invariant, compiling: see `CUDAGraphs`.
+        part: the rank that the model is the share of.
+
+    Returns:
+        None on other devices, and where a part of the program has no kernel: a log line says which.
+
+    Raises:
+        ModelError: `batch_invariant` is asked for, and graphs cannot compute the steps.
+    """
+    if current_device().kernel_language != "cuda":
+        return None
+    graphs, problem = None, "another rank has none"
+    try:
+        if layout.uncached:
+            raise UnsupportedNode("no kernel for attention in both directions")
+        inboxes = None if part.size == 1 else verified_inboxes(part)
+        traced = trace(model, steps_of(model))
+        graphs = CUDAGraphs(
+            traced,
+            model.logits,
+            layout,
+            pools=pools,
+            identity=identity,
+            extension=load_extension(),
+            batch_invariant=batch_invariant,
+            inboxes=inboxes,
+            compiling=compiling,
+        )
+        graphs.check()
+    except (UnsupportedNode, NotLinear, NoExtension, DriverError, OSError) as error:
+        if batch_invariant:
+            raise ModelError(f"batch-invariant: {error}") from error
+        graphs, problem = None, str(error)
+    if agreed(int(graphs is not None), part):
+        return graphs
+    log.info("CUDA graphs disabled for this model: %s. Decoding runs eagerly.", problem)
+    return None
