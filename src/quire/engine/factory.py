@@ -22,7 +22,7 @@ from quire.engine.engine import Engine
 from quire.engine.memory import MakeRoom, RoomCheck, refuse
 from quire.engine.warm_up import measure_steps, warm_up
 from quire.executor.factory import SharedGraphs, open_executor
-from quire.executor.graphs.step_graphs import Compiling
+from quire.executor.graphs.compiling import Compiling
 from quire.executor.segments.runner import open_segments
 from quire.models.base import LanguageModel
 from quire.models.weights.loader import LoadedModel, open_model

@@ -11,10 +11,10 @@ from quire.core.config import EngineConfig
 from quire.device.dtypes import DTYPES
 from quire.executor.eager import Observe
 from quire.executor.executor import Executor
+from quire.executor.graphs.compiling import Compiling
 from quire.executor.graphs.executor import GraphExecutor
 from quire.executor.graphs.opening import open_cuda_graphs
 from quire.executor.graphs.runner import CUDAGraphs
-from quire.executor.graphs.step_graphs import Compiling
 from quire.executor.guessing import Guesser
 from quire.executor.segments.executor import SegmentExecutor
 from quire.executor.segments.runner import StepSegments

@@ -13,8 +13,8 @@ from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.executor.executor import StepResult
 from quire.executor.factory import open_executor
+from quire.executor.graphs.compiling import Compiling
 from quire.executor.graphs.runner import CUDAGraphs
-from quire.executor.graphs.step_graphs import Compiling
 from quire.models.weights.loader import LoadedModel
 from tests.executor.graphs.recorded import opened
 from tests.executor.graphs.test_recording import FAMILIES

@@ -11,10 +11,10 @@ from quire.device.cuda.driver import DriverError
 from quire.device.cuda.extension import NoExtension, load_extension
 from quire.device.device import current_device
 from quire.device.ranks import WHOLE, Part, agreed
+from quire.executor.graphs.compiling import Compiling
 from quire.executor.graphs.exchange_check import verified_inboxes
 from quire.executor.graphs.operands import UnsupportedNode
 from quire.executor.graphs.runner import CUDAGraphs
-from quire.executor.graphs.step_graphs import Compiling
 from quire.models.base import LanguageModel
 from quire.program.trace import NotLinear, steps_of, trace
 

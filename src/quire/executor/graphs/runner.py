@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 
 import mlx.core as mx
@@ -24,6 +23,7 @@ from quire.device.cuda.extension import Extension
 from quire.device.cuda.inboxes import Inboxes
 from quire.device.ranks import WHOLE, agreed
 from quire.device.verified import Check, Verification, verified_kernels
+from quire.executor.graphs.compiling import Compiling, KernelCompiling
 from quire.executor.graphs.formats import in_one_block, serves_format
 from quire.executor.graphs.graph_cache import MAX_ROWS, WIDE_ROWS, GraphCache
 from quire.executor.graphs.indexers import most_keys
@@ -31,7 +31,7 @@ from quire.executor.graphs.layout import step_numbers
 from quire.executor.graphs.operands import UnsupportedNode
 from quire.executor.graphs.pool_kinds import kind_of
 from quire.executor.graphs.states import KeptStates
-from quire.executor.graphs.step_graphs import Compiling, StepGraphs
+from quire.executor.graphs.step_graphs import StepGraphs
 from quire.executor.inputs import StepInputs
 from quire.executor.step import Computed
 from quire.program.low_rank import LowRankFactors, arrays_of, shapes_of, with_low_rank
@@ -82,9 +82,6 @@ class CUDAGraphs:
         factors: LowRankFactors = NO_FACTORS,
         compiling: Compiling = Compiling.AT_USE,
     ) -> None:
-        self._compiling = compiling
-        self._compiled: set[tuple[KVFormat, int]] = set()
-        """Formats and row counts whose kernels are compiled."""
         self._programs, self._adapters = programs, shapes_of(factors)
         self._logits_of = logits
         self._part = WHOLE if inboxes is None else inboxes.part
@@ -101,6 +98,9 @@ class CUDAGraphs:
             inboxes=inboxes,
             factors=arrays_of(factors),
         )
+        self._kernels = KernelCompiling(
+            self._cache, compiling if self._part.size == 1 else Compiling.AT_USE
+        )
         self._formats: dict[KVFormat, bool] = {}
         """Whether the kernels support a KV format, for the formats seen so far."""
         self.verified: dict[tuple[KVFormat, int], bool] = {}
@@ -112,7 +112,8 @@ class CUDAGraphs:
 
     def use(self, pools: Pools, compiling: Compiling) -> None:
         """Run steps over other pools of the same model from now on."""
-        self._pools, self._compiling = pools, compiling
+        self._pools = pools
+        self._kernels = KernelCompiling(self._cache, compiling)
         self._cache.use(pools)
 
     def with_low_rank(
@@ -144,7 +145,7 @@ class CUDAGraphs:
             identity=self._identity,
             extension=self._extension,
             factors=factors,
-            compiling=self._compiling,
+            compiling=self._kernels.when,
         )
         try:
             graphs.check()
@@ -178,26 +179,11 @@ class CUDAGraphs:
         max_rows = _max_rows(inputs.sequences)
         format = inputs.sequences[0].format
         verified = self._known_by_all(format, max_rows)
-        if verified is False or not self._is_compiled(max_rows, format):
+        if verified is False or not self._kernels.has(max_rows, format):
             return None
         if verified is None:
             return Computed(self._verified(inputs, max_rows, run_eagerly))
         return self._computed(inputs, max_rows)
-
-    def _is_compiled(self, max_rows: int, format: KVFormat) -> bool:
-        """Return whether a step can have its graph now. Where steps wait for kernels it always can;
-        elsewhere they are compiled in the background from the first call on.
-        """
-        key = format, max_rows
-        if self._compiling is not Compiling.BEHIND or self._part.size > 1 or key in self._compiled:
-            return True
-        try:
-            if not self._cache.start(max_rows, format):
-                return False
-        except (DriverError, RuntimeError, UnsupportedNode):
-            pass  # the step meets this again when it makes the graph, and handles it
-        self._compiled.add(key)
-        return True
 
     def _computed(self, inputs: StepInputs, max_rows: int) -> Computed | None:
         rows = self._launched(inputs, max_rows)
@@ -342,15 +328,14 @@ class CUDAGraphs:
         self, inputs: StepInputs, max_rows: int, run_eagerly: Callable[[], mx.array]
     ) -> mx.array:
         """Run the model and compare the graph's result with its own. Return the model's result."""
-        if self._compiling is Compiling.AHEAD:
-            self._start_all(inputs.sequences[0].format)
+        format = inputs.sequences[0].format
+        self._kernels.start_all(self._most_rows(format), format)
         mx.synchronize()
         before = KeptStates(self._pools, self._layout, inputs.sequences)
         expected = run_eagerly()
         mx.eval(expected, *self._pools.arrays(range(len(self._layout.group))))
         after = KeptStates(self._pools, self._layout, inputs.sequences)
         before.restore()
-        format = inputs.sequences[0].format
         difference = self._unprepared(max_rows, format)
         if agreed(int(difference is None), self._part):
             try:
@@ -372,12 +357,6 @@ class CUDAGraphs:
             why = difference or "another rank's differ"
             log.warning("CUDA graphs of %d rows disabled: %s", max_rows, why)
         return expected
-
-    def _start_all(self, format: KVFormat) -> None:
-        """Record the steps of all row counts, and compile their kernels in the background."""
-        with suppress(DriverError, RuntimeError, UnsupportedNode):  # found again when one is used
-            for power in range(self._most_rows(format).bit_length()):
-                self._cache.start(1 << power, format)
 
     def _unprepared(self, max_rows: int, format: KVFormat) -> str | None:
         """Compile a graph. Return why that fails; None if it does not."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 from itertools import pairwise
 
 import mlx.core as mx
@@ -15,14 +14,6 @@ from quire.executor.graphs.recorder import Recorder, launches
 
 Addresses = tuple[int, ...]
 """Addresses of the pools' arrays and of the factors of adapters."""
-
-
-class Compiling(Enum):
-    """When the kernels of graphs are compiled, and what steps do meanwhile."""
-
-    AHEAD = "those of all row counts when a step needs the first; steps wait for their own"
-    AT_USE = "when a step needs them, which waits"
-    BEHIND = "from when a step needs them; steps run eagerly until they are there"
 
 
 @dataclass(frozen=True, slots=True)
