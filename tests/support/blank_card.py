@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import mlx.core as mx
 import psutil
@@ -24,9 +24,6 @@ from quire.executor.graphs.pools import LayerPool
 from tests.device.cuda.cards import H200
 from tests.support.compiled_kernels import Needed
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
 _FOUND = {Check.PRODUCTS_AGREE, Check.ATTENTION_AGREES, Check.CODING_AGREES}
 """Verification results of kernels from an earlier start."""
 
@@ -37,7 +34,7 @@ def open_blank_card(patch: pytest.MonkeyPatch, needed: Needed) -> None:
     Kernels are kept by many caches, so this is for processes of their own.
 
     Args:
-        needed: gets the kernels of ours that are called, and what MLX would fuse.
+        needed: gets the kernels of ours that are called.
     """
 
     def blank(kernel: CompiledKernel, **call: Any) -> list[mx.array]:
@@ -51,16 +48,6 @@ def open_blank_card(patch: pytest.MonkeyPatch, needed: Needed) -> None:
 
     class BlankCard(device.CUDA):
         name = "a blank card"
-
-        def fused(self, function: Callable[P, T]) -> Callable[P, T]:
-            def call(*args: P.args, **kwargs: P.kwargs) -> T:
-                types = [(each.dtype, each.ndim) for each in args if isinstance(each, mx.array)]
-                needed.add(
-                    ("fused", function.__qualname__, function.__code__.co_firstlineno, *types)
-                )
-                return function(*args, **kwargs)
-
-            return call
 
         def free_memory(self) -> int:
             return int(psutil.virtual_memory().available)
