@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -247,7 +248,8 @@ class Compiler:
 
 def _give_way() -> None:
     """Let the kernel prefer other threads to this one."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
 def _compiled(text: str, options: list[str]) -> bytes:
