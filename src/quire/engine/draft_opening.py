@@ -20,6 +20,7 @@ from quire.engine.draft_model import ModelDrafter
 from quire.engine.draft_states import HeadExecutor, StatesDrafter, StatesParts
 from quire.engine.memory import RoomCheck, kv_budget, refuse, sequence_bytes
 from quire.executor.factory import open_executor, open_pools
+from quire.executor.graphs.compiling import Compiling
 from quire.executor.guessing import AssistantGuesser, Guesser, HeadGuesser, LayerGuesser
 from quire.executor.hidden_rows import HiddenRows
 from quire.executor.segments.rows import open_row_segments
@@ -217,7 +218,8 @@ def open_draft_model(
         *(name, size(draft.parameter_bytes), size(share)),
     )
     plain = EngineConfig(str(draft.path), block_size=config.block_size)
-    executor = open_executor(draft, plain, segments=open_segments(draft.model))
+    segments = open_segments(draft.model)
+    executor = open_executor(draft, plain, segments=segments, compiling=Compiling.BEHIND)
     return config, ModelDrafter(
         draft, executor, share, block_size=config.block_size, read_s=config.step_ms / 1e3
     )
