@@ -17,6 +17,9 @@ from pathlib import Path
 
 log = logging.getLogger("quire.device")
 
+CACHE = "MLX_PTX_CACHE_DIR"
+"""Variable with the folder where MLX keeps compiled kernels."""
+
 
 def use_private_cache(folder: Path | None = None) -> Path:
     """Make MLX compile into a folder that nobody else can write to. Call it before MLX compiles.
@@ -39,13 +42,13 @@ def use_private_cache(folder: Path | None = None) -> Path:
         folder = Path(tempfile.mkdtemp(prefix="quire-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.environ["TMPDIR"] = str(folder)
-    os.environ.setdefault("MLX_PTX_CACHE_DIR", str(folder / "ptx"))
+    os.environ.setdefault(CACHE, str(folder / "ptx"))
     return folder
 
 
 def kernel_folder() -> Path | None:
     """Return the folder of compiled kernels; None if `use_private_cache` was not called."""
-    folder = os.environ.get("MLX_PTX_CACHE_DIR")
+    folder = os.environ.get(CACHE)
     return None if folder is None else Path(folder)
 
 

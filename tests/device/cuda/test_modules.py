@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from quire.device.cuda import modules
 from quire.device.cuda.modules import OPERATIONS, ModuleProcesses, main
+from quire.device.private import CACHE
 from quire.device.verified import VerifiedKernels
 
 GB = 1 << 30
@@ -116,5 +118,37 @@ def test_a_model_that_cannot_be_opened_leaves_no_process(
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_every_operation_can_be_computed(dtype: str) -> None:
+def test_every_operation_can_be_computed(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHE, str(tmp_path))
     main(dtype, *OPERATIONS)
+    assert not list(tmp_path.iterdir())
+
+
+def test_kernels_appear_when_they_are_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHE, str(tmp_path))
+    seen: list[list[str]] = []
+    replace = Path.replace
+
+    def compiles(array: mx.array) -> mx.array:
+        for suffix in ("ptx", "txt", "cu"):
+            Path(os.environ[CACHE], f"gather.{suffix}").write_text("kernel")
+        assert not list(tmp_path.glob("gather*"))
+        return array
+
+    def noted(path: Path, target: Path) -> Path:
+        seen.append(sorted(each.suffix for each in tmp_path.glob("gather*")))
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", noted)
+    monkeypatch.setattr(modules, "OPERATIONS", {"rows": (compiles, None)})
+    main("bfloat16", "rows")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "gather.cu",
+        "gather.ptx",
+        "gather.txt",
+    ]
+    assert seen[-1] == [".cu", ".txt"], "the file that is looked for comes last"

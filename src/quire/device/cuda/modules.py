@@ -12,14 +12,16 @@ import logging
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import TracebackType
 
 import mlx.core as mx
 
 from quire.core.processes import wait_or_kill
-from quire.device.private import kernel_folder
+from quire.device.private import CACHE, kernel_folder
 from quire.device.verified import Check, Verification, verified_kernels
 
 log = logging.getLogger("quire.device")
@@ -27,6 +29,8 @@ log = logging.getLogger("quire.device")
 _PROCESS_BYTES = 1 << 30
 """Most memory of the GPU that a process takes."""
 _LONGEST_S = 60.0
+_LOOKED_FOR = ".ptx"
+"""Suffix of the file by which MLX finds a kernel, so the last one to appear."""
 _NAMES = {mx.bfloat16: "bfloat16", mx.float16: "float16", mx.float32: "float32"}
 
 
@@ -126,10 +130,18 @@ def _said(process: subprocess.Popen[bytes], seconds: float) -> str:
 
 
 def main(dtype: str, *names: str) -> None:
-    """Run operations, so that MLX compiles their kernels."""
-    for name in names:
-        run, own = OPERATIONS[name]
-        mx.eval(run(mx.zeros((2, 2), own or getattr(mx, dtype))))
+    """Run operations, so that MLX compiles their kernels. They appear in MLX's folder when they are
+    whole: what MLX writes there itself stays half written if the process is killed.
+    """
+    folder = os.environ[CACHE]
+    Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as own_folder:
+        os.environ[CACHE] = own_folder
+        for name in names:
+            run, own = OPERATIONS[name]
+            mx.eval(run(mx.zeros((2, 2), own or getattr(mx, dtype))))
+        for path in sorted(Path(own_folder).iterdir(), key=lambda path: path.suffix == _LOOKED_FOR):
+            path.replace(Path(folder, path.name))
 
 
 if __name__ == "__main__":
