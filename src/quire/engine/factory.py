@@ -48,7 +48,7 @@ def open_engine(
     open_device(config.blas, config.kernels, config.threads)
     followers = None if config.ranks == 1 else ranks.Followers(config)
     room = RoomCheck(config, make_room)
-    loaded = _opened(config, room, followers, on_progress)
+    loaded = _opened(config, room, followers, on_progress=on_progress)
     config = room.config
     engine = _measured(
         loaded,
