@@ -37,12 +37,12 @@ Written by `python -m tests.models.make_models_doc` from the registry; do not ed
 
 Checkpoints are read as Hugging Face publishes them (float32, float16 or bfloat16 safetensors) and
 as mlx-lm and mlx-vlm convert them, plain or packed (affine 2 to 8 bits, mxfp4, mxfp8, nvfp4).
-FP8 stays FP8 in memory, as below. Integers of compressed-tensors (1 to 8 bits, with zero points
-or without, also of W8A8, whose activations stay floats), MXFP4 and MXFP8 become MLX's codes of the
-same numbers, as do GPTQ
-(2, 3, 4 and 8 bits) and AWQ ("gemm"), by whatever library: AutoRound, and modules of other widths
-(`dynamic`, `extra_config`), too. Matrices of 1 and 7 bits or in an order of their own (`desc_act`),
-and NVFP4 of compressed-tensors and ModelOpt, are unpacked, and the log says so. Of multimodal
+FP8, and NVFP4 with a scale for the whole matrix, stay so in memory, as below. Integers of
+compressed-tensors (1 to 8 bits, with zero points or without, also of W8A8, whose activations stay
+floats), MXFP4 and MXFP8 become MLX's codes of the same numbers, as do GPTQ (2, 3, 4 and 8 bits) and
+AWQ ("gemm"), by whatever library: AutoRound, and modules of other widths (`dynamic`,
+`extra_config`), too. Matrices of 1 and 7 bits, in an order of their own (`desc_act`), or whose
+columns have factors (NVFP4 with AWQ) are unpacked, and the log says so. Of multimodal
 checkpoints what the table's second column names is served. A setting in `config.json` that a family
 does not compute is refused by name.
 
@@ -59,9 +59,12 @@ columns (64 or 32 where rows are no multiple). Scales of eight bits are powers o
 It fits if all weights then take at most three quarters of the memory; else they are decoded for
 each product.
 
+NVFP4 of compressed-tensors and ModelOpt keeps its codes on CUDA, with a bfloat16 scale for each 16
+columns; elsewhere it is decoded like FP8.
+
 Activations are never rounded to FP8, whatever the checkpoint says: for random rows that adds a
-relative error of 0.026 to each product, where bfloat16 has 0.002. Decoded when loaded are stacks of
-experts under one name, rows of no multiple of 32 columns, and scales of fewer than 32.
+relative error of 0.026 to each product, where bfloat16 has 0.002. FP8 is decoded when loaded in
+stacks of experts under one name, in rows of no multiple of 32 columns, and with scales of fewer.
 
 A tokenizer is `tokenizer.json`, or where that is not there, Mistral's `tekken.json`, Moonshot's
 `tiktoken.model` or SentencePiece's `tokenizer.model`, of which one is made at load. With the seven

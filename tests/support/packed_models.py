@@ -13,7 +13,7 @@ from quire.device.weights import Packing
 from quire.models.base import LanguageModel, named_layers, named_parameters
 from quire.models.layers.linear import use_device_products
 from quire.models.registry import build
-from quire.models.weights.quantization import is_packed_in_fp8, pack_like, packed_twin
+from quire.models.weights.quantization import has_float_codes, pack_like, packed_twin
 from tests.support.packings import MXFP4, packed
 from tests.support.tiny_models import with_small_scores
 
@@ -43,7 +43,7 @@ def packed_model(
     twin, model = build(config), build(config)
     pack(twin)
     weights = dict(named_parameters(twin))
-    kept = [path for path in named_layers(twin) if is_packed_in_fp8(weights, path)]
+    kept = [path for path in named_layers(twin) if has_float_codes(weights, path)]
     weights |= {
         name: _narrow(each)
         for name, each in weights.items()

@@ -27,7 +27,7 @@ import mlx.core as mx
 import psutil
 
 from quire.device.operations import UnfusedOperations
-from quire.device.weights import FP8, PackedWeight
+from quire.device.weights import DECODED_MODES, PackedWeight
 
 log = logging.getLogger("quire.blas")
 
@@ -51,7 +51,7 @@ class OpenBLASOperations(UnfusedOperations):
 
     def packed_linear(self, x: mx.array, weight: PackedWeight, bias: mx.array | None) -> mx.array:
         few = x.size // x.shape[-1] <= _FEW.get(weight.packing.bits, _FEW_ELSE)
-        if few or weight.packing.mode == FP8:
+        if few or weight.packing.mode in DECODED_MODES:
             return super().packed_linear(x, weight, bias)
         y = x @ weight.unpacked().astype(x.dtype).T
         return y if bias is None else y + bias

@@ -25,6 +25,7 @@ from quire.device.host_copy import HostCopy
 from quire.device.machine import device_model, device_number
 from quire.device.metal.operations import MetalOperations
 from quire.device.operations import Operations, UnfusedOperations
+from quire.device.weights import FP4, FP8
 
 log = logging.getLogger("quire.device")
 
@@ -68,7 +69,8 @@ class Device(ABC):
         slow_code_bits: codes of these sizes are read so slowly that writing them as bytes pays.
         weight_code_bits: bits in which the affine codes of weights are stored, by those that the
             checkpoint has; others stay as they are.
-        reads_fp8: whether products read the codes of `FP8`; else they are decoded for each product.
+        read_modes: those of `DECODED_MODES` in which products read codes; others are decoded for
+            each product.
         dequantizes_fast: whether `mx.dequantize` is faster than shifts and masks of whole words.
         kernel_language: language of kernels that `mx.fast` compiles: "cuda", "metal" or none.
         gathered_bytes: bytes of keys and values that one operation may gather where no kernel reads
@@ -89,7 +91,7 @@ class Device(ABC):
     code_rows: int
     slow_code_bits: frozenset[int]
     weight_code_bits: Mapping[int, int] = MappingProxyType({})
-    reads_fp8: bool = False
+    read_modes: frozenset[str] = frozenset()
     dequantizes_fast: bool
     kernel_language: str
     gathered_bytes: int
@@ -226,7 +228,7 @@ class CPU(Device):
         elif blas != "mlx" and choose_blas("openblas", threads):
             self.operations = OpenBLASOperations()
         self.weights_by_columns = self.kernels is None
-        self.reads_fp8 = self.kernels is not None
+        self.read_modes = frozenset() if self.kernels is None else frozenset({FP8})
 
     def times_transposed(self, x: mx.array, y: mx.array) -> mx.array:
         # Laid out first: OpenBLAS multiplies small products by a transposed matrix in another order
@@ -279,7 +281,7 @@ class CUDA(GPU):
     joins_products = False  # graphs join them by themselves
     code_rows = 0  # MLX 0.32.4 has kernels for some shapes of codes only, and fails for the others
     weight_code_bits = MappingProxyType({2: 4, 3: 4, 5: 8, 6: 8})  # tensor core kernels read these
-    reads_fp8 = True
+    read_modes = frozenset({FP8, FP4})
     kernel_language = "cuda"
     keeps_compiled = True
 

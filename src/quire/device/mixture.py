@@ -9,7 +9,13 @@ from typing import Protocol
 import mlx.core as mx
 
 from quire.device.activations import Gating
-from quire.device.weights import FP8, ExpertMatrices, GatedExperts, PackedWeight, PlainExperts
+from quire.device.weights import (
+    DECODED_MODES,
+    ExpertMatrices,
+    GatedExperts,
+    PackedWeight,
+    PlainExperts,
+)
 
 # From this many (row, expert) pairs on, sorting them by expert pays: rows of one expert are
 # multiplied together instead of one at a time.
@@ -130,7 +136,7 @@ def product(
     out]`.
     """
     weight = matrices.weight
-    if isinstance(weight, PackedWeight) and weight.packing.mode == FP8:
+    if isinstance(weight, PackedWeight) and weight.packing.mode in DECODED_MODES:
         y = _by_numbers(operations, x, chosen, weight=weight, ordered=ordered)
     elif isinstance(weight, PackedWeight):
         weight, packing = weight.by_rows(), weight.packing

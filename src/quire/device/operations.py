@@ -19,7 +19,7 @@ from quire.device.ranks import RankOperations
 from quire.device.recurrence import DeltaGates
 from quire.device.rotation import Rotate
 from quire.device.weights import (
-    FP8,
+    DECODED_MODES,
     ExpertMatrices,
     GatedMatrices,
     HeadPart,
@@ -230,7 +230,7 @@ class Operations(ExpertOperations, RankOperations, DrawingOperations, LowRankOpe
 
 def _by_codes(x: mx.array, weight: PackedWeight) -> mx.array:
     packing = weight.packing
-    if packing.mode == FP8:
+    if packing.mode in DECODED_MODES:
         return x @ weight.unpacked(x.dtype).swapaxes(-1, -2)
     return mx.quantized_matmul(
         x,

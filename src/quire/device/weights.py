@@ -11,6 +11,12 @@ from quire.device.activations import Gating
 
 FP8 = "fp8"
 """Mode of E4M3 codes with a float32 scale for each group of a row's columns."""
+FP4 = "fp4"
+"""Mode of E2M1 codes with a scale in float32 or bfloat16 for each 16 columns of a row."""
+DECODED_MODES = (FP8, FP4)
+"""Modes in which MLX has no products."""
+_ONE = 0x38
+"""1 in E4M3."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +24,7 @@ class Packing:
     """How codes are packed, in MLX's terms.
 
     Attributes:
-        mode: "affine", "mxfp4", "mxfp8" or "nvfp4"; or `FP8`, which MLX does not have.
+        mode: "affine", "mxfp4", "mxfp8" or "nvfp4"; or `FP8` or `FP4`, which MLX does not have.
     """
 
     group_size: int
@@ -48,9 +54,8 @@ def _rows(matrix: mx.array, numbers: mx.array, tiled: bool) -> mx.array:
     return tiles[numbers // TILE, :, numbers % TILE]
 
 
-def _fp8_numbers(codes: mx.array, scales: mx.array) -> mx.array:
-    """Return the numbers of FP8 codes, four per word, in float32."""
-    numbers = mx.from_fp8(codes.view(mx.uint8), mx.float32)
+def _scaled(numbers: mx.array, scales: mx.array) -> mx.array:
+    """Multiply the groups of each row by their scales `[..., groups]`."""
     groups = numbers.reshape(*scales.shape, -1) * scales[..., None]
     return groups.reshape(numbers.shape)
 
@@ -87,6 +92,14 @@ class PackedWeight:
         biases = None if self.biases is None else lay(self.biases)
         return PackedWeight(lay(self.codes), lay(self.scales), biases, packing=self.packing)
 
+    def _numbers(self) -> mx.array:
+        """Return the codes of `DECODED_MODES` as numbers without scales, in float32."""
+        if self.packing.mode == FP8:
+            return mx.from_fp8(self.codes.view(mx.uint8), mx.float32)
+        ones = mx.full(self.scales.shape, _ONE, dtype=mx.uint8)
+        found = mx.dequantize(self.codes, ones, group_size=16, bits=4, mode="nvfp4")
+        return found.astype(mx.float32)
+
     def unpacked(self, dtype: mx.Dtype | None = None) -> mx.array:
         """Return the matrix unpacked, `[..., out, in]`.
 
@@ -95,8 +108,8 @@ class PackedWeight:
         """
         if self.tiled:
             return self.by_rows().unpacked(dtype)
-        if self.packing.mode == FP8:
-            return _fp8_numbers(self.codes, self.scales).astype(dtype or mx.bfloat16)
+        if self.packing.mode in DECODED_MODES:
+            return _scaled(self._numbers(), self.scales).astype(dtype or mx.bfloat16)
         scales, biases = self.scales, self.biases
         if biases is not None and dtype is not None:
             scales, biases = scales.astype(dtype), biases.astype(dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from quire.device.cuda.extension import load_extension
 from quire.device.cuda.skinny_gemm import SkinnyGemm
 from quire.device.cuda.warpgroup_gemm import EXPERT_TILES, Cut, WarpgroupGemm
 from quire.device.cuda.wide_gemm import ROWS, WideGemm
-from quire.device.weights import FP8, PackedWeight, Packing
+from quire.device.weights import FP4, FP8, PackedWeight, Packing
 from quire.executor.graphs import product_kernels
 from quire.executor.graphs.arithmetic import gated as joined_by
 from quire.executor.graphs.coding_check import DeviceRunner, KernelRunner
@@ -30,7 +31,7 @@ from tests.device.cuda.cards import CARDS, H200
 from tests.support.emulated_steps import EmulatedRunner
 from tests.support.everyday import everyday
 from tests.support.nvcc import assert_compiles
-from tests.support.packings import BYTES_OF_32, FLOATS, FP8_OF_128, MXFP4, OF_32, packed
+from tests.support.packings import BYTES_OF_32, FLOATS, FP4_OF_16, FP8_OF_128, MXFP4, OF_32, packed
 
 SMALL = Card(2, 227 << 10)
 """A card that so few thread blocks fill that warps stand side by side."""
@@ -126,7 +127,7 @@ def number(n: int) -> mx.array:
     ("packing", "card"),
     everyday(
         product(PACKINGS, [H200, SMALL]),
-        lambda packing, card: packing in ([AFFINE, OF_32] if card is H200 else [FP8_OF_128]),
+        lambda packing, card: packing in ([AFFINE, FP4_OF_16] if card is H200 else [FP8_OF_128]),
     ),
     ids=name_of,
 )
@@ -153,7 +154,7 @@ tiles, then whole ones.
     ("packing", "card"),
     everyday(
         product(PACKINGS, [ALL_CUT, MIXED, None]),
-        lambda packing, card: (packing, card) in [(FP8_OF_128, MIXED), (OF_32, ALL_CUT)],
+        lambda packing, card: (packing, card) in [(FP8_OF_128, MIXED), (FP4_OF_16, ALL_CUT)],
     ),
     ids=name_of,
 )
@@ -213,7 +214,9 @@ def test_products_of_few_rows_are_those_of_the_weights(
 
 
 @pytest.mark.parametrize("kind", everyday([few, many], (few,).__contains__))
-@pytest.mark.parametrize("packing", everyday(FLOATS, (MXFP4, FP8_OF_128).__contains__), ids=name_of)
+@pytest.mark.parametrize(
+    "packing", everyday(FLOATS, (FP4_OF_16, FP8_OF_128).__contains__), ids=name_of
+)
 def test_every_float_code_is_exact(
     packing: Packing, kind: Callable[..., product_kernels.Gemm]
 ) -> None:
@@ -228,6 +231,9 @@ def test_every_float_code_is_exact(
     if packing.mode == FP8:
         scales = generator.normal(size=scales.shape).astype(np.float32)
     weight = PackedWeight(codes, mx.array(scales), None, packing)
+    if packing.mode == FP4:
+        numbers = mx.random.normal(scales.shape, key=mx.random.key(0)).astype(mx.bfloat16)
+        weight = replace(weight, scales=numbers)
     y, gemm = mx.zeros((rows, outputs), mx.bfloat16), kind(inputs, outputs, packing, rows)
     grid = gemm.grid(sum(product_kernels.parts(gemm, (outputs,))))
     source = product_kernels.linear(gemm, (outputs,), offsets=False)

@@ -14,7 +14,7 @@ import numpy as np
 
 from quire.device.cuda.packed import Packed
 from quire.device.device import CUDA, current_device
-from quire.device.weights import FP8, PackedWeight, Packing
+from quire.device.weights import DECODED_MODES, PackedWeight, Packing
 from quire.executor.graphs.layout import InputLayout
 from quire.executor.graphs.operands import ProductMatrix, UnsupportedNode
 from quire.executor.graphs.recorder import Recorder
@@ -148,7 +148,7 @@ def row(name: str) -> str:
     model, device = _Layer(), current_device()
     with (
         patch.object(device, "weight_code_bits", CUDA.weight_code_bits),
-        patch.object(device, "reads_fp8", CUDA.reads_fp8),
+        patch.object(device, "read_modes", CUDA.read_modes),
     ):
         widen_codes(model, weights)
     pack_like(model, weights)
@@ -188,7 +188,7 @@ def _eagerly(weight: mx.array | PackedWeight) -> str:
     """Return what multiplies outside of graphs."""
     if isinstance(weight, mx.array):
         return "MLX"
-    if weight.packing.mode == FP8:
+    if weight.packing.mode in DECODED_MODES:
         return "decoded for each product"
     if weight.biases is None:
         return "MLX"

@@ -7,6 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from quire.device.cpu.matrices import known_scales
 from quire.device.mixture import Router
 from quire.device.operations import UnfusedOperations
 from quire.device.weights import ExpertMatrices, GatedExperts, PlainExperts
@@ -52,9 +53,10 @@ class KernelExperts(UnfusedOperations):
         return y
 
     def expert_product(self, x: mx.array, chosen: mx.array, matrices: ExpertMatrices) -> mx.array:
-        if x.dtype != mx.float32:
-            return super().expert_product(x, chosen, matrices)
         weight = matrices.weight
+        known = isinstance(weight, mx.array) or known_scales(weight)
+        if x.dtype != mx.float32 or not known:
+            return super().expert_product(x, chosen, matrices)
         if isinstance(weight, mx.array):
             plain: mx.array = self._ops.expert_product(x, chosen, weight, offsets=matrices.bias)
             return plain

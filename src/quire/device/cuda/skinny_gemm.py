@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 
 from quire.device.cuda.codes import scale_defines
 from quire.device.cuda.driver import Card
-from quire.device.weights import FP8
+from quire.device.weights import FP4, FP8
 
 
 class Cut(NamedTuple):
@@ -106,7 +106,7 @@ class SkinnyGemm:
         """Bytes of a row's scales and biases, padded where rows would start in one bank."""
         if self.bits == 16:
             return 0
-        arrays, size = {"affine": (2, 2), FP8: (1, 4)}.get(self.mode, (1, 1))
+        arrays, size = {"affine": (2, 2), FP8: (1, 4), FP4: (1, 2)}.get(self.mode, (1, 1))
         row = self.inputs // self.group_size * size
         return arrays * (row if row % 16 else row + 16)
 

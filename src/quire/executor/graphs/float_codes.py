@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from quire.device.weights import FP8
+from quire.device.weights import FP4, FP8
 
 
 class FloatCodes(NamedTuple):
@@ -20,4 +20,5 @@ FLOAT_CODES: Mapping[str, FloatCodes] = {
     "nvfp4": FloatCodes("e2m1_number", "e4m3_number"),
     "mxfp8": FloatCodes("e4m3_number", "e8m0_number"),
     FP8: FloatCodes("e4m3_number", "number"),
+    FP4: FloatCodes("e2m1_number", "number"),
 }

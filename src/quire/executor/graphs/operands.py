@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from quire.device.activations import Gating
 from quire.device.cuda.packed import ACTIVATIONS, Packed
-from quire.device.weights import FP8, PackedWeight, Packing
+from quire.device.weights import FP4, FP8, PackedWeight, Packing
 from quire.program.passes import Uses
 from quire.program.values import FUSED, Node, Program
 
@@ -24,6 +24,7 @@ _SCALES: Mapping[tuple[str, int], tuple[mx.Dtype, tuple[int, ...]]] = {
     ("nvfp4", 4): (mx.uint8, (16,)),
     ("mxfp8", 8): (mx.uint8, (32,)),
     (FP8, 8): (mx.float32, (64, 128)),
+    (FP4, 4): (mx.bfloat16, (16,)),
 }
 """Type and supported group sizes of scales, by the mode and bits of codes."""
 

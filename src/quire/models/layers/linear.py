@@ -10,10 +10,19 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from quire.device.device import current_device
-from quire.device.weights import FP8, JoinedMatrix, Matrix, PackedWeight, Packing
+from quire.device.weights import (
+    DECODED_MODES,
+    FP4,
+    FP8,
+    JoinedMatrix,
+    Matrix,
+    PackedWeight,
+    Packing,
+)
 from quire.models.base import named_layers
 
-_OF_BYTES = Packing(32, 8, "mxfp8")
+_STAND_INS = {FP8: Packing(32, 8, "mxfp8"), FP4: Packing(16, 4, "nvfp4")}
+"""Packings of MLX whose layers are made for codes in modes that MLX does not have."""
 
 
 class Linear(nn.Linear):
@@ -79,13 +88,13 @@ class PackedEmbedding(nn.QuantizedEmbedding):
 def packed_layer(layer: nn.Linear | nn.Embedding, packing: Packing) -> nn.Module:
     """Return the quantised form of a layer, without weights."""
     # MLX quantises what it is given, in its own modes alone.
-    known = asdict(_OF_BYTES if packing.mode == FP8 else packing)
+    known = asdict(_STAND_INS.get(packing.mode, packing))
     twin: Any
     if isinstance(layer, nn.Linear):
         twin = PackedLinear.from_linear(layer, **known)
     else:
         twin = PackedEmbedding.from_embedding(layer, **known)
-    if packing.mode == FP8:
+    if packing.mode in DECODED_MODES:
         twin.mode, twin.group_size = packing.mode, packing.group_size
         twin.scales = mx.zeros(
             (*layer.weight.shape[:-1], layer.weight.shape[-1] // packing.group_size)

@@ -18,7 +18,7 @@ from quire.device.activations import Gating
 from quire.device.device import current_device
 from quire.device.mixture import Router
 from quire.device.weights import (
-    FP8,
+    DECODED_MODES,
     ExpertMatrices,
     GatedExperts,
     PackedWeight,
@@ -75,7 +75,7 @@ class PackedExpertLinear(Module):
         self.bits = bits
         groups = (experts, outputs, inputs // group_size)
         self.weight = mx.zeros((experts, outputs, inputs * bits // 32), dtype=mx.uint32)
-        wide = mode in ("affine", FP8)
+        wide = mode in ("affine", *DECODED_MODES)
         self.scales = mx.zeros(groups, dtype=mx.float32 if wide else mx.uint8)
         if mode == "affine":
             self.biases = mx.zeros(groups)

@@ -2,7 +2,7 @@
 
 Integers, with or without zero points, in words (`pack-quantized`) or bytes (`int-quantized`), mean
 `(code - zero) * scale`, which is MLX's `code * scale + bias`. `mxfp4-pack-quantized` is MLX's
-mxfp4; `nvfp4-pack-quantized` has one more scale per matrix, and is dequantised. FP8 is read by
+mxfp4; `nvfp4-pack-quantized`, with one more scale per matrix, becomes `FP4`. FP8 is read by
 `foreign_packing`. Settings of activations are ignored: here activations are not quantised.
 
 Format: https://github.com/vllm-project/compressed-tensors.
@@ -170,11 +170,11 @@ class _Matrix:
             lack = " without a weight_global_scale"
             words = small_float_words(name, codes, scales, group=32, lack=lack)
             return {f"{self._path}.weight": words, f"{self._path}.scales": scales}
-        matrix = nvfp4(name, codes, scales)
         if whole.size != 1:
             raise ModelError(
                 f"tensor '{self._path}.weight_global_scale' has shape {list(whole.shape)}, "
                 "not one number"
             )
-        matrix = matrix / scale_numbers(f"{self._path}.weight_global_scale", whole)
-        return {f"{self._path}.weight": matrix.astype(dtype or mx.bfloat16)}
+        divisor = scale_numbers(f"{self._path}.weight_global_scale", whole).reshape(())
+        weight = nvfp4(name, codes, scales, 1 / divisor)
+        return {f"{self._path}.weight": weight.codes, f"{self._path}.scales": weight.scales}

@@ -11,7 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from quire.device.device import current_device
-from quire.device.weights import TILE, JoinedMatrix, PackedWeight, in_tiles
+from quire.device.weights import FP4, FP8, TILE, JoinedMatrix, PackedWeight, in_tiles
 from quire.models.base import Module, named_layers
 from quire.models.layers.linear import (
     Embedding,
@@ -21,7 +21,7 @@ from quire.models.layers.linear import (
     packing_of,
 )
 from quire.models.layers.moe import ExpertLinear, PackedExpertLinear
-from quire.models.weights.quantization import float_type, is_packed_in_fp8, unpacked
+from quire.models.weights.quantization import float_type, has_float_codes, unpacked
 
 log = logging.getLogger("quire.models")
 
@@ -41,7 +41,8 @@ def replaced_dtype(weights: Mapping[str, mx.array]) -> mx.Dtype | None:
 
 def widen_codes(model: nn.Module, weights: dict[str, mx.array]) -> None:
     """Replace codes that the device's products do not read by wider ones of the same numbers, if
-    all weights have room then: affine ones of odd sizes, and FP8 by floats. The arrays stay lazy.
+    all weights have room then: affine ones of odd sizes, and FP8 and FP4 by floats. The arrays
+    stay lazy.
 
     Args:
         weights: tensors with their places in `model`, whose modules are not quantised yet.
@@ -56,10 +57,13 @@ def widen_codes(model: nn.Module, weights: dict[str, mx.array]) -> None:
         to = device.weight_code_bits.get(bits) if f"{path}.biases" in weights else None
         if to is not None and width % 32 == 0:
             wide[f"{path}.weight"] = widened(codes, bits, to)
-        elif is_packed_in_fp8(weights, path) and not (
-            device.reads_fp8 and isinstance(module, nn.Linear | ExpertLinear)
-        ):
+        if not has_float_codes(weights, path):
+            continue
+        mode = FP8 if bits == 8 else FP4
+        if mode not in device.read_modes or not isinstance(module, nn.Linear | ExpertLinear):
             wide[f"{path}.weight"] = unpacked(wide, path, width)
+        elif mode == FP4:  # in float32, scales would take a third of the memory
+            wide[f"{path}.scales"] = wide[f"{path}.scales"].astype(mx.bfloat16)
     if all(wide[name] is weights[name] for name in wide):
         return
     after = sum(each.nbytes for each in wide.values())

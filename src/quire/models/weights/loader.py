@@ -297,14 +297,16 @@ def _for_context(config: dict[str, Any], limit: int | None) -> dict[str, Any]:
 
 
 def _cast(weights: dict[str, mx.array], target: mx.Dtype | None) -> dict[str, mx.array]:
-    """Convert all floats to one type, except `_WIDE` and scales of FP8; None converts nothing."""
+    """Convert all floats to one type, except `_WIDE` and scales of float codes. None converts
+    nothing.
+    """
     if target is None:
         return weights
 
     def cast(name: str, array: mx.array) -> mx.array:
         narrowed = name.endswith(_WIDE) and array.itemsize > target.size
         if name.endswith(".scales"):
-            narrowed = quantization.is_packed_in_fp8(weights, name.removesuffix(".scales"))
+            narrowed = quantization.has_float_codes(weights, name.removesuffix(".scales"))
         floating = mx.issubdtype(array.dtype, mx.floating)
         return array.astype(target) if floating and not narrowed else array
 

@@ -13,7 +13,7 @@ from mlx.utils import tree_unflatten
 
 from quire.core.errors import ModelError
 from quire.core.values import Values
-from quire.device.weights import FP8, PackedWeight, Packing
+from quire.device.weights import FP4, FP8, PackedWeight, Packing
 from quire.models.base import named_layers
 from quire.models.layers.linear import packed_layer
 
@@ -101,12 +101,12 @@ def float_type(weights: Mapping[str, mx.array]) -> mx.Dtype:
     return max(sizes, key=lambda dtype: sizes[dtype], default=mx.bfloat16)
 
 
-def is_packed_in_fp8(weights: Mapping[str, mx.array], path: str) -> bool:
-    """Return whether a module's matrix is in FP8 codes with float32 scales; see `FP8`."""
+def has_float_codes(weights: Mapping[str, mx.array], path: str) -> bool:
+    """Return whether a module's matrix is in codes of `DECODED_MODES`."""
     codes, scales = weights.get(f"{path}.weight"), weights.get(f"{path}.scales")
     if codes is None or scales is None or f"{path}.biases" in weights:
         return False
-    return codes.dtype == mx.uint32 and scales.dtype == mx.float32
+    return codes.dtype == mx.uint32 and mx.issubdtype(scales.dtype, mx.floating)
 
 
 def pack_like(model: nn.Module, weights: dict[str, mx.array]) -> None:
@@ -149,8 +149,10 @@ def _packing(path: str, width: int, weights: Mapping[str, mx.array], scales: mx.
         return Packing(group, bits, "affine")
     if fits and scales.dtype == mx.uint8 and (bits, group) in _FLOAT_MODES:
         return Packing(group, bits, _FLOAT_MODES[bits, group])
-    if fits and is_packed_in_fp8(weights, path) and bits == 8 and group in FP8_GROUPS:
+    if fits and has_float_codes(weights, path) and bits == 8 and group in FP8_GROUPS:
         return Packing(group, bits, FP8)
+    if fits and has_float_codes(weights, path) and (bits, group) == (4, 16):
+        return Packing(group, bits, FP4)
     raise ModelError(
         f"tensor '{path}.weight': {list(codes.shape)} codes with {list(scales.shape)} scales are "
         f"no packing of {width} columns that is known"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from quire.core.errors import ModelError
+from quire.device.weights import FP4, PackedWeight, Packing
 
 _NVFP4_GROUP = 16
 _NO_NUMBER = 255
@@ -38,19 +39,20 @@ def check_exponents(name: str, scale: mx.array) -> None:
         raise ModelError(f"tensor {name!r} holds a scale that is not a number (E8M0 code 255)")
 
 
-def nvfp4(name: str, codes: mx.array, scales: mx.array) -> mx.array:
-    """Decode codes `[..., out, in / 2]` without a global scale to float32 `[..., out, in]`.
+def nvfp4(name: str, codes: mx.array, scales: mx.array, whole: mx.array) -> PackedWeight:
+    """Return codes `[..., out, in / 2]` with a global scale in the form of `FP4`.
 
     Args:
         name: name of the tensor of codes.
         scales: `[..., out, in / 16]`, E4M3.
+        whole: the factor of all scales of a matrix, float32, as an array that broadcasts to them.
 
     Raises:
         ModelError: shapes do not match.
     """
     words = small_float_words(name, codes, scales, group=_NVFP4_GROUP)
-    found = mx.dequantize(words, scales, group_size=_NVFP4_GROUP, bits=4, mode="nvfp4")
-    return found.astype(mx.float32)
+    numbers = mx.from_fp8(scales, mx.float32) * whole
+    return PackedWeight(words, numbers, None, Packing(_NVFP4_GROUP, 4, FP4))
 
 
 def small_float_words(

@@ -1,17 +1,19 @@
 // Of kernels of products. OFFSETS: a row of W may have one, which is added to its products. FIRST: x has
 // a row for TOP pairs of row and expert, y one for each pair. JOINED makes an element of y from the
 // products with all matrices. X_ROW and Y_ROW are elements from one row to the next. FLOATS: codes are
-// floats, e2m1 in 4 bits and e4m3 in 8, and so are scales: powers of two (e8m0), or e4m3 of groups of 16, or
-// float32 with WIDE_SCALES.
+// floats, e2m1 in 4 bits and e4m3 in 8, and so are scales: powers of two (e8m0), or e4m3 of groups of 16. With
+// WIDE_SCALES they are float32 (1), or bfloat16 of groups of 16 (2).
 #ifndef FLOATS
 #define FLOATS 0
 #endif
 #ifndef WIDE_SCALES
 #define WIDE_SCALES 0
 #endif
-#if WIDE_SCALES
+// Whether the scales of 64 columns are two words, not one.
+#define TWO_WORDS (FLOATS ? WIDE_SCALES == 2 : GROUP == 32)
+#if WIDE_SCALES == 1
 typedef float Scale;
-#elif FLOATS
+#elif FLOATS && !WIDE_SCALES
 typedef unsigned char Scale;
 #else
 typedef T Scale;
@@ -91,7 +93,7 @@ __device__ __forceinline__ __nv_bfloat162 of_e4m3(unsigned codes) {
   const unsigned bits = (codes << 8 & 0x80008000u) | (codes << 4 & 0x07F007F0u);
   return __hmul2(halves(bits), halves(0x7B807B80u));
 }
-#if WIDE_SCALES
+#if WIDE_SCALES == 1
 // Scales are words in memory; products with them are rounded once.
 typedef float FloatScale;
 __device__ __forceinline__ FloatScale float_scale(unsigned bits) { return __uint_as_float(bits); }
@@ -105,26 +107,33 @@ __device__ __forceinline__ unsigned scaled(__nv_bfloat162 number, FloatScale sca
 // The scale of a group, twice.
 typedef __nv_bfloat162 FloatScale;
 __device__ __forceinline__ FloatScale float_scale(unsigned code) {
-#if GROUP == 16
+#if WIDE_SCALES
+  return halves(code * 0x10001u);
+#elif GROUP == 16
   return of_e4m3(code * 0x10001u);
 #else
   return halves((code ? code << 7 : 0x40u) * 0x10001u);
 #endif
 }
+#if WIDE_SCALES
+__device__ __forceinline__ FloatScale float_scale(T scale) { return __bfloat162bfloat162(scale); }
+#endif
 __device__ __forceinline__ unsigned scaled(__nv_bfloat162 number, FloatScale scale) {
   const __nv_bfloat162 both = __hmul2(number, scale);
   return *(const unsigned*)&both;
 }
 #endif
-// The scale of the 16 columns from `slice` times 16 on, among those of 64.
+// The scale of the 16 columns from `slice` times 16 on, of the word that has it.
 __device__ __forceinline__ FloatScale slice_scale(unsigned scales, int slice) {
-#if WIDE_SCALES
+#if WIDE_SCALES == 1
   return float_scale(scales);
+#elif WIDE_SCALES
+  return float_scale(scales >> slice % 2 * 16 & 0xFFFFu);
 #else
   return float_scale(scales >> slice * 16 / GROUP * 8 & 255);
 #endif
 }
-// All scales of 64 columns.
+// All scales of 64 columns; of 32 where they are in bfloat16.
 #if WIDE_SCALES || GROUP == 16
 typedef unsigned Scales;
 #else

@@ -218,7 +218,7 @@
           }
         }
 #else
-#if WIDE_SCALES
+#if WIDE_SCALES == 1
         float s[MATRICES][2];  // of all 64 columns, which sums are multiplied by
 #endif
         uint4 a[MATRICES][2][2];  // eight numbers each, in their order; by half of the 16 rows, then of 16
@@ -232,7 +232,7 @@
             const int at = ((chunk * CHUNK + span + j) * 64 + quad * 16) / GROUP;
             const Scale found = scale_tile[own * scale_row + at];
 #endif
-#if WIDE_SCALES
+#if WIDE_SCALES == 1
             s[m][h] = found;
 #elif FLOATS
             const FloatScale s = float_scale(found);
@@ -241,7 +241,7 @@
             const uint2 u = ((const uint2*)(codes + turned((span + j) * 2, own)))[quad];
             a[m][h][0] = float_numbers(u.x, s);
             a[m][h][1] = float_numbers(u.y, s);
-#elif WIDE_SCALES
+#elif WIDE_SCALES == 1
             const uint4 u = codes[turned((span + j) * 4 + quad, own)];
             a[m][h][0] = e4m3_numbers(make_uint2(u.x, u.y));
             a[m][h][1] = e4m3_numbers(make_uint2(u.z, u.w));
@@ -269,7 +269,7 @@
         #pragma unroll
         for (int t = 0; t < TILES; t++) {
           const int row = (t * 8 + r) % ROWS;
-#if WIDE_SCALES
+#if WIDE_SCALES == 1
           float sums[MATRICES][4] = {};
           const auto sums_of = [&](int m) { return sums[m]; };
 #else
@@ -285,7 +285,7 @@
               product(sums_of(m), up.z, low.z, up.w, low.w, some.z, some.w);
             }
           }
-#if WIDE_SCALES
+#if WIDE_SCALES == 1
           #pragma unroll
           for (int m = 0; m < MATRICES; m++)
             #pragma unroll

@@ -204,7 +204,7 @@
   READY;
 #endif
   // Words of scales in a step, and the steps that four lanes load them for.
-  constexpr int EACH = BITS < 16 && !FLOATS && GROUP == 32 ? 2 : 1, AHEAD = 4 / EACH;
+  constexpr int EACH = BITS < 16 && TWO_WORDS ? 2 : 1, AHEAD = 4 / EACH;
 #if BITS < 16
   const int groups = K / GROUP;
   // Scale and bias of a row of W as one word; of floats all scales of 64 columns. The four lanes of a row load those
@@ -229,7 +229,7 @@
       for (int half = 0; half < 2; half++)
         scales_from[half] = min(part * WIDTH + warp * (GATED ? 8 : 16) + turned(r + half * 8), N - 1) * groups;
     }
-    const int at = (span.begin + min(step + quad / EACH, span.steps - 1)) * 64 / GROUP + quad % EACH;
+    const int at = (span.begin + min(step + quad / EACH, span.steps - 1)) * 64 / GROUP + quad % EACH * (64 / GROUP / EACH);
     #pragma unroll
     for (int half = 0; half < 2; half++) {
 #if FLOATS

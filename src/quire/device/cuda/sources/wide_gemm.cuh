@@ -103,7 +103,7 @@
   const int groups = K / GROUP;
   // Scale and bias of a row of W as one word; of floats all scales of 64 columns. The four lanes of a row
   // load those of four rounds; of integers in groups of 32 columns, of two.
-  constexpr int AHEAD = !FLOATS && GROUP == 32 ? 2 : 4;
+  constexpr int AHEAD = TWO_WORDS ? 2 : 4;
   int scale_from[2][2], pairs[2][2], next_pairs[2][2];
 #if GATED
   const Scale* const s_of[2] = {scales + expert * N * groups, scales_up + expert * N * groups};
@@ -121,7 +121,7 @@
     for (int half = 0; half < 2; half++)
       scale_from[s][half] = (begin_of(column * 2 + s) + r + half * 8) * groups;
   const auto load_scales = [&](int round) {
-    const int at = min((round + quad % AHEAD) * SPLITS + split, steps - 1) * 64 / GROUP + quad / AHEAD;
+    const int at = min((round + quad % AHEAD) * SPLITS + split, steps - 1) * 64 / GROUP + quad / AHEAD * (64 / GROUP / 2);
     #pragma unroll
     for (int s = 0; s < 2; s++)
       #pragma unroll
