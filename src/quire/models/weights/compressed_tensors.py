@@ -176,5 +176,5 @@ class _Matrix:
                 "not one number"
             )
         divisor = scale_numbers(f"{self._path}.weight_global_scale", whole).reshape(())
-        weight = nvfp4(name, codes, scales, 1 / divisor)
+        weight = nvfp4(name, codes, scales, whole=1 / divisor)
         return {f"{self._path}.weight": weight.codes, f"{self._path}.scales": weight.scales}

@@ -63,7 +63,7 @@ def _matrix(path: str, tensors: dict[str, mx.array]) -> tuple[PackedWeight, mx.a
             f"tensor '{path}{_WHOLE}' has shape {list(whole.shape)}, not one number a matrix"
         )
     factor = whole.reshape(-1, *([1] * (codes.ndim - 1))).astype(mx.float32)
-    weight = nvfp4(f"{path}.weight", codes, scales, factor)
+    weight = nvfp4(f"{path}.weight", codes, scales, whole=factor)
     inputs = tensors.pop(f"{path}.pre_quant_scale", None)
     if inputs is None:
         return weight, None

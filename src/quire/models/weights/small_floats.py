@@ -52,7 +52,7 @@ def nvfp4(name: str, codes: mx.array, scales: mx.array, whole: mx.array) -> Pack
     """
     words = small_float_words(name, codes, scales, group=_NVFP4_GROUP)
     numbers = mx.from_fp8(scales, mx.float32) * whole
-    return PackedWeight(words, numbers, None, Packing(_NVFP4_GROUP, 4, FP4))
+    return PackedWeight(words, numbers, biases=None, packing=Packing(_NVFP4_GROUP, 4, FP4))
 
 
 def small_float_words(
