@@ -61,12 +61,15 @@ class Quire:
 
     caches_prefixes = True
 
-    def __init__(self, folder: Path, kv_gigabytes: int, most_streams: int) -> None:
+    def __init__(
+        self, folder: Path, kv_gigabytes: int, most_streams: int, kv_format: str = "plain"
+    ) -> None:
         os.environ.setdefault("MLX_ENABLE_TF32", "0")  # as `quire serve` sets for its engine
         os.environ.setdefault("MLX_USE_CUDA_GRAPHS", "0")
         import mlx.core as mx
 
         from quire.core.config import EngineConfig
+        from quire.core.kv_choice import parse_format
         from quire.engine.factory import open_engine
         from quire.media.processors.gemma4 import Cutter
 
@@ -75,6 +78,7 @@ class Quire:
             kv_memory=kv_gigabytes << 30,
             max_sequences=max(64, most_streams),
             speculate="off",  # random weights repeat themselves
+            kv_format=parse_format(kv_format),
         )
         self._engine = open_engine(config)
         own = json.loads((folder / "config.json").read_text())

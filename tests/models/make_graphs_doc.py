@@ -5,7 +5,7 @@ Run it after a family or a kernel came: `python -m tests.models.make_graphs_doc`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,13 +20,14 @@ from quire.device.weights import Packing
 from quire.executor.graphs.coverage import Survey
 from quire.executor.graphs.graph_cache import MAX_ROWS, WIDE_ROWS
 from quire.executor.graphs.head import served_head
-from quire.executor.graphs.indexers import most_keys
+from quire.executor.graphs.indexers import has_indexers, most_keys
 from quire.executor.graphs.layout import InputLayout
 from quire.executor.graphs.operands import attention_heads
 from quire.executor.graphs.places import Place
 from quire.executor.graphs.pool_kinds import kind_of
 from quire.executor.graphs.recorder import Buffer, Recorder
 from quire.executor.graphs.states import unplaced_states
+from quire.executor.graphs.workspaces import STREAMS, WORKSPACE_TOKENS
 from quire.program.passes import recordable
 from quire.program.trace import trace
 from quire.program.values import Program
@@ -55,11 +56,22 @@ INTRODUCTION = f"""\
 Written by `python -m tests.models.make_graphs_doc`; do not edit.
 
 On CUDA a step is one graph, recorded from the program of the step
-([architecture](../ARCHITECTURE.md)). It has up to {MAX_ROWS} rows, over plain KV blocks up to
-{WIDE_ROWS}.
+([architecture](../ARCHITECTURE.md)). It has up to {WIDE_ROWS:,} rows, prompts' included. Where
+"({MAX_ROWS})" stands behind a KV format, and with adapters of requests or `--batch-invariant`, it
+has up to {MAX_ROWS}.
 
-Steps of families with indexers (`deepseek_v32`, `glm_moe_dsa`) have up to {MAX_ROWS} rows, and of
-64 rows up to {most_keys(MAX_ROWS):,} keys each.
+Over coded KV blocks, a step of more than {MAX_ROWS} rows decodes the blocks that its prompts read
+into a workspace, layer by layer. Steps go eagerly if these do not fit: the workspace holds
+{WORKSPACE_TOKENS:,} tokens of layers that see all keys, and takes at most 1 GiB. So do steps over
+coded blocks of more than {STREAMS} generating rows.
+
+Such graphs are verified against the model's code again each time the longest context doubles, from
+4,096 tokens on. On an H100, Llama 3.1 8B over page-4, graphs of 128, 256, 512 and 2,048 rows agreed
+in their first steps, and one of 1,024 rows gave NaN. Since then tokens behind a block's last one
+are zeros; this did not run on a card.
+
+Steps of families with indexers (`deepseek_v32`, `glm_moe_dsa`) of 64 rows have up to
+{most_keys(MAX_ROWS):,} keys each.
 
 MLX computes a node without a kernel between two graphs of the step. A family with such a node that
 reads or writes the KV cache is served eagerly, and so is a request whose KV format has no kernels
@@ -116,6 +128,8 @@ class Line:
     nodes: int = 0
     heads: set[bool] = field(default_factory=set)
     formats: list[set[str]] = field(default_factory=list)
+    small: set[str] = field(default_factory=set)
+    """KV formats of steps of at most `MAX_ROWS` rows."""
     refused: dict[str, None] = field(default_factory=dict)
 
     def add(self, name: str, pack: Callable[[nn.Module], None] = in_codes) -> None:
@@ -145,6 +159,8 @@ class Line:
             cases.append((spec, heads))
         if cases:
             self.formats.append(set(_served(cases)))
+            indexed = has_indexers(body)
+            self.small |= {name for name in FORMATS if indexed or not _reads_prompts(name, cases)}
         for kind, reason in survey.refused:
             whole = reason.startswith(("%", f"{kind}("))  # the node as it prints
             self.refused |= {f"`{kind}`" if whole else reason: None}
@@ -157,7 +173,9 @@ class Line:
     def __str__(self) -> str:
         head = " or ".join("yes" if each else "no" for each in sorted(self.heads, reverse=True))
         served = [name for name in FORMATS if all(name in each for each in self.formats)]
-        formats = ", ".join(served) if self.formats else "-"
+        sizes = dict.fromkeys(self.small, f" ({MAX_ROWS})")
+        named = ", ".join(name + sizes.get(name, "") for name in served)
+        formats = named if self.formats else "-"
         return f"{self.share} | {head} | {formats} | {'; '.join(self.refused)} |"
 
 
@@ -168,14 +186,25 @@ def _is_recorded(head: Program, layout: KVLayout) -> bool:
     return not survey.refused
 
 
-def _served(cases: Iterable[tuple[AttentionSpec, int]]) -> Iterator[str]:
+Heads = Sequence[tuple[AttentionSpec, int]]
+
+
+def _served(layers: Heads) -> Iterator[str]:
     for name, format in FORMATS.items():
-        found = [
-            AttentionCase(format, spec, BLOCK, heads, 1, mx.bfloat16, softcap=False, sinks=False)
-            for spec, heads in cases
-        ]
-        if all(kind_of(format).serves(each) for each in found):
+        if all(kind_of(format).serves(each) for each in _cases(format, layers)):
             yield name
+
+
+def _reads_prompts(name: str, layers: Heads) -> bool:
+    format = FORMATS[name]
+    return all(kind_of(format).reads_prompts(each) for each in _cases(format, layers))
+
+
+def _cases(format: KVFormat, layers: Heads) -> list[AttentionCase]:
+    return [
+        AttentionCase(format, spec, BLOCK, heads, 1, mx.bfloat16, softcap=False, sinks=False)
+        for spec, heads in layers
+    ]
 
 
 def line_of(model_type: str, pack: Callable[[nn.Module], None] = in_codes) -> Line:

@@ -24,7 +24,13 @@ from quire.scheduler.admission import SchedulerConfig
 from quire.scheduler.draft_lengths import EveryDraft
 from quire.scheduler.drafting import Drafting
 from quire.scheduler.drafts import Drafter
-from quire.scheduler.plan import SampledTokens, ScheduledSequence, StepPlan, StepResult
+from quire.scheduler.plan import (
+    GraphRows,
+    SampledTokens,
+    ScheduledSequence,
+    StepPlan,
+    StepResult,
+)
 from quire.scheduler.prefill_budget import PrefillBudget
 from quire.scheduler.prefix_sharing import ReadAhead
 from quire.scheduler.scheduler import Scheduler
@@ -77,6 +83,7 @@ class Simulation:
     time: float = 0.0
     disk: ScriptedDisk | None = None
     max_graph_rows: int = 0
+    across_blocks: bool = False  # whether graphs read rows across blocks of formats with tails
     drafters: tuple[Drafter, ...] = ()
 
     def __post_init__(self) -> None:
@@ -90,7 +97,9 @@ class Simulation:
             PrefillBudget(1.0, 2.0, self.chunk),
             lambda format, salt: sha256(f"{format}|{salt}".encode()).digest(),
             clock=lambda: self.time,
-            max_graph_rows=lambda format, media: self.max_graph_rows,
+            graph_rows=lambda format, media: GraphRows(
+                self.max_graph_rows, self.across_blocks or not format.has_tail
+            ),
             drafting=Drafting(self.drafters, EveryDraft(), 1 << 20),
             read_ahead=None if self.disk is None else self._reading_ahead(self.disk),
         )

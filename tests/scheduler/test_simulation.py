@@ -421,6 +421,30 @@ def test_recorded_rows_of_a_sequence_lie_in_one_block_where_it_has_a_tail(
     simulation.run()
 
 
+def test_recorded_rows_cross_blocks_where_graphs_read_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counts: list[int] = []
+    execute = Simulation._execute
+
+    def executes(self: Simulation, plan: StepPlan, before: Tables) -> StepResult:
+        counts.extend(rows.count for rows in plan.sequences)
+        return execute(self, plan, before)
+
+    monkeypatch.setattr(Simulation, "_execute", executes)
+    simulation = Simulation(
+        GROUPS["window"],
+        1 << 20,
+        chunk=100,
+        max_context=200,
+        max_graph_rows=64,
+        across_blocks=True,
+    )
+    simulation.add(Request("prompt", tuple(range(50)), max_tokens=1), SEALED)
+    simulation.run()
+    assert max(counts) > BLOCK
+
+
 @pytest.mark.parametrize("kind", ["full", "window", "recurrent"])
 @pytest.mark.parametrize("format", [PLAIN, SEALED])
 def test_chunks_end_with_a_block_where_there_is_a_tail(

@@ -15,7 +15,7 @@ from quire.scheduler.admission import SchedulerConfig
 from quire.scheduler.draft_lengths import WorthwhileDrafts
 from quire.scheduler.drafting import Drafting
 from quire.scheduler.drafts import Draft, DraftQuery
-from quire.scheduler.plan import SampledTokens, StepPlan, StepResult
+from quire.scheduler.plan import GraphRows, SampledTokens, StepPlan, StepResult
 from quire.scheduler.prefill_budget import PrefillBudget
 from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.sequence import SequenceParts
@@ -98,7 +98,7 @@ class TimedStreams:
             BlockManager(1 << 20, lambda key: 1),
             self.budget,
             lambda format, salt: salt.encode(),
-            max_graph_rows=lambda format, media: 2048,
+            graph_rows=lambda format, media: GraphRows(2048),
             drafting=Drafting(drafters, self.lengths, 1 << 20, clock=lambda: self.time),
         )
 

@@ -22,7 +22,7 @@ from quire.executor.contents import Contents
 from quire.executor.executor import Executor
 from quire.executor.factory import open_executor
 from quire.models.weights.loader import LoadedModel, open_model
-from quire.scheduler.plan import StepPlan, StepResult
+from quire.scheduler.plan import GraphRows, StepPlan, StepResult
 
 
 class OtherProcess(Contents):
@@ -67,8 +67,8 @@ class OtherProcess(Contents):
     def serves(self, format: KVFormat) -> bool:
         return bool(self._ask("serves", format))
 
-    def max_graph_rows(self, format: KVFormat, media: bool) -> int:
-        return int(self._ask("max_graph_rows", format, media))
+    def graph_rows(self, format: KVFormat, media: bool) -> GraphRows:
+        return GraphRows(*self._ask("graph_rows", format, media))
 
     def prepare(self) -> None:
         self._ask("prepare")

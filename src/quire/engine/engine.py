@@ -114,7 +114,7 @@ class Engine:
             manager,
             prefill_budget=prefill_budget,
             identity=self._names.root,
-            max_graph_rows=executor.max_graph_rows,
+            graph_rows=executor.graph_rows,
             drafting=Drafting(drafters, draft_lengths or self._worthwhile, vocabulary),
             read_ahead=_reading_ahead(disk, manager, executor, budget=prefill_budget),
         )

@@ -37,7 +37,7 @@ from quire.executor.step import (
 from quire.models.base import LanguageModel
 from quire.sampling.rows import RowSampling
 from quire.sampling.sampler import sample
-from quire.scheduler.plan import ScheduledSequence, StepPlan, StepResult
+from quire.scheduler.plan import GraphRows, ScheduledSequence, StepPlan, StepResult
 
 _FIRST_LAYER = (0,)
 _LONG_S = 1e-3
@@ -124,8 +124,8 @@ class EagerExecutor:
     def serves(self, format: KVFormat) -> bool:
         return False
 
-    def max_graph_rows(self, format: KVFormat, media: bool) -> int:
-        return 0
+    def graph_rows(self, format: KVFormat, media: bool) -> GraphRows:
+        return GraphRows()
 
     def prepare(self) -> None:
         """Run the copies that shared prefixes need, to load their kernels."""

@@ -11,7 +11,7 @@ from quire.constraints.masks import TokenMask
 from quire.core.kv_format import KVFormat
 from quire.executor.adapters import Adapters
 from quire.executor.contents import Contents
-from quire.scheduler.plan import StepPlan, StepResult
+from quire.scheduler.plan import GraphRows, StepPlan, StepResult
 
 
 class Executor(Protocol):
@@ -52,8 +52,8 @@ class Executor(Protocol):
         """Return whether steps over a KV format may run as CUDA graphs."""
         ...
 
-    def max_graph_rows(self, format: KVFormat, media: bool) -> int:
-        """Return the most rows of a step that is likely to be graphed; 0 if none is.
+    def graph_rows(self, format: KVFormat, media: bool) -> GraphRows:
+        """Return which steps are likely to be graphed.
 
         Args:
             media: whether rows of the step are media.

@@ -26,6 +26,18 @@ Positions = range | npt.NDArray[np.float32]
 may be fractions. A range if all axes are equal and whole, or if there is one axis."""
 
 
+class GraphRows(NamedTuple):
+    """The steps over a KV format that are likely to run as CUDA graphs.
+
+    Attributes:
+        most: rows of the largest; 0 if none is.
+        across_blocks: whether the rows of a sequence may lie in several blocks.
+    """
+
+    most: int = 0
+    across_blocks: bool = True
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockIds:
     """The block table of one sequence in one group, as it was when the step was planned.

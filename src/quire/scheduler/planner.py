@@ -16,7 +16,7 @@ from quire.scheduler.counters import Counters
 from quire.scheduler.drafting import Drafting
 from quire.scheduler.drafts import Draft
 from quire.scheduler.encodings import Encodings
-from quire.scheduler.plan import CrossKeys, EncoderWork, StepPlan
+from quire.scheduler.plan import CrossKeys, EncoderWork, GraphRows, StepPlan
 from quire.scheduler.prefill_budget import PrefillBudget
 from quire.scheduler.prefill_split import PrefillSplit, whole_shares
 from quire.scheduler.prefix_sharing import PrefixSharing, ReadAhead
@@ -34,9 +34,8 @@ class Planner:
 
     Args:
         fail, clock: see `Admission`.
-        max_graph_rows: returns the most rows of a step that runs as a CUDA graph, by the format of
-            its sequences and whether it reads media. In formats with tails the rows of a sequence
-            must lie in one block.
+        graph_rows: returns which steps run as CUDA graphs, by the format of their sequences and
+            whether they read media.
         drafting: drafts tokens for sequences that have drafters.
         read_ahead: see `PrefixSharing`.
     """
@@ -49,7 +48,7 @@ class Planner:
         prefill_budget: PrefillBudget,
         fail: Callable[[Sequence, Failure], None],
         clock: Callable[[], float],
-        max_graph_rows: Callable[[KVFormat, bool], int],
+        graph_rows: Callable[[KVFormat, bool], GraphRows],
         drafting: Drafting,
         read_ahead: ReadAhead | None = None,
     ) -> None:
@@ -78,7 +77,7 @@ class Planner:
         self._whole_prompts = config.whole_prompts
         self._prefill_budget = prefill_budget
         self._prefill_split = PrefillSplit()
-        self._max_graph_rows = max_graph_rows
+        self._graph_rows = graph_rows
         self.drafting = drafting
         self._bidirectional = any(group.spec.bidirectional_media for group in groups)
 
@@ -162,36 +161,34 @@ class Planner:
         prompts = [sequence for sequence in prompts if self._readable(sequence)]
         budget = self._prefill_budget.beside_encoders(budget, spent_s)
         format = _one_format([*prompts, *(rows.sequence for rows in plan)]) if prompts else None
-        max_graph_rows = 0
+        graphs = GraphRows()
         if format is not None:
-            max_graph_rows = self._max_graph_rows(format, any(map(_reads_media, prompts)))
+            graphs = self._graph_rows(format, any(map(_reads_media, prompts)))
         read = list[int]()
         while prompts and not read:
-            shares = self._shares(
-                prompts, generating, budget=budget, max_graph_rows=max_graph_rows, count=count
-            )
+            shares = self._shares(prompts, generating, budget=budget, graphs=graphs, count=count)
             if not any(shares):
                 break
-            self._plan_chunks(prompts, shares, plan, room=max_graph_rows - generating)
+            self._plan_chunks(prompts, shares, plan, room=graphs.most - generating)
             reading = {sequence.number for sequence in prompts}
             read = [rows.count for rows in plan if rows.sequence.number in reading]
             # Where all that got a share lost their places, the others read in this step.
             prompts = [sequence for sequence in prompts if sequence.status is Status.RUNNING]
-        graphed = not read or generating + sum(read) <= max_graph_rows
+        graphed = not read or generating + sum(read) <= graphs.most
         self._prefill_budget.start(
             generating, count, len(read), prompt_rows=sum(read), graphed=graphed
         )
         return encoding
 
     def _shares(
-        self, prompts: list[Sequence], generating: int, budget: int, max_graph_rows: int, count: int
+        self, prompts: list[Sequence], generating: int, budget: int, graphs: GraphRows, count: int
     ) -> list[int]:
         """Return how many tokens each prompt may read in this step.
 
         Args:
             generating: rows of the step that generate.
             budget: tokens for all prompts if the step runs eagerly.
-            max_graph_rows: the most rows of a graphed step; 0 if this step cannot be graphed.
+            graphs: the steps that can be graphed.
             count: number of waiting prompts, started or not.
         """
         remaining = [self._readable(sequence) for sequence in prompts]
@@ -199,11 +196,11 @@ class Planner:
             return whole_shares(budget, remaining)
         room = self._prefill_budget.room(generating)
         budget = self._prefill_budget.graphed(
-            budget, generating, sum(remaining), max_graph_rows=max_graph_rows, prompts=count
+            budget, generating, sum(remaining), max_graph_rows=graphs.most, prompts=count
         )
-        if generating + budget <= max_graph_rows:
-            room = min(room, max_graph_rows - generating)
-            if any(sequence.format.has_tail for sequence in prompts):
+        if generating + budget <= graphs.most:
+            room = min(room, graphs.most - generating)
+            if not graphs.across_blocks:
                 remaining = list(map(min, remaining, map(self.tables.until_block_end, prompts)))
         levels = [sequence.level for sequence in prompts]
         return self._prefill_split.split(budget, remaining, room, levels=levels)

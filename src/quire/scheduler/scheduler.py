@@ -27,7 +27,7 @@ from quire.scheduler.drafting import Drafting
 from quire.scheduler.drafts import Foreseen
 from quire.scheduler.fairness import WaitingQueue
 from quire.scheduler.limits import Limits, largest_item
-from quire.scheduler.plan import SampledTokens, StepPlan, StepResult
+from quire.scheduler.plan import GraphRows, SampledTokens, StepPlan, StepResult
 from quire.scheduler.planner import Planner
 from quire.scheduler.prefill_budget import PrefillBudget
 from quire.scheduler.prefix_sharing import ReadAhead
@@ -60,7 +60,7 @@ class Scheduler:
     Args:
         identity: root of the block identities for (format, salt).
         clock: returns seconds, for deadlines and waiting times.
-        max_graph_rows: see `Planner`.
+        graph_rows: see `Planner`.
         drafting: see `Planner`; None turns drafting off.
         read_ahead: see `PrefixSharing`.
     """
@@ -73,7 +73,7 @@ class Scheduler:
         prefill_budget: PrefillBudget,
         identity: Callable[[KVFormat, str], bytes],
         clock: Callable[[], float] = time.monotonic,
-        max_graph_rows: Callable[[KVFormat, bool], int] = lambda format, media: 0,
+        graph_rows: Callable[[KVFormat, bool], GraphRows] = lambda format, media: GraphRows(),
         drafting: Drafting | None = None,
         read_ahead: ReadAhead | None = None,
     ) -> None:
@@ -92,7 +92,7 @@ class Scheduler:
             prefill_budget=prefill_budget,
             fail=self._fail,
             clock=clock,
-            max_graph_rows=max_graph_rows,
+            graph_rows=graph_rows,
             drafting=self.drafting,
             read_ahead=read_ahead,
         )

@@ -9,20 +9,56 @@ import mlx.core as mx
 import numpy as np
 
 from quire.attention.metadata import AttentionMetadata
+from quire.attention.paged import packed
+from quire.attention.paged.cuda import shape_of
+from quire.attention.paged.warpgroups import tile_rows
 from quire.cache.formats.base import LayerStore
+from quire.cache.specs import AttentionSpec, KVLayout
+from quire.executor.graphs import kernels
 from quire.executor.graphs.graph_cache import MAX_ROWS
 from quire.executor.graphs.layer_attention import HeadRows, LayerAttention
-from quire.executor.graphs.layout import InputLayout, group_of, step_type, write_group
+from quire.executor.graphs.layout import (
+    InputLayout,
+    group_of,
+    max_tiles,
+    step_type,
+    write_group,
+)
 from quire.executor.graphs.pool_kinds import kind_of
+from quire.executor.graphs.prompt_rows import PromptRows, write_prompts
 from quire.executor.graphs.recorder import Buffer, Kernel, Recorder
 from quire.executor.graphs.records import StepRecord
-from tests.device.cuda.cards import H200
+from quire.executor.graphs.workspaces import COMMON, Workspaces
+from tests.support.emulated_card import SMALL
 from tests.support.emulated_steps import EmulatedRunner, memory_of
 
 
-def empty_step() -> StepRecord:
+def empty_step(rows: int = MAX_ROWS) -> StepRecord:
     """Return the inputs of a step with one KV group, all 0."""
-    return np.zeros(1, step_type(MAX_ROWS, 1))
+    return np.zeros(1, step_type(rows, 1))
+
+
+More = Callable[[EmulatedRunner, InputLayout], Iterator[Kernel]]
+
+
+def code_tails(store: LayerStore, spec: AttentionSpec) -> More:
+    """Return a function that yields the kernels which encode full tails, as `Recording` launches
+    them behind all layers.
+    """
+
+    def kernels_of(runner: EmulatedRunner, inputs: InputLayout) -> Iterator[Kernel]:
+        if not store.has_tail:
+            return
+        arrays, at = store.arrays(), inputs.group(0)
+        value_dim = 0 if spec.value_in_key else spec.value_dim
+        stores = mx.array(np.array([runner.address(each) for each in arrays], np.int64))
+        own = at.blocks, at.offsets, at.tails, runner.address(packed.signs(spec.value_dim))
+        arguments = inputs.rows, *own, runner.address(stores)
+        dims = spec.kv_heads, spec.head_dim, value_dim
+        source = kernels.code_tails(*dims, packed.Codes.of(arrays))
+        yield Kernel(source, (spec.kv_heads, 1, 1), kernels.TAIL_THREADS, 0, arguments, ())
+
+    return kernels_of
 
 
 def attended(
@@ -30,8 +66,10 @@ def attended(
     metadata: AttentionMetadata,
     projected: Mapping[str, mx.array],
     scale: float,
-    more: Callable[[EmulatedRunner, InputLayout], Iterator[Kernel]] = lambda r, i: iter(()),
+    more: More = lambda runner, inputs: iter(()),
     sinks: mx.array | None = None,
+    *,
+    many: bool = False,
 ) -> mx.array:
     """Run the kernels from a layer's products to its result, `[T, heads, value_dim]`.
 
@@ -39,16 +77,34 @@ def attended(
         projected: bfloat16 "q" `[T, heads, dim]`, "k" and "v" `[T, kv_heads, dim]`; "v" is not read
             where values are the starts of keys.
         more: kernels to run behind them.
+        many: whether as in a graph of more than `MAX_ROWS` rows.
     """
     runner, count = EmulatedRunner(), metadata.rows
-    inputs = InputLayout(1, MAX_ROWS, 100, runner.address)
-    step = empty_step()
+    rows = max(1 << (count - 1).bit_length(), 2 * MAX_ROWS if many else 1)
+    room = rows if many else MAX_ROWS
+    spec, heads = metadata.spec, projected["q"].shape[1]
+    workspaces = Workspaces(KVLayout.of((spec,)), metadata.block_size, tokens=4096)
+    dims = spec.head_dim, spec.value_dim, spec.kv_heads
+    shape = shape_of(*dims, heads, metadata.block_size, capped=False, sinks=False)
+    each = tile_rows(shape, SMALL, value_in_key=spec.value_in_key) if many else None
+    tiles, blocks = ([each], workspaces.blocks) if each else ([], [])
+    inputs = InputLayout(1, room, 500, runner.address, tile_rows=tiles, workspace=blocks)
+    step = empty_step(room)
     step["rows"][0, 0] = count
-    write_group(group_of(step, 0), metadata, 0)
-    whole = np.concatenate([step.view(np.int32), metadata.block_table])
+    prompts = PromptRows.of(metadata) if many else None
+    write_group(group_of(step, 0), metadata, 0, tile_rows=each, prompts=prompts)
+    table = [metadata.block_table]
+    if prompts is not None:
+        entries, limits = len(metadata.block_table), {"room": blocks[0], "tile_rows": tiles[0]}
+        most = max_tiles(rows, tiles[0])
+        assert write_prompts(group_of(step, 0), prompts, entries, **limits, tiles=most)
+        table.append(prompts.table)
+    whole = np.concatenate([step.view(np.int32), *table])
     ctypes.memmove(inputs.numbers, whole.ctypes.data, whole.nbytes)
-    rows = 1 << (count - 1).bit_length()
-    recorder = Recorder(rows, runner.address, inputs, H200)
+    recorder = Recorder(rows, runner.address, inputs, SMALL, workspaces=workspaces)
+    if many:  # numbers that no step has written must not matter
+        memory = workspaces.memory(COMMON)
+        ctypes.memset(runner.address(memory), 255, memory.nbytes)
 
     def operand(name: str) -> HeadRows:
         given = projected[name]
@@ -57,7 +113,6 @@ def attended(
         return HeadRows(Buffer(recorder.constant(room), room.nbytes), 0, width, given.shape[2])
 
     q, k = projected["q"], projected["k"]
-    spec = metadata.spec
     result = mx.zeros((rows, q.shape[1], spec.value_dim), mx.bfloat16)
     layer = LayerAttention(
         heads=q.shape[1],

@@ -35,6 +35,7 @@ from tests.executor.graphs.test_recording import FAMILIES
 from tests.support.emulated_card import PreciseOperations, emulate_card
 from tests.support.emulated_coding import coding_emulated
 from tests.support.emulated_metal import why_not
+from tests.support.grown import grown
 from tests.support.parity import Company, executor_of, prompts
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
@@ -62,9 +63,25 @@ def test_steps_of_a_mixture_compute_what_the_model_does(compared: Compared) -> N
     compared.assert_agree(opened(FAMILIES["gemma4_moe"]), PLAIN, rounds, ["2-r1", "again 2-r0"])
 
 
+PAGE, TURBO = KVFormat("page", 4, 4), KVFormat("turbo", 4, 4)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["llama", "llama, heads of 80", "gemma4_moe"])
-def test_prompts_are_read_in_steps_of_many_rows(family: str, compared: Compared) -> None:
+@pytest.mark.parametrize(
+    ("family", "format", "skipped"),
+    [
+        *((family, KVFormat(), ()) for family in ("llama", "llama, heads of 80", "gemma4_moe")),
+        ("llama", PAGE, ()),
+        ("llama", TURBO, ()),
+        ("gemma4_moe", KVFormat("page", 8, 4), (1,)),
+        ("gemma4_moe", KVFormat("uniform", 8, 8), (0,)),
+        ("gemma3n_text", PAGE, ()),  # its last layers read the keys of others
+    ],
+    ids=str,
+)
+def test_prompts_are_read_in_steps_of_many_rows(
+    family: str, format: KVFormat, skipped: tuple[int, ...], compared: Compared
+) -> None:
     """Beside sequences of few rows, which the same steps take row by row."""
     rounds = [
         [
@@ -74,8 +91,11 @@ def test_prompts_are_read_in_steps_of_many_rows(family: str, compared: Compared)
         for seed, name in enumerate(("one", "two", "three"))
     ]
     names = ["two-r0", "three-r0", "three-r2"]
-    config = FAMILIES["llama"] | {"head_dim": 80} if "80" in family else FAMILIES[family]
-    compared.assert_agree(opened(config), PLAIN, rounds, names, counts=[128, 4])
+    config = FAMILIES["llama"] | {"head_dim": 80} if "80" in family else FAMILIES.get(family)
+    stored = replace(PLAIN, kv_format=format, kv_skip_layers=skipped)
+    further = 1 if format == KVFormat() else CODED
+    loaded = opened(config or grown(family))
+    compared.assert_agree(loaded, stored, rounds, names, further, counts=[128, 4])
 
 
 @pytest.mark.slow

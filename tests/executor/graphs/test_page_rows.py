@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import mlx.core as mx
-import numpy as np
 import pytest
 
 from quire.attention.backend import Scoring
 from quire.attention.metadata import AttentionMetadata, build_metadata
-from quire.attention.paged import packed
 from quire.attention.reference import ReferenceBackend
 from quire.cache.formats.base import LayerShape, LayerStore
 from quire.cache.formats.registry import make_store
 from quire.cache.specs import AttentionSpec, FullKV, WindowKV
 from quire.core.kv_format import KVFormat
-from quire.executor.graphs import kernels
-from quire.executor.graphs.layout import InputLayout
-from quire.executor.graphs.recorder import Kernel
 from tests.attention.rows import HandRows
-from tests.executor.graphs.layers import attended
+from tests.executor.graphs.layers import attended, code_tails
 from tests.support.emulated_metal import why_not
-from tests.support.emulated_steps import EmulatedRunner
 
 TABLES = [(4, 0, 2), (1, 3)]
 STEPS = [
@@ -64,21 +58,8 @@ class Layer:
 
     def step(self, metadata: AttentionMetadata, projected: dict[str, mx.array]) -> mx.array:
         """Return what rows attended to."""
-        coding = self._coding if self._format.has_tail else lambda runner, inputs: iter(())
+        coding = code_tails(self.store, self._spec)
         return attended(self.store, metadata, projected, SCALE, coding)
-
-    def _coding(self, runner: EmulatedRunner, inputs: InputLayout) -> Iterator[Kernel]:
-        """Yield the kernels that encode full blocks, as `Recording` launches them behind all
-        layers.
-        """
-        arrays, at, spec = self.store.arrays(), inputs.group(0), self._spec
-        value_dim = 0 if spec.value_in_key else spec.value_dim
-        stores = mx.array(np.array([runner.address(each) for each in arrays], np.int64))
-        own = at.blocks, at.offsets, at.tails, runner.address(packed.signs(spec.value_dim))
-        arguments = inputs.rows, *own, runner.address(stores)
-        dims = spec.kv_heads, spec.head_dim, value_dim
-        source = kernels.code_tails(*dims, packed.Codes.of(arrays))
-        yield Kernel(source, (spec.kv_heads, 1, 1), kernels.TAIL_THREADS, 0, arguments, ())
 
 
 @pytest.mark.slow

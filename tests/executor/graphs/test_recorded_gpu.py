@@ -11,7 +11,7 @@ import pytest
 
 from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
-from quire.executor.graphs.graph_cache import WIDE_ROWS
+from quire.executor.graphs.graph_cache import MAX_ROWS, WIDE_ROWS
 from quire.executor.graphs.runner import CUDAGraphs
 from quire.models.base import LanguageModel
 from tests.executor.graphs.recorded import (
@@ -63,6 +63,34 @@ def test_latents_and_short_values_are_coded(
     rounds = streams_of([2, 8]) + streams_of([2, 8], "again ")
     config = replace(PLAIN, kv_format=format, kv_skip_layers=())
     compared.assert_agree(opened(grown(family)), config, rounds, ["2-r1", "again 8-r5"], CODED)
+
+
+@pytest.mark.parametrize(
+    "format",
+    [KVFormat("page", 4, 4), KVFormat("uniform", 8, 4), KVFormat("turbo", 3.5, 3.5)],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "family", ["llama, heads of 128", "gemma4_moe, heads of 256 and 512", *GROWN_FAMILIES[:2]]
+)
+def test_prompts_over_codes_are_read_in_steps_of_many_rows(
+    family: str, format: KVFormat, compared: Compared
+) -> None:
+    """Beside sequences of few rows, which the same steps read from codes."""
+    rounds = [
+        [
+            replace(each, id=f"{seed}-{each.id}", max_tokens=4)
+            for each in prompts([300, 70, 12, 3], seed=seed)
+        ]
+        for seed in range(4)
+    ]
+    config = replace(PLAIN, kv_format=format, kv_skip_layers=())
+    loaded = opened(CODED_FAMILIES[family] if family in CODED_FAMILIES else grown(family))
+    compared.assert_agree(loaded, config, rounds, ["3-r0", "3-r1"], CODED, counts=[4])
+    (whole,) = compared.wholes
+    most = max(rows for _, rows in whole.verified)
+    latents = family == "glm4_moe_lite" and format.scheme == "turbo"
+    assert most <= MAX_ROWS if latents else most > MAX_ROWS
 
 
 @pytest.mark.parametrize(

@@ -249,7 +249,7 @@ def _kernel(kind: Kind) -> Kernel:
 def head() -> str:
     """Return the declarations that precede `body`, after the constants."""
     coding = kernel_text("quire.device.cuda", "coding.cuh")
-    return coding + cuda.source("elements") + cuda.source("decode")
+    return coding + "".join(map(cuda.source, ("elements", "decode", "copy")))
 
 
 def body(kind: Kind) -> str:

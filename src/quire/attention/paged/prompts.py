@@ -105,9 +105,9 @@ def side_by_side(metadata: AttentionMetadata) -> tuple[Ints, AttentionMetadata]:
     own = metadata.keys // metadata.block_size
     fresh, last = own[starts[:-1]], own[starts[1:] - 1]  # the blocks that each writes, inclusive
     before, wrote = last - first_blocks, last + 1 - fresh
-    decoded, written = _starts(before), _starts(wrote) + before.sum()
+    decoded, written = starts_of(before), starts_of(wrote) + before.sum()
 
-    owner, number = _each(wrote)  # of every block that is written
+    owner, number = each_of(wrote)  # of every block that is written
     block = fresh[owner] + number
     reached = block * metadata.block_size - metadata.keys[starts[owner]]
     bounds = np.append(starts[owner] + np.maximum(reached, 0), metadata.rows).astype(np.int32)
@@ -116,7 +116,7 @@ def side_by_side(metadata: AttentionMetadata) -> tuple[Ints, AttentionMetadata]:
     lengths = np.stack([block - first_blocks[owner], last[owner] + 1 - block], axis=1)
     entries = lengths.sum(axis=1)
     ids = np.stack([decoded[owner], written[owner] + number], axis=1)  # where these start
-    shifts = ids.reshape(-1) - _starts(lengths.reshape(-1))
+    shifts = ids.reshape(-1) - starts_of(lengths.reshape(-1))
     table = np.arange(entries.sum()) + np.repeat(shifts, lengths.reshape(-1))
     by_block = replace(
         metadata,
@@ -127,16 +127,16 @@ def side_by_side(metadata: AttentionMetadata) -> tuple[Ints, AttentionMetadata]:
         first_blocks=first_blocks[owner],
         tails=None,
     )
-    sequence, place = _each(before)
+    sequence, place = each_of(before)
     return metadata.block_table[metadata.table_starts[sequence] + place], by_block
 
 
-def _starts(counts: Ints) -> Ints:
+def starts_of(counts: Ints) -> Ints:
     """Return the first index of each of some consecutive runs, given their lengths."""
     return (np.cumsum(counts) - counts).astype(np.int32)
 
 
-def _each(counts: Ints) -> tuple[Ints, Ints]:
+def each_of(counts: Ints) -> tuple[Ints, Ints]:
     """Return, for every entry of consecutive runs, its run and its index within the run."""
     run = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-    return run, np.arange(len(run), dtype=np.int32) - _starts(counts)[run]
+    return run, np.arange(len(run), dtype=np.int32) - starts_of(counts)[run]

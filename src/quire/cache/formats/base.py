@@ -241,6 +241,11 @@ class LayerStore(ABC):
     def block_arrays(self) -> tuple[list[mx.array], ...]:
         """Lists of the arrays that hold blocks, without tails. `resize` replaces their entries."""
 
+    def own_tails(self) -> list[mx.array]:
+        """Return the arrays of the tail pool; none in formats without tails."""
+        tails = self.lists[len(self.block_arrays) :]
+        return [array for arrays in tails for array in arrays]
+
     @property
     def lists(self) -> tuple[list[mx.array], ...]:
         """Lists of the arrays that hold blocks, tails included. They are always the same lists."""

@@ -73,6 +73,35 @@ def attend(shape: paged.Shape, codes: portable.Codes, value_size: int, *, in_key
     return Attend(text, blocks, paged.LANES, shared=shared)
 
 
+def decode_prompts(shape: paged.Shape, codes: portable.Codes, threads: int, *, in_key: bool) -> str:
+    """Return the source that decodes the blocks which prompts read into the workspace.
+
+    Parameters: decoded, table, the arrays of keys and of values; over page codes tails of both;
+    signs of values, which include the scale of the rotation, or null; keys and values of the
+    workspace.
+    """
+    parameters = ["const int* decoded", "const int* table", *code_parameters(codes)]
+    parameters += ["T* tail_keys", "T* tail_values"] * codes.by_channel
+    parameters += ["const float* value_signs", "T* to_keys", "T* to_values"]
+    defines: Mapping[str, object] = {
+        "K_DIM": shape.key_dim,
+        "V_DIM": shape.value_dim,
+        "BLOCK": shape.block_size,
+        "KV_HEADS": shape.kv_heads,
+        "THREADS": threads,
+        "IN_KEY": int(in_key),
+        **codes.defines(),
+    }
+    return kernels.source_text(
+        parameters,
+        "wait_for_others();\n" + kernel_text(kernels.OWN, "decode_prompts.cuh"),
+        threads,
+        defines=defines,
+        head=kernels.HALF + decoding.head(),
+        resident=4 if shape.key_dim <= 256 else 2,  # else the compiler leaves too few registers
+    )
+
+
 def _shared_memory(shape: paged.Shape) -> int:
     """Return the bytes that `single.cuh` lays out over codes."""
     share, columns = paged.warps_together(shape.value_dim), -(-shape.part // 8)

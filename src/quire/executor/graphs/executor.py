@@ -15,6 +15,7 @@ from quire.executor.graphs.runner import CUDAGraphs
 from quire.executor.inputs import StepInputs
 from quire.executor.step import Computed
 from quire.models.base import LanguageModel
+from quire.scheduler.plan import GraphRows
 
 
 class GraphExecutor(EagerExecutor):
@@ -44,8 +45,8 @@ class GraphExecutor(EagerExecutor):
     def serves(self, format: KVFormat) -> bool:
         return self._graphs is not None and self._graphs.serves_format(format)
 
-    def max_graph_rows(self, format: KVFormat, media: bool) -> int:
-        return 0 if self._graphs is None else self._graphs.max_graph_rows(format, media)
+    def graph_rows(self, format: KVFormat, media: bool) -> GraphRows:
+        return GraphRows() if self._graphs is None else self._graphs.graph_rows(format, media)
 
     def _run(self, inputs: StepInputs) -> Computed:
         eagerly = partial(super()._run, inputs)

@@ -33,6 +33,7 @@ from quire.executor.graphs.recorder import Buffer, Recorder
 from quire.executor.graphs.recording import Recording
 from quire.executor.graphs.states import LayerStates, layer_states, unplaced_states
 from quire.executor.graphs.step_graphs import Addresses, RecordedStep, StepGraphs
+from quire.executor.graphs.workspaces import COMMON, Workspaces
 from quire.executor.inputs import StepInputs
 from quire.program.low_rank import NUMBERS
 from quire.program.trace import StepPrograms
@@ -43,7 +44,7 @@ log = logging.getLogger("quire.engine")
 MAX_ROWS = 64
 """Rows of the largest graph that also computes logits, for sequences that generate."""
 WIDE_ROWS = 2048
-"""Rows of the largest graph over plain blocks, for prompts or more sequences."""
+"""Rows of the largest graph, for prompts or more sequences."""
 _INPUT_ROWS = (MAX_ROWS, 512, WIDE_ROWS)
 """Sizes of input buffers: a step copies as many inputs as its graph has rows, or a few times more.
 """
@@ -99,6 +100,7 @@ class GraphCache:
         """Nodes of the body without kernels."""
         self._head = served_head(programs.head, card())
         self._inputs: dict[int, InputLayout] = {}
+        self._workspaces = Workspaces(layout, pools.block_size)
         positions = programs.body.values[programs.body.fields["positions.0"]].shape
         self._axes = bound(positions, {"T": 1})[1] if len(positions) > 1 else 0
         hidden = programs.body.values[programs.body.outputs[0]]
@@ -174,13 +176,14 @@ class GraphCache:
         """Return the input buffers for graphs of `max_rows` rows."""
         rows = next(each for each in _INPUT_ROWS if max_rows <= each)
         if rows not in self._inputs:
-            tile_rows = [] if rows == MAX_ROWS else self._tile_rows()
+            many = rows > MAX_ROWS
             self._inputs[rows] = InputLayout(
                 len(self._layout.groups),
                 rows,
                 _MAX_ENTRIES,
                 address=self._extension.pointer,
-                tile_rows=tile_rows,
+                tile_rows=self._tile_rows() if many else (),
+                workspace=self._workspaces.blocks if many else (),
                 axes=self._axes,
             )
         return self._inputs[rows]
@@ -280,10 +283,13 @@ class GraphCache:
             if layer in each.indexes
         }
         states = layer_states(self._pools, self._layout, format, address=pointer)
+        read = {owner for layer, owner in enumerate(self._layout.owner) if owner != layer}
         pools = {
             layer: replace(
                 kind_of(store.format).of(store, self._layout.group[layer], pointer),
                 index=indexes.get(layer, 0),
+                # What other layers read, too, must stay until they have.
+                workspace=1 + layer if layer in read else COMMON,
             )
             for layer, store in stores.items()
         }
@@ -300,6 +306,7 @@ class GraphCache:
             batch_invariant=self._batch_invariant,
             copies=self._copies,
             inboxes=self._inboxes,
+            workspaces=self._workspaces,
         )
 
     def _record(

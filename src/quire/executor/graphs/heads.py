@@ -101,6 +101,7 @@ class Heads:
         head_strides: elements from head to head in these arrays.
         normed: whether queries and keys are normalised; with a weight if one is given.
         coding: how keys and values are coded; None for plain blocks.
+        workspace: whether some rows write to a workspace; see `Workspace`.
     """
 
     heads: int
@@ -116,6 +117,7 @@ class Heads:
     values_normed: bool
     eps: float
     coding: Coding | None
+    workspace: bool = False
 
     def grid(self, max_rows: int) -> tuple[int, int, int]:
         """Return the number of thread blocks: one warp handles one vector."""
@@ -127,7 +129,8 @@ class Heads:
         """Return the source.
 
         Parameters: rows, q, k, v, the queries' destination, norms of q and k, cosines, sines,
-        blocks and offsets. Then keys and values of the pool, or the parameters of the coding.
+        blocks and offsets. Then keys and values of the pool, and of the workspace if there is one,
+        or the parameters of the coding.
         """
         parameters = ["const int* rows", "const T* q", "const T* k", "const T* v", "T* q_out"]
         parameters += ["const T* q_norm", "const T* k_norm"]
@@ -149,10 +152,12 @@ class Heads:
             "EPS": kernels.number(self.eps),
             "THREADS": THREADS,
             "CODED": int(self.coding is not None),
+            "WORKSPACE": int(self.workspace),
         }
         head = "__device__ __forceinline__ float rounded(float x) { return (float)(T)x; }\n"
         if self.coding is None:
             parameters += ["T* keys", "T* values"]
+            parameters += ["T* prompt_keys", "T* prompt_values"] * self.workspace
         else:
             parameters += self.coding.parameters
             defines = {**defines, **self.coding.defines}

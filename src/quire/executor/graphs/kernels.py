@@ -177,9 +177,16 @@ def combine(shape: paged.Shape, splits: int, *, tiles_are_made: bool = False) ->
     return source_text(parameters, body, paged.LANES, defines=joined_defines(shape), head=head)
 
 
-def of_splits(shape: paged.Shape, splits: int) -> list[str]:
-    """Return the declarations before a kernel that combines splits."""
+def of_splits(shape: paged.Shape, splits: int, *, some: bool = False) -> list[str]:
+    """Return the declarations before a kernel that combines splits.
+
+    Args:
+        some: whether only rows that have tiles were split; the kernel has a parameter for these.
+    """
+    # Whoever waits for this kernel waits for those before it: no thread block may end sooner.
+    skipping = f"if (tiles[blockIdx.x / {shape.heads} * 6 + 1] == 0) return;"
     return [
+        *["wait_for_others();", skipping] * some,
         f"if ((int)blockIdx.x >= *rows * {shape.heads}) return;",
         f"constexpr int splits = {splits};",
         "" if shape.sinks else "const float* sinks = nullptr;",
@@ -222,19 +229,19 @@ def _codes(of: str) -> list[str]:
     ]
 
 
-def join(shape: paged.Shape, splits: int, *, turned: bool) -> str:
+def join(shape: paged.Shape, splits: int, *, turned: bool, some: bool = False) -> str:
     """Return the source that combines splits of coded and own blocks.
 
-    Parameters: rows, partial, stats, partial and stats of the own blocks, signs, result, and sinks
-    if there are any.
+    Parameters: rows, partial, stats, partial and stats of the own blocks, signs, tiles if only
+    `some` rows have them, result, and sinks if there are any.
 
     Args:
         turned: whether sums of coded values are rotated back.
     """
     parameters = ["const int* rows", "const float* partial", "const float* stats"]
     parameters += ["const float* own_partial", "const float* own_stats", "const float* signs"]
-    parameters += ["T* result", *sinks_of(shape)]
-    body = "\n".join([*of_splits(shape, splits), paged.source("join")])
+    parameters += [*["const int* tiles"] * some, "T* result", *sinks_of(shape)]
+    body = "\n".join([*of_splits(shape, splits, some=some), paged.source("join")])
     defines = {**joined_defines(shape), "TURNED": int(turned)}
     head = HALF + paged.joining(turned=turned)
     return source_text(parameters, body, paged.LANES, defines=defines, head=head)
@@ -250,6 +257,45 @@ def code_tails(kv_heads: int, key_dim: int, value_dim: int, codes: packed.Codes)
     """
     parameters = ["const int* rows", "const int* blocks", "const int* offsets"]
     parameters += ["const int* tails", "const float* signs", "const long long* stores"]
+    return source_text(
+        parameters,
+        kernel_text(OWN, "code_tails.cuh"),
+        TAIL_THREADS,
+        defines=_block_coding(kv_heads, key_dim, value_dim, codes=codes),
+        head=_coding_head(),
+    )
+
+
+def code_written(kv_heads: int, key_dim: int, value_dim: int, codes: packed.Codes) -> str:
+    """Return the source that codes the blocks which prompts fill in the workspace.
+
+    Parameters: decoded, written, signs, codes, scales and biases of keys and of values, tails of
+    both, then keys and values of the workspace; without those of values where `value_dim` is 0.
+    """
+    parameters = ["const int* decoded", "const int* written", "const float* signs"]
+    kinds = ("key", "value") if value_dim else ("key",)
+    for of in kinds:
+        parameters += [f"unsigned* {of}_codes", f"__half* {of}_scales", f"__half* {of}_biases"]
+    parameters += [f"const T* tail_{of}s" for of in kinds] + [f"T* {of}s" for of in kinds]
+    return source_text(
+        parameters,
+        kernel_text(OWN, "code_written.cuh"),
+        TAIL_THREADS,
+        defines=_block_coding(kv_heads, key_dim, value_dim, codes=codes),
+        head=_coding_head() + paged.source("copy"),
+    )
+
+
+def _coding_head() -> str:
+    return (
+        HALF + kernel_text("quire.device.cuda", "coding.cuh") + kernel_text(OWN, "code_block.cuh")
+    )
+
+
+def _block_coding(
+    kv_heads: int, key_dim: int, value_dim: int, codes: packed.Codes
+) -> Mapping[str, object]:
+    """Return the constants of `code_block.cuh`."""
     reach = [
         affine_coding(group, Affine(group, bits), refit=True).reach
         for bits, group in (
@@ -257,7 +303,7 @@ def code_tails(kv_heads: int, key_dim: int, value_dim: int, codes: packed.Codes)
             (codes.value_bits, codes.value_group),
         )
     ]
-    defines: Mapping[str, object] = {
+    return {
         "KV_HEADS": kv_heads,
         "K_DIM": key_dim,
         "V_DIM": value_dim,
@@ -268,10 +314,6 @@ def code_tails(kv_heads: int, key_dim: int, value_dim: int, codes: packed.Codes)
         "V_BITS": codes.value_bits,
         "V_GROUP": codes.value_group,
     }
-    head = HALF + kernel_text("quire.device.cuda", "coding.cuh")
-    return source_text(
-        parameters, kernel_text(OWN, "code_tails.cuh"), TAIL_THREADS, defines=defines, head=head
-    )
 
 
 def number(x: float) -> str:

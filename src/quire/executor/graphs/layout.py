@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -17,7 +17,8 @@ from quire.attention.paged.tiles import FEW_ROWS, TILE_FIELDS, cut
 from quire.cache.specs import KVLayout
 from quire.core.arrays import Ints
 from quire.executor.graphs.few_rows import FewRows, serves_few
-from quire.executor.graphs.records import StepRecord, addresses, by_row, record_type
+from quire.executor.graphs.prompt_rows import WRITTEN_FIELDS, PromptRows, write_prompts
+from quire.executor.graphs.records import StepRecord, addresses, by_row, once, record_type
 from quire.executor.graphs.states import StateInputs, write_states
 from quire.scheduler.plan import ScheduledSequence
 from quire.scheduler.positions import alike, joined_positions
@@ -34,9 +35,15 @@ class GroupInputs:
         blocks, offsets: the slot that each row is written to.
         visible: the first and the last key that a row sees.
         tiles: tiles of plain blocks, one row each. Without the rows that `wide` covers.
-        tails: for each row, its sequence's tail block, in formats with tails.
-        coded, own: tiles of formats with tails; see `packed.tiles_of`.
+        tails: for each row, its sequence's tail block, in formats with tails; -1 - n for a row that
+            is written to block n of the workspace.
+        coded, own: tiles of rows that read codes. In formats with tails see `packed.tiles_of`;
+            without, there is `coded` alone, in steps where other rows may read a workspace.
         wide: tiles of several rows of one sequence, over plain blocks.
+        prompts: tiles of several rows of one sequence, over the workspace.
+        written: see `PromptRows`.
+        decoded: the workspace's blocks, where their ids begin in the table, and the blocks that the
+            step writes there.
     """
 
     blocks: int = by_row()
@@ -47,6 +54,9 @@ class GroupInputs:
     coded: int = by_row(TILE_FIELDS)
     own: int = by_row(TILE_FIELDS)
     wide: int = by_row(TILE_FIELDS)
+    prompts: int = by_row(TILE_FIELDS)
+    written: int = by_row(WRITTEN_FIELDS)
+    decoded: int = once(4)
 
 
 @cache
@@ -91,6 +101,7 @@ class InputLayout:
         address: returns the device address of an array.
         tile_rows: for each group, the rows of a tile for sequences with many rows; empty if each
             row is a tile.
+        workspace: for each group, the blocks of a workspace; with `tile_rows`.
         axes: axes of positions, as in `Variant`.
     """
 
@@ -101,11 +112,12 @@ class InputLayout:
         entries: int,
         address: Callable[[mx.array], int],
         tile_rows: Sequence[int] = (),
+        workspace: Sequence[int] = (),
         axes: int = 0,
     ) -> None:
         self.max_rows = max_rows
         self.axes = axes
-        self.tile_rows = tile_rows
+        self.tile_rows, self.workspace = tile_rows, workspace
         self.entries = entries
         inputs = step_type(max_rows, groups, axes)
         assert inputs.fields is not None, "a step has inputs"
@@ -157,8 +169,8 @@ def step_numbers(
 ) -> Ints | None:
     """Return a step's inputs except its media, in the layout of `InputLayout`.
 
-    None if the block tables are too long, if positions differ between axes or are no whole numbers,
-    or if a state goes to too many slots.
+    None if the block tables are too long, if prompts' blocks do not fit a workspace, if positions
+    differ between axes or are no whole numbers, or if a state goes to too many slots.
 
     Args:
         media: whether rows of media replace embeddings; without it they are attended to.
@@ -175,7 +187,10 @@ def step_numbers(
         for number, group in enumerate(layout.groups)
         if group.spec.attention is not None
     }
+    coded = bool(memory.workspace) and rows[0].format.scheme != "plain"
+    prompts = {number: PromptRows.of(each) if coded else None for number, each in found.items()}
     tables = [each.block_table for each in found.values()]
+    tables += [each.table for each in prompts.values() if each is not None]
     if sum(map(len, tables)) > memory.entries:
         return None
     inputs = step_type(memory.max_rows, len(layout.groups), memory.axes)
@@ -190,18 +205,39 @@ def step_numbers(
         _write_placed(step, rows)
     if not write_positions(step, rows):
         return None
-    entries = 0
-    for number, group in enumerate(layout.groups):
-        if group.spec.recurrent is not None:
-            if not write_states(states_of(step, number), number, rows):
-                return None
-            continue
-        metadata = found[number]
-        tile_rows = memory.tile_rows[number] if memory.tile_rows else None
-        write_group(group_of(step, number), metadata, entries, tile_rows=tile_rows)
-        begin, entries = entries, entries + len(metadata.block_table)
-        numbers[first + begin : first + entries] = metadata.block_table
+    if not all(
+        write_states(states_of(step, number), number, rows)
+        for number, group in enumerate(layout.groups)
+        if group.spec.recurrent is not None
+    ):
+        return None
+    if not _write_groups(step, memory, found, prompts=prompts):
+        return None
+    numbers[first:] = np.concatenate(tables) if tables else ()
     return numbers
+
+
+def _write_groups(
+    step: StepRecord,
+    memory: InputLayout,
+    found: Mapping[int, AttentionMetadata],
+    prompts: Mapping[int, PromptRows | None],
+) -> bool:
+    """Write the inputs of KV groups, by their numbers; see `write_prompts`."""
+    entries, behind = 0, sum(len(each.block_table) for each in found.values())
+    for number, metadata in found.items():
+        own, group = prompts[number], group_of(step, number)
+        tile_rows = memory.tile_rows[number] if memory.tile_rows else None
+        write_group(group, metadata, entries, tile_rows=tile_rows, prompts=own)
+        entries += len(metadata.block_table)
+        if own is None:
+            continue
+        assert tile_rows is not None, "rows read a workspace in steps of many rows"
+        tiles, room = max_tiles(memory.max_rows, tile_rows), memory.workspace[number]
+        if not write_prompts(group, own, behind, room=room, tile_rows=tile_rows, tiles=tiles):
+            return False
+        behind += len(own.table)
+    return True
 
 
 def _few_numbers(
@@ -281,15 +317,18 @@ def write_group(
     metadata: AttentionMetadata,
     entries: int,
     tile_rows: int | None = None,
+    prompts: PromptRows | None = None,
 ) -> None:
-    """Write a KV group's inputs.
+    """Write a KV group's inputs; `write_prompts` adds rows that read a workspace.
 
     Args:
         group: one record, by the fields of `GroupInputs`.
         entries: number of block table entries before this group's.
         tile_rows: see `InputLayout`; None if each row is a tile.
+        prompts: the rows that read a workspace.
     """
     count, slots = metadata.rows, metadata.slots
+    few = slice(count if prompts is None else prompts.first)  # rows that read codes
     group["blocks"][0, :count] = slots.blocks
     group["offsets"][0, :count] = slots.offsets
     first, last = metadata.first_visible, metadata.last_visible
@@ -299,8 +338,7 @@ def write_group(
         group["tails"][0, :count] = metadata.by_row(metadata.tails)
         coded, own = packed.tiles_of(metadata)
         coded[:, 4] += entries
-        group["coded"][0, : len(coded)] = coded
-        group["own"][0, : len(own)] = own
+        group["coded"][0, few], group["own"][0, few] = coded[few], own[few]
     tiles = group["tiles"][0, :count]
     tiles[:, 0] = np.arange(count)
     tiles[:, 1] = 1
@@ -310,6 +348,8 @@ def write_group(
     tiles[:, 4], tiles[:, 5] = metadata.by_row(places), metadata.by_row(fresh)
     if tile_rows is None:
         return
+    if metadata.tails is None:
+        group["coded"][0, few] = tiles[few]
     found = 0
     for part in cut(metadata, FEW_ROWS, 1, rows_many=tile_rows):
         if part.few:

@@ -23,6 +23,7 @@ from quire.executor.graphs.indexers import ChosenKeys
 from quire.executor.graphs.layer_attention import LayerAttention
 from quire.executor.graphs.layout import max_tiles
 from quire.executor.graphs.recorder import Buffer, Recorder
+from quire.executor.graphs.workspaces import COMMON
 
 _INVARIANT_ROWS = 8
 """Number of rows that decides how keys are split in batch-invariant graphs of any size."""
@@ -37,6 +38,7 @@ class Attending:
         numbers: address of `score_numbers`.
         ending: last arguments: addresses of the result and of sinks, if there are any.
         chosen: see `LayerAttention`.
+        written: whether the layer writes the keys that it reads.
     """
 
     shape: paged.Shape
@@ -46,6 +48,7 @@ class Attending:
     result: Buffer
     ending: tuple[int, ...]
     chosen: ChosenKeys | None
+    written: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +75,15 @@ class Destination:
         blocks, offsets: addresses of each row's block id and offset.
         coding: how keys and values are coded.
         arrays: last arguments of the `Heads` kernel.
+        workspace: the buffer that some rows are written to, whose arrays are the last two of
+            `arrays`.
     """
 
     blocks: int
     offsets: int
     coding: Coding | None
     arrays: tuple[int, ...]
+    workspace: Buffer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +110,7 @@ class LayerPool(ABC):
         group: the KV group whose inputs locate a step's rows.
         arrays: addresses of the store's arrays.
         index: address of the keys of the layer's indexer; 0 without one.
+        workspace: number of the workspace for the layer's decoded blocks, see `Workspaces`.
         tolerance: largest difference of a step's logits from the model's, relative to their norm.
     """
 
@@ -113,11 +120,19 @@ class LayerPool(ABC):
     block_size: int
     arrays: tuple[int, ...]
     index: int = field(default=0, kw_only=True)
+    workspace: int = field(default=COMMON, kw_only=True)
 
     @classmethod
     @abstractmethod
     def serves(cls, case: AttentionCase) -> bool:
         """Whether kernels exist for layers of this kind."""
+
+    @classmethod
+    def reads_prompts(cls, case: AttentionCase) -> bool:
+        """Whether kernels exist for many rows of a sequence, over layers of a kind that is
+        served.
+        """
+        return True
 
     @classmethod
     def differs(cls, case: AttentionCase, runner: KernelRunner) -> str | None:
@@ -149,11 +164,17 @@ class LayerPool(ABC):
         q = self._heads(recorder, layer)
         more = () if layer.sinks is None else (recorder.weight(layer.sinks),)
         ending = layer.result.address, *more
-        in_key, result, chosen = layer.value_in_key, layer.result, layer.chosen
         self._attend(
             recorder,
             Attending(
-                shape, q, numbers, value_in_key=in_key, result=result, ending=ending, chosen=chosen
+                shape,
+                q,
+                numbers,
+                value_in_key=layer.value_in_key,
+                result=layer.result,
+                ending=ending,
+                chosen=layer.chosen,
+                written=layer.k is not None,
             ),
         )
         recorder.release(q)
@@ -176,6 +197,7 @@ class LayerPool(ABC):
             values_normed=layer.values_normed,
             eps=layer.eps,
             coding=to.coding,
+            workspace=to.workspace is not None,
         )
         reads = list(dict.fromkeys(each.buffer for each in (layer.q, k, v)))
         angles = [] if rotation is None else [rotation.cosines, rotation.sines]
@@ -191,15 +213,24 @@ class LayerPool(ABC):
             heads.THREADS,
             arguments=arguments,
             reads=[*reads, *angles],
-            writes=[q],
+            writes=[q] if to.workspace is None else [q, to.workspace],
         )
         return q
 
     def _partial(
-        self, recorder: Recorder, attending: Attending, shape: paged.Shape, splits: int
+        self,
+        recorder: Recorder,
+        attending: Attending,
+        shape: paged.Shape,
+        splits: int,
+        rows: int | None = None,
     ) -> tuple[Buffer, Buffer]:
-        """Allocate the results of splits: sums of values, and softmax statistics."""
-        parts = recorder.max_rows * shape.heads * splits
+        """Allocate the results of splits: sums of values, and softmax statistics.
+
+        Args:
+            rows: the first rows, which alone are split; None for all.
+        """
+        parts = (rows or recorder.max_rows) * shape.heads * splits
         partial = recorder.buffer(4 * parts * shape.value_dim, [attending.q])
         return partial, recorder.buffer(8 * parts, [attending.q])
 
@@ -241,9 +272,41 @@ class LayerPool(ABC):
                 attending,
                 parts,
                 source=kernels.combine(shape, splits, tiles_are_made=made),
-                given=rows.tiles,
+                given=[rows.tiles],
                 after=rows.written,
             )
+
+    def _attend_tiles(
+        self,
+        recorder: Recorder,
+        attending: Attending,
+        arrays: Sequence[int],
+        tiles: int,
+        after: Sequence[Buffer] = (),
+    ) -> None:
+        """Record the kernel that attends to plain keys, several rows of a sequence a tile.
+
+        Args:
+            arrays: addresses of keys and values.
+            tiles: address of the tiles.
+            after: further buffers that it reads.
+        """
+        shape, inputs = attending.shape, recorder.inputs
+        arguments = [attending.q.address, *arrays, tiles, inputs.table]
+        arguments += [inputs.group(self.group).visible, attending.numbers, *attending.ending]
+        heads = shape.kv_heads * (shape.group // shape.part)
+        source, threads, shared = kernels.attend_many(
+            shape, recorder.card, value_in_key=attending.value_in_key
+        )
+        recorder.add(
+            source,
+            (max_tiles(recorder.max_rows, inputs.tile_rows[self.group]), heads, 1),
+            threads,
+            arguments=arguments,
+            reads=[attending.q, *after],
+            writes=[attending.result],
+            shared=shared,
+        )
 
     @staticmethod
     def _add_up(
@@ -252,24 +315,25 @@ class LayerPool(ABC):
         parts: Sequence[Buffer],
         *,
         source: str,
-        given: int,
+        given: Sequence[int],
         after: Sequence[Buffer] = (),
+        rows: int | None = None,
     ) -> None:
         """Record the kernel that adds up the results of splits. Release these.
 
         Args:
-            parts: see `_partial`.
-            given: the kernel's argument between the parts and the end.
+            parts, rows: see `_partial`.
+            given: the kernel's arguments between the parts and the end.
             after: further buffers that it reads.
         """
         recorder.add(
             source,
-            (recorder.max_rows * attending.shape.heads, 1, 1),
+            ((rows or recorder.max_rows) * attending.shape.heads, 1, 1),
             paged.LANES,
             arguments=[
                 recorder.inputs.rows,
                 *(each.address for each in parts),
-                given,
+                *given,
                 *attending.ending,
             ],
             reads=[*parts, *after],
@@ -287,9 +351,13 @@ class LayerPool(ABC):
         """Record the attention kernels."""
 
 
-def splits_of(recorder: Recorder, shape: paged.Shape) -> int:
-    """Return how many thread blocks share a row's keys."""
-    return shape.splits(_INVARIANT_ROWS if recorder.batch_invariant else recorder.max_rows)
+def splits_of(recorder: Recorder, shape: paged.Shape, rows: int | None = None) -> int:
+    """Return how many thread blocks share a row's keys.
+
+    Args:
+        rows: the most rows that are split; None for all.
+    """
+    return shape.splits(_INVARIANT_ROWS if recorder.batch_invariant else rows or recorder.max_rows)
 
 
 class PlainPool(LayerPool):
@@ -325,21 +393,5 @@ class PlainPool(LayerPool):
             return
         rows = PlainRows(self.arrays, group.tiles, inputs.table)
         self._attend_rows(recorder, attending, rows)
-        if not inputs.tile_rows:
-            return
-        arguments = [attending.q.address, *self.arrays, group.wide, inputs.table]
-        arguments += [group.visible, attending.numbers, *attending.ending]
-        heads = shape.kv_heads * (shape.group // shape.part)
-        grid = max_tiles(recorder.max_rows, inputs.tile_rows[self.group]), heads, 1
-        source, threads, shared = kernels.attend_many(
-            shape, recorder.card, value_in_key=attending.value_in_key
-        )
-        recorder.add(
-            source,
-            grid,
-            threads,
-            arguments=arguments,
-            reads=[attending.q],
-            writes=[attending.result],
-            shared=shared,
-        )
+        if inputs.tile_rows:
+            self._attend_tiles(recorder, attending, self.arrays, tiles=group.wide)

@@ -17,6 +17,7 @@ from quire.device.gpu_kernels import in_device_memory
 from quire.executor.graphs.layout import InputLayout
 from quire.executor.graphs.operands import ProductMatrix
 from quire.executor.graphs.product_kernels import Gemm
+from quire.executor.graphs.workspaces import Workspaces
 
 EXPERT_TILE = 8
 """Pairs of row and expert in a tile of a skinny GEMM."""
@@ -98,6 +99,7 @@ class Recorder:
         batch_invariant: a row's bits do not depend on how many rows there are.
         copies: arrays and their copies by identity, which outlive all graphs; see `copied`.
         inboxes: memory by which ranks exchange rows; None if there is one rank, or none is shared.
+        workspaces: memory for decoded blocks; None where steps have few rows.
 
     Attributes:
         kept: arrays that kernels read or write, and that must live as long as the graph.
@@ -113,12 +115,14 @@ class Recorder:
     batch_invariant: bool = False
     copies: dict[int, tuple[mx.array, mx.array]] = field(default_factory=dict)
     inboxes: Inboxes | None = None
+    workspaces: Workspaces | None = None
     kernels: list[Kernel] = field(default_factory=list)
     kept: list[mx.array] = field(default_factory=list)
     tables: dict[int, tuple[int, ...]] = field(default_factory=dict)
     parts: list[int] = field(default_factory=list)
     exchanged: Buffer = field(default_factory=lambda: Buffer(0, 0))
     _free: list[Buffer] = field(default_factory=list)
+    _workspaces: dict[int, Buffer] = field(default_factory=dict)
     _before: list[int] = field(default_factory=list)
     """For each kernel, a bit set of the kernels that are finished before it starts."""
 
@@ -205,6 +209,14 @@ class Recorder:
             return best
         memory = mx.zeros((-(-max(bytes, 1) // 16) * 16,), dtype=mx.uint8)
         return Buffer(self.constant(memory), memory.nbytes, memory)
+
+    def workspace(self, number: int) -> Buffer:
+        """Return a workspace, which all graphs share; see `Workspaces.memory`."""
+        assert self.workspaces is not None, "graphs of many rows have workspaces"
+        if number not in self._workspaces:
+            memory = self.workspaces.memory(number)
+            self._workspaces[number] = Buffer(self.address(memory), memory.nbytes, memory)
+        return self._workspaces[number]
 
     def release(self, buffer: Buffer) -> None:
         """Let later kernels write to a buffer that nobody reads any more."""

@@ -20,14 +20,23 @@ StepRecord = npt.NDArray[np.void]
 
 def by_row(*shape: int) -> Any:
     """Declare a field: int32 `[max_rows, *shape]` on the host, an address on the device."""
-    return field(metadata={"shape": shape})
+    return field(metadata={"shape": shape, "by_row": True})
+
+
+def once(*shape: int) -> Any:
+    """Declare a field: int32 `shape` on the host, an address on the device."""
+    return field(metadata={"shape": shape, "by_row": False})
 
 
 @cache
 def record_type(record: type, max_rows: int) -> np.dtype[np.void]:
-    """Return the structured type of a dataclass whose fields are declared by `by_row`."""
+    """Return the structured type of a dataclass whose fields are declared by `by_row` or `once`."""
+    rows = {True: (max_rows,), False: ()}
     return np.dtype(
-        [(each.name, np.int32, (max_rows, *each.metadata["shape"])) for each in fields(record)]
+        [
+            (each.name, np.int32, (*rows[each.metadata["by_row"]], *each.metadata["shape"]))
+            for each in fields(record)
+        ]
     )
 
 

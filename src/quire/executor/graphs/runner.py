@@ -24,7 +24,7 @@ from quire.device.cuda.inboxes import Inboxes
 from quire.device.ranks import WHOLE, agreed
 from quire.device.verified import Check, Verification, verified_kernels
 from quire.executor.graphs.compiling import Compiling, KernelCompiling
-from quire.executor.graphs.formats import in_one_block, serves_format
+from quire.executor.graphs.formats import LongContexts, in_one_block, reads_prompts, serves_format
 from quire.executor.graphs.graph_cache import MAX_ROWS, WIDE_ROWS, GraphCache
 from quire.executor.graphs.indexers import most_keys
 from quire.executor.graphs.layout import step_numbers
@@ -37,7 +37,7 @@ from quire.executor.step import Computed
 from quire.program.low_rank import LowRankFactors, arrays_of, shapes_of, with_low_rank
 from quire.program.passes import recordable
 from quire.program.trace import StepPrograms
-from quire.scheduler.plan import ScheduledSequence
+from quire.scheduler.plan import GraphRows, ScheduledSequence
 
 log = logging.getLogger("quire.engine")
 
@@ -50,8 +50,8 @@ class CUDAGraphs:
     """Runs the steps of one model as CUDA graphs.
 
     A sequence may have several rows: a prompt chunk, or drafts. In formats with tails these rows
-    must lie in one block, because rows of the next block would read codes that exist only after the
-    step.
+    must lie in one block, or in a graph of more than `MAX_ROWS` rows: rows of the next block read
+    codes that smaller graphs make only behind all layers.
 
     Each number of rows is verified against the model once, and is not used if it differs.
 
@@ -101,12 +101,13 @@ class CUDAGraphs:
         self._kernels = KernelCompiling(
             self._cache, compiling if self._part.size == 1 else Compiling.AT_USE
         )
-        self._formats: dict[KVFormat, bool] = {}
-        """Whether the kernels support a KV format, for the formats seen so far."""
+        self._formats: dict[KVFormat, int] = {}
+        """Rows of the largest graph for a KV format, of the formats seen so far; 0 for none."""
         self.verified: dict[tuple[KVFormat, int], bool] = {}
         """Whether graphs of a format and row count compute the same as the model."""
         self._unknown: set[tuple[KVFormat, int]] = set()
         """Formats and row counts that no earlier run has verified."""
+        self._long_contexts = LongContexts()
         self._identity = identity
         self._batch_invariant = batch_invariant
 
@@ -176,12 +177,15 @@ class CUDAGraphs:
             return self._invariant_rows(inputs, run_eagerly)
         if not self._serves(inputs):
             return None
-        max_rows = _max_rows(inputs.sequences)
-        format = inputs.sequences[0].format
+        format, max_rows = (
+            inputs.sequences[0].format,
+            _max_rows(inputs.sequences, self._pools.block_size),
+        )
+        longest = max(each.end for each in inputs.sequences)
         verified = self._known_by_all(format, max_rows)
         if verified is False or not self._kernels.has(max_rows, format):
             return None
-        if verified is None:
+        if verified is None or self._long_contexts.first(format, max_rows, longest):
             return Computed(self._verified(inputs, max_rows, run_eagerly))
         return self._computed(inputs, max_rows)
 
@@ -196,7 +200,10 @@ class CUDAGraphs:
         return Computed(hidden, rows, graphed=True)
 
     def _invariant_rows(self, inputs: StepInputs, run_eagerly: Callable[[], mx.array]) -> Computed:
-        format, max_rows = inputs.sequences[0].format, _max_rows(inputs.sequences)
+        format, max_rows = (
+            inputs.sequences[0].format,
+            _max_rows(inputs.sequences, self._pools.block_size),
+        )
         # A prompt's rows are not verified: the model may go on with the last of them alone.
         if inputs.wanted is None and self._known(format, max_rows) is None:
             self._verified(inputs, max_rows, run_eagerly)
@@ -236,7 +243,7 @@ class CUDAGraphs:
 
     def _serves(self, inputs: StepInputs) -> bool:
         rows = inputs.sequences
-        if not 0 < sum(each.count for each in rows) <= self._most_rows(rows[0].format):
+        if not sum(each.count for each in rows):
             return False
         if inputs.cross is not None or (inputs.media is not None and not self._cache.media):
             return False
@@ -246,45 +253,38 @@ class CUDAGraphs:
         return all(each.format == format and each.sampled == each.wanted for each in rows)
 
     def _in_reach(self, rows: Sequence[ScheduledSequence]) -> bool:
-        """Whether no row reads a block that is coded only at the end of the step, and indexers can
-        score all keys."""
-        tokens = self._pools.block_size
-        if self._cache.indexed and max(each.end for each in rows) > most_keys(_max_rows(rows)):
+        """Whether there may be a graph of so many rows, in which indexers can score all keys."""
+        max_rows = _max_rows(rows, self._pools.block_size)
+        if self._cache.indexed and max(each.end for each in rows) > most_keys(max_rows):
             return False
-        return not rows[0].format.has_tail or all(in_one_block(each, tokens) for each in rows)
+        return max_rows <= self._most_rows(rows[0].format)
 
-    def max_graph_rows(self, format: KVFormat, media: bool) -> int:
-        """Return the most rows of a step that is likely to be graphed; 0 if none is.
-
-        Several rows may belong to one sequence; in formats with tails they must lie in one block.
+    def graph_rows(self, format: KVFormat, media: bool) -> GraphRows:
+        """Return which steps are likely to be graphed.
 
         Args:
             media: whether rows of the step are media.
         """
         if not self.serves_format(format) or (media and not self._cache.media):
-            return 0
+            return GraphRows()
         rows = self._most_rows(format)
         while rows > 1 and self._known(format, rows) is False:
             rows //= 2
-        return rows if rows > 1 else 0
+        return GraphRows(rows if rows > 1 else 0, not format.has_tail or rows > MAX_ROWS)
 
     def _most_rows(self, format: KVFormat) -> int:
-        """Return the row count of the largest graph for a format."""
-        plain = format.scheme == "plain" and not self._batch_invariant
-        wide = plain and not self._cache.indexed and not self._adapters
-        return WIDE_ROWS if wide else MAX_ROWS
+        """Return the row count of the largest graph for a format; 0 without any. It is cached."""
+        if format not in self._formats:
+            given, tokens = (format, self._cache.heads, self._layout), self._pools.block_size
+            served = serves_format(*given, block_size=tokens, extension=self._extension)
+            few = self._batch_invariant or self._cache.indexed or self._adapters
+            wide = not few and reads_prompts(*given, block_size=tokens)
+            self._formats[format] = served * (WIDE_ROWS if wide else MAX_ROWS)
+        return self._formats[format]
 
     def serves_format(self, format: KVFormat) -> bool:
-        """Whether the kernels support a format. The result is cached."""
-        if format not in self._formats:
-            self._formats[format] = serves_format(
-                format,
-                self._cache.heads,
-                self._layout,
-                block_size=self._pools.block_size,
-                extension=self._extension,
-            )
-        return self._formats[format]
+        """Whether the kernels support a format."""
+        return self._most_rows(format) > 0
 
     def _launched(self, inputs: StepInputs, max_rows: int) -> mx.array | None:
         graphs = self._graphs_of(max_rows, inputs.sequences[0].format)
@@ -393,6 +393,9 @@ def _recordable(programs: StepPrograms) -> StepPrograms:
     return StepPrograms(recordable(programs.body), recordable(programs.head))
 
 
-def _max_rows(rows: Sequence[ScheduledSequence]) -> int:
+def _max_rows(rows: Sequence[ScheduledSequence], block_size: int) -> int:
     """Return the row count of the graph that serves a step."""
-    return 1 << (sum(each.count for each in rows) - 1).bit_length()
+    count = 1 << (sum(each.count for each in rows) - 1).bit_length()
+    if rows[0].format.has_tail and not all(in_one_block(each, block_size) for each in rows):
+        return max(count, 2 * MAX_ROWS)
+    return count

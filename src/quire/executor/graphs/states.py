@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
+from quire.cache.formats.paging import block_rows
 from quire.cache.pools import Pools
 from quire.cache.specs import KVLayout
 from quire.cache.states import StatePool
@@ -107,7 +108,7 @@ def write_states(inputs: StepRecord, group: int, rows: Sequence[ScheduledSequenc
 
 
 class KeptStates:
-    """Copies of the recurrent states of a step's sequences, for putting them back.
+    """Copies of the recurrent states and tails of a step's sequences, for putting them back.
 
     Args:
         rows: the sequences of a step, all of one format.
@@ -125,9 +126,30 @@ class KeptStates:
             contents = pool.export(numbers)
             mx.eval(contents)
             self._kept.append((pool, group.layers, numbers, contents))
+        self._tails = [
+            (array, numbers, array[numbers])
+            for group in layout.groups
+            if rows[0].format.has_tail and group.spec.attention is not None
+            for array, numbers in _tail_rows(pools, group.index, rows=rows)
+        ]
+        mx.eval([contents for *_, contents in self._tails])
 
     def restore(self) -> None:
-        """Copy the states back into their slots."""
+        """Copy the states back into their slots, and the tails into theirs."""
+        for array, rows, tails in self._tails:
+            array[rows] = tails
+        mx.eval([array for array, *_ in self._tails])
         for pool, layers, numbers, contents in self._kept:
             pool.restore(numbers, contents)
             mx.eval(pool.arrays(layers))
+
+
+def _tail_rows(
+    pools: Pools, group: int, rows: Sequence[ScheduledSequence]
+) -> list[tuple[mx.array, mx.array]]:
+    """Return the arrays of a group's tails, each with the rows that hold the tails of sequences."""
+    found = [each.tail_block(group) for each in rows]
+    tails = np.array([each for each in found if each is not None], np.int32)
+    numbers = block_rows(tails, pools.shape(group).kv_heads)
+    stores = pools.kv(group, rows[0].format).layers.values()
+    return [(array, numbers) for store in stores for array in store.own_tails()]

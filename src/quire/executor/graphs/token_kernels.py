@@ -52,18 +52,22 @@ def code_parameters(codes: portable.Codes) -> list[str]:
     return [f"const {kind}* {name}" for name, kind in both]
 
 
-def combine(shape: paged.Shape, splits: int, value_dim: int, *, turned: bool) -> str:
+def combine(
+    shape: paged.Shape, splits: int, value_dim: int, *, turned: bool, some: bool = False
+) -> str:
     """Return the source that combines splits.
 
-    Parameters: rows, partial, stats, signs, result, and sinks if there are any.
+    Parameters: rows, partial, stats, signs, tiles if only `some` rows have them, result, and sinks
+    if there are any.
 
     Args:
         value_dim: elements of the result, the first of a sum.
         turned: whether sums of values are rotated back. The signs include the rotation's scale.
     """
     parameters = ["const int* rows", "const float* partial", "const float* stats"]
-    parameters += ["const float* signs", "T* result", *kernels.sinks_of(shape)]
-    lines = [*kernels.of_splits(shape, splits), "constexpr int count = splits;"]
+    parameters += ["const float* signs", *["const int* tiles"] * some, "T* result"]
+    parameters += kernels.sinks_of(shape)
+    lines = [*kernels.of_splits(shape, splits, some=some), "constexpr int count = splits;"]
     own = {"TURNED": int(turned), "R_DIM": value_dim}
     defines: Mapping[str, object] = {**kernels.joined_defines(shape), **own}
     head = kernels.HALF + paged.joining(turned=turned)

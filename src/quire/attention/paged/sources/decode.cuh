@@ -5,11 +5,12 @@ template <int COUNT>
 __device__ __forceinline__ void put(T* to, const float* x) {
   unsigned words[4] = {};
   #pragma unroll
-  for (int i = 0; i < COUNT; i += 2) {
+  for (int i = 0; i + 1 < COUNT; i += 2) {
     const T two[2] = {(T)x[i], (T)x[i + 1]};
     words[i / 2] = *(const unsigned*)two;
   }
-  if (COUNT == 8) *(uint4*)to = make_uint4(words[0], words[1], words[2], words[3]);
+  if (COUNT == 1) *to = (T)x[0];
+  else if (COUNT == 8) *(uint4*)to = make_uint4(words[0], words[1], words[2], words[3]);
   else if (COUNT == 4) *(uint2*)to = make_uint2(words[0], words[1]);
   else *(unsigned*)to = words[0];
 }
@@ -31,11 +32,12 @@ __device__ __forceinline__ float number(unsigned code, float scale, const float*
   return levels[code] * scale;
 }
 // A warp decodes a block's token vectors that are its own, of SIZE elements. They are turned back by a
-// Hadamard transform, times `turn`, then signs, if there are any.
+// Hadamard transform, times `turn`, then signs, if there are any. Where the elements of a lane are no power of
+// two, they are lane, lane + 32 and so on, as `transformed` has them.
 template <int SIZE, int EACH_GROUP, int EACH_BITS, typename More>
 __device__ __forceinline__ void decode_tokens(const unsigned* words, const __half* scales, const More* more,
                                               size_t block, const float* signs, float turn, T* to) {
-  constexpr int E = SIZE / 32, RUN = E < 8 ? E : 8, GROUPS = SIZE / EACH_GROUP;
+  constexpr int E = SIZE / 32, RUN = E & (E - 1) ? 1 : E < 8 ? E : 8, GROUPS = SIZE / EACH_GROUP;
   const int lane = threadIdx.x & 31;
   #pragma unroll 2
   for (int token = threadIdx.x >> 5; token < BLOCK; token += THREADS / 32) {
@@ -67,8 +69,10 @@ template <int SIZE, int EACH_GROUP, int EACH_BITS>
 __device__ __forceinline__ void decode_channels(const unsigned* words, const __half* scales, const __half* biases,
                                                 size_t block, T* to) {
   const int lane = threadIdx.x & 31;
-  for (int part = threadIdx.x >> 5; part < SIZE / 64 * (BLOCK / 32); part += THREADS / 32) {
-    const int channel = part % (SIZE / 64) * 64 + lane * 2, token = part / (SIZE / 64) * 32;
+  constexpr int SPANS = (SIZE + 63) / 64;  // of 64 channels
+  for (int part = threadIdx.x >> 5; part < SPANS * (BLOCK / 32); part += THREADS / 32) {
+    const int channel = part % SPANS * 64 + lane * 2, token = part / SPANS * 32;
+    if (SIZE % 64 && channel >= SIZE) continue;
     unsigned codes[2][EACH_BITS];
     float scale[2], bias[2];
     #pragma unroll
@@ -85,7 +89,4 @@ __device__ __forceinline__ void decode_channels(const unsigned* words, const __h
       put<2>(to + (token + t) * SIZE + channel, x);
     }
   }
-}
-__device__ __forceinline__ void copy_block(const T* from, int numbers, T* to) {
-  for (int n = threadIdx.x; n < numbers / 8; n += THREADS) ((uint4*)to)[n] = ((const uint4*)from)[n];
 }

@@ -1,6 +1,6 @@
   // A warp for each row and head. Queries and keys may be normalised and rotated, values normalised.
   // Keys and values go to the row's slot of the pool, as they are or, CODED, as codes. Queries for
-  // coded keys are in the coordinates of those.
+  // coded keys are in the coordinates of those. With a WORKSPACE, rows whose block is -1 - n write to its block n.
   // q [T, HEADS, HEAD_DIM], k [T, KV_HEADS, HEAD_DIM], v [T, VALUE_HEADS, VALUE_DIM], each a part of a row of *_STRIDE elements,
   // with a head every *_HEAD elements
   // q_out [T, HEADS, HEAD_DIM]; cosines and sines [T, PAIRS]
@@ -24,7 +24,11 @@
     }
   }
 #if KV_HEADS
-  const size_t slot = ((size_t)blocks[row] * KV_HEADS + own) * BLOCK + offsets[row];
+  const int block = blocks[row];
+#if WORKSPACE
+  if (block < 0) keys = prompt_keys, values = prompt_values;
+#endif
+  const size_t slot = ((size_t)(block < 0 ? -1 - block : block) * KV_HEADS + own) * BLOCK + offsets[row];
 #endif
   // What stands above reads nothing that another kernel writes.
   wait_for_others();

@@ -1,0 +1,124 @@
+"""Prompts over codes as recorded steps of many rows compute them, emulated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import pytest
+
+from quire.attention.backend import Scoring
+from quire.attention.metadata import AttentionMetadata, build_metadata
+from quire.attention.reference import ReferenceBackend
+from quire.cache.formats.base import LayerShape
+from quire.cache.formats.registry import make_store
+from quire.cache.specs import AttentionSpec, FullKV, WindowKV
+from quire.core.kv_format import KVFormat
+from quire.executor.graphs.formats import LongContexts
+from tests.attention.rows import HandRows
+from tests.executor.graphs.layers import attended, code_tails
+from tests.support.emulated_metal import why_not
+
+SCALE = 0.1
+TABLES = [(7, 2), (4, 0, 6, 5), (1, 3)]
+STEPS = [
+    (63, 40, 0),  # two prompts, each within a block
+    (
+        1,
+        90,
+        9,
+    ),  # a row that fills its tail, the rest of a prompt behind its tail, and a further one
+    (2, 5, 55),  # rows of two blocks, of one, and a prompt that fills one
+    (1, 1, 1),
+]
+"""How many rows each sequence has, step by step."""
+ROOM, TAILS = 8, 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kind of attention over a format."""
+
+    spec: AttentionSpec
+    format: KVFormat
+    heads: int = 4
+
+
+PAGE, UNIFORM, TURBO = KVFormat("page", 4, 4), KVFormat("uniform", 8, 4), KVFormat("turbo", 4, 4)
+CASES = {
+    "page": Case(FullKV(2, 64), PAGE),
+    "page, window": Case(WindowKV(2, 128, 50), KVFormat("page", 8, 3)),
+    "page, 256": Case(FullKV(2, 256), KVFormat("page", 6, 8)),
+    "page, short values": Case(FullKV(2, 192, value_dim=128), PAGE),
+    "page, 96": Case(FullKV(2, 96), KVFormat("page", 5, 2)),
+    "page, latents": Case(FullKV(1, 576, value_dim=512, value_in_key=True), PAGE, 20),
+    "uniform": Case(WindowKV(2, 64, 50), UNIFORM),
+    "uniform, latents": Case(FullKV(1, 576, value_dim=512, value_in_key=True), UNIFORM, 20),
+    "turbo": Case(FullKV(2, 64), TURBO),
+    "turbo, short values": Case(FullKV(2, 192, value_dim=128), KVFormat("turbo", 3.5, 3.5)),
+}
+EVERYDAY = "page"
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+@pytest.mark.parametrize(
+    "name",
+    [name if name == EVERYDAY else pytest.param(name, marks=pytest.mark.slow) for name in CASES],
+)
+def test_prompts_see_what_the_format_says(name: str) -> None:
+    """Steps of many rows against the reference, which has all rows of a sequence in one."""
+    case = CASES[name]
+    spec, heads = case.spec, {"q": case.heads, "k": case.spec.kv_heads, "v": case.spec.kv_heads}
+    ours, theirs = (make_store(LayerShape.of(spec, 64, mx.bfloat16), case.format) for _ in range(2))
+    for store in (ours, theirs):
+        store.resize(ROOM, ())
+        if case.format.has_tail:
+            store.resize_tails(TAILS, ())
+    reached = [0] * len(TABLES)
+    for number, counts in enumerate(STEPS):
+        metadata = metadata_of(case, reached, counts)
+        total = sum(counts)
+        sizes = {"q": spec.head_dim, "k": spec.head_dim, "v": spec.value_dim}
+        projected = {
+            name: _normal((total, own, sizes[name]), 3 * number + n)
+            for n, (name, own) in enumerate(heads.items())
+        }
+        if spec.value_in_key:
+            projected["v"] = projected["k"][..., : spec.value_dim]
+        found = attended(ours, metadata, projected, SCALE, code_tails(ours, spec), many=True)
+        written = theirs.write(projected["k"], projected["v"], metadata.slots)
+        prepared = ReferenceBackend().prepare(metadata)
+        wanted = prepared.forward(projected["q"], theirs, written, Scoring(SCALE, None, None))
+        errors = _norms(found - wanted) / _norms(wanted)
+        assert errors.max().item() < 2e-2, number
+        reached = [start + count for start, count in zip(reached, counts, strict=True)]
+
+
+def test_graphs_are_verified_again_when_contexts_double() -> None:
+    """Steps of few rows, and over plain blocks, decode nothing."""
+    lengths, contexts = [3000, 5000, 6000, 9000, 16_000, 17_000], LongContexts()
+    again = [contexts.first(PAGE, 128, longest) for longest in lengths]
+    assert again == [False, True, False, True, False, True]
+    assert contexts.first(PAGE, 256, 5000)
+    assert not contexts.first(PAGE, 64, 5000)
+    assert not contexts.first(KVFormat(), 512, 5000)
+
+
+def metadata_of(case: Case, reached: Sequence[int], counts: Sequence[int]) -> AttentionMetadata:
+    """Return the next rows of each sequence that has any, those of few rows first."""
+    rows = [
+        HandRows(start, count, case.format, (table,), (number,))
+        for number, (start, count, table) in enumerate(zip(reached, counts, TABLES, strict=True))
+        if count
+    ]
+    return build_metadata(0, case.spec, rows, 64)
+
+
+def _norms(x: mx.array) -> mx.array:
+    """Return the norms of rows `[T, heads, dim]`."""
+    return mx.linalg.norm(x.astype(mx.float32), axis=(1, 2))
+
+
+def _normal(shape: tuple[int, ...], seed: int) -> mx.array:
+    return mx.random.normal(shape, key=mx.random.key(seed)).astype(mx.bfloat16)
