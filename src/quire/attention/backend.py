@@ -29,6 +29,7 @@ class AttentionCase:
         softcap: whether logits are capped.
         sinks: whether extra logits take weight.
         chosen: whether rows see only the keys that an indexer chose.
+        beside: whether rows see keys that are in no block.
     """
 
     format: KVFormat
@@ -40,11 +41,31 @@ class AttentionCase:
     softcap: bool
     sinks: bool
     chosen: bool = False
+    beside: bool = False
 
     @property
     def values_by_channel(self) -> bool:
         """Whether values are parts of keys that are coded by channel."""
         return self.spec.value_in_key and self.format.has_tail
+
+
+class KeysBeside(NamedTuple):
+    """Keys that a row sees after those in its blocks, and their values.
+
+    Attributes:
+        k, v: `[T, kv_heads, n, head_dim]` and `[T, kv_heads, n, value_dim]`.
+    """
+
+    k: mx.array
+    v: mx.array
+
+    def part(self, rows: slice) -> KeysBeside:
+        """Return the keys of some rows."""
+        return KeysBeside(self.k[rows], self.v[rows])
+
+    def of_heads(self, heads: slice) -> KeysBeside:
+        """Return the keys of some heads."""
+        return KeysBeside(self.k[:, heads], self.v[:, heads])
 
 
 class Scoring(NamedTuple):
@@ -56,16 +77,36 @@ class Scoring(NamedTuple):
         sinks: `[heads]`, extra logits, which take weight but have no value; they are not capped.
         chosen: `[T, K]` int32, the keys that each row sees of those in its range: in ascending
             order, and then -1 where there are fewer. None lets it see all.
+        beside: keys in no block, which each row sees as well; for sequences with one row.
     """
 
     scale: float
     softcap: float | None = None
     sinks: mx.array | None = None
     chosen: mx.array | None = None
+    beside: KeysBeside | None = None
 
     def part(self, rows: slice) -> Scoring:
         """Return the scoring of some rows."""
-        return self if self.chosen is None else self._replace(chosen=self.chosen[rows])
+        chosen, beside = self.chosen, self.beside
+        if chosen is not None:
+            chosen = chosen[rows]
+        if beside is not None:
+            beside = beside.part(rows)
+        return self._replace(chosen=chosen, beside=beside)
+
+    def of_heads(self, heads: slice, group: int) -> Scoring:
+        """Return the scoring of some heads of keys.
+
+        Args:
+            group: heads of queries for each of them.
+        """
+        sinks, beside = self.sinks, self.beside
+        if sinks is not None:
+            sinks = sinks[heads.start * group : heads.stop * group]
+        if beside is not None:
+            beside = beside.of_heads(heads)
+        return self._replace(sinks=sinks, beside=beside)
 
 
 class PreparedAttention(ABC):

@@ -27,7 +27,8 @@ class CPUBackend(AttentionBackend):
 
     def serves(self, case: AttentionCase) -> bool:
         sizes = case.spec.head_dim, case.spec.value_dim, case.block_size
-        known = case.dtype == mx.float32 and not (case.chosen or case.values_by_channel)
+        odd = case.chosen or case.beside or case.values_by_channel
+        known = case.dtype == mx.float32 and not odd
         return known and all(size % _MULTIPLE == 0 for size in sizes)
 
     def prepare(self, metadata: AttentionMetadata) -> PreparedAttention:

@@ -130,6 +130,16 @@ class AttentionMetadata:
             return of_sequences
         return of_sequences[self._owners]
 
+    def ahead(self, spec: AttentionSpec, tokens: int) -> AttentionMetadata:
+        """Return the metadata of queries so many tokens ahead of their rows: windows move on.
+
+        Args:
+            spec: the group's.
+        """
+        if not tokens or spec.sees_all:
+            return self
+        return replace(self, first_visible=spec.first_visible_each(self.keys + np.int32(tokens)))
+
     def part(self, start: int, end: int) -> AttentionMetadata:
         """Return the metadata of sequences `[start, end)`."""
         if (start, end) == (0, self.sequences):

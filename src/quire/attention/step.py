@@ -31,9 +31,9 @@ from quire.core.arrays import Ints
 from quire.core.kv_format import KVFormat
 from quire.device.dtypes import from_host
 
-_CaseKey = tuple[bool, int, mx.Dtype, bool, bool, int]
-"""Traits that differ between layers with the same rows: packed, heads, type, cap, sinks, and the
-number of keys that an indexer chooses (0 without one).
+_CaseKey = tuple[bool, int, mx.Dtype, bool, bool, bool, int]
+"""Traits that differ between layers with the same rows: packed, heads, type, cap, sinks, keys in no
+block, and the number of keys that an indexer chooses (0 without one).
 """
 
 
@@ -140,21 +140,23 @@ class Attention:
     pools: Pools
     backends: Backends
 
-    def step(self, rows: Sequence[CrossRows]) -> StepAttention:
+    def step(self, rows: Sequence[CrossRows], ahead: int = 0) -> StepAttention:
         """Return the attention of one step's rows.
 
         Args:
             rows: one entry a sequence, in the order of the step's rows; those of equal format are
                 neighbours.
+            ahead: number of tokens by which queries are ahead of their rows, see
+                `ForwardContext.attend`. Their own keys are in no block.
         """
-        return StepAttention(rows, self)
+        return StepAttention(rows, self, ahead)
 
 
 class StepAttention:
     """The rows of a step, prepared for attention. Data of a KV group is built at first use."""
 
-    def __init__(self, rows: Sequence[CrossRows], attention: Attention) -> None:
-        self._rows = rows
+    def __init__(self, rows: Sequence[CrossRows], attention: Attention, ahead: int = 0) -> None:
+        self._rows, self._ahead = rows, ahead
         self._layout = attention.layout
         self._pools = attention.pools
         self._backends = attention.backends
@@ -241,7 +243,7 @@ class StepAttention:
         for part, keys in zip(parts, chosen, strict=True):
             own_k = None if k is None else k[part.keys]
             own_v = None if v is None else v[part.keys]
-            own = scoring._replace(chosen=keys)
+            own = scoring.part(part.rows)._replace(chosen=keys)
             outs.append(self._attend(part, owner, q[part.rows], k=own_k, v=own_v, scoring=own))
         return mx.concatenate(outs)
 
@@ -298,7 +300,7 @@ class StepAttention:
                 q[run.rows],
                 store,
                 None if written is None else written.part(run.chunks),
-                scoring=scoring.part(run.rows) if run.chosen else scoring._replace(chosen=None),
+                scoring=(scoring if run.chosen else scoring._replace(chosen=None)).part(run.rows),
             )
             for run in runs
         ]
@@ -315,7 +317,7 @@ class StepAttention:
         for format, some in self._by_format():
             metadata = build_metadata(
                 group, spec.attention, some, block_size=self._pools.block_size
-            )
+            ).ahead(spec.attention, self._ahead)
             rows = slice(row, row + metadata.rows)
             parts.append(_FormatRows(rows, rows, self._pools.kv(group, format), metadata=metadata))
             row = rows.stop
@@ -353,7 +355,8 @@ class StepAttention:
         store = part.pool.layers[owner]
         softcap, sinks = scoring.softcap is not None, scoring.sinks is not None
         limit = 0 if scoring.chosen is None else scoring.chosen.shape[-1]
-        key = store.packed is None, q.shape[1], q.dtype, softcap, sinks, limit
+        beside = scoring.beside is not None
+        key = store.packed is None, q.shape[1], q.dtype, softcap, sinks, beside, limit
         runs = part.runs.get(key)
         if runs is None:
             runs = part.runs[key] = self._cut_runs(part, store, *key[1:])
@@ -371,6 +374,7 @@ class StepAttention:
         dtype: mx.Dtype,
         softcap: bool,
         sinks: bool,
+        beside: bool,
         limit: int,
     ) -> list[_Run]:
         """Runs of neighbouring sequences that the same backend serves.
@@ -393,6 +397,7 @@ class StepAttention:
             dtype=dtype,
             softcap=softcap,
             sinks=sinks,
+            beside=beside,
         )
         backends = {
             (count, chosen): self._backends.backend_for(case(rows=count, chosen=chosen))

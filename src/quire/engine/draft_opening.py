@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.cache.pools import Pools
+from quire.cache.specs import KVLayout
 from quire.core.config import EngineConfig
 from quire.core.errors import ModelError
 from quire.core.figures import size
@@ -21,7 +22,13 @@ from quire.engine.draft_states import HeadExecutor, StatesDrafter, StatesParts
 from quire.engine.memory import RoomCheck, kv_budget, refuse, sequence_bytes
 from quire.executor.factory import open_executor, open_pools
 from quire.executor.graphs.compiling import Compiling
-from quire.executor.guessing import AssistantGuesser, Guesser, HeadGuesser, LayerGuesser
+from quire.executor.guessing import (
+    AssistantGuesser,
+    Guesser,
+    HeadGuesser,
+    LayerGuesser,
+    LayersGuesser,
+)
 from quire.executor.hidden_rows import HiddenRows
 from quire.executor.segments.rows import open_row_segments
 from quire.executor.segments.runner import open_segments
@@ -106,7 +113,11 @@ def _open_named(
 def _open_head(loaded: LoadedModel) -> tuple[Guesser | None, int]:
     """Return the guesser of the model's own head, and how many tokens it guesses at most."""
     if loaded.model.layout != loaded.model.own_layout:
-        return LayerGuesser(loaded.model), 1
+        layout, count = loaded.model.layout, len(loaded.model.own_layout)
+        if len(layout) - count > 1:
+            return LayersGuesser(loaded.model), len(layout) - count
+        # An indexer keeps keys of its own, which rows ahead do not have.
+        return LayerGuesser(loaded.model), 1 if KVLayout.of(layout).has_indexers else MOST
     head = open_draft_head(loaded.path, loaded.model)
     if head is None:
         return None, MOST

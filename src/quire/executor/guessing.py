@@ -9,11 +9,15 @@ import mlx.core as mx
 import numpy as np
 
 from quire.device.dtypes import int32
+from quire.executor.ahead import Ahead
 from quire.executor.inputs import StepInputs
 from quire.models.base import LanguageModel
 from quire.models.draft_head import TokenGuesser
 from quire.models.families.gemma4 import Gemma4
 from quire.models.families.gemma4_assistant import Assistant
+
+_NO_TOKEN = -1
+"""Stands where a sequence has no further draft. It equals no sampled token."""
 
 
 class FinalStates(NamedTuple):
@@ -45,14 +49,18 @@ class FinalStates(NamedTuple):
         most = max(self.counts) - 1
         if not most:
             return None
+        drafts = np.full((len(self.counts), most + 1), _NO_TOKEN)
+        sampling = (each for each in self.inputs.ending if each.sampled)
+        for row, each in zip(drafts, sampling, strict=True):
+            row[: each.sampled - 1] = each.tokens[len(each.tokens) - each.sampled + 1 :]
         firsts = np.cumsum([0, *self.counts[:-1]])
-        ahead = np.arange(most)
-        drafted = ahead[None] < np.array(self.counts)[:, None] - 1  # [N, most]
-        places = np.where(drafted, firsts[:, None] + ahead[None], 0)
-        drafts = np.array(self.rows)[np.where(drafted, places + 1, 0)]
-        right = tokens[int32(places)] == self.inputs.tokens[int32(drafts)]
-        right = mx.logical_and(right, mx.array(drafted)).astype(mx.int32)
-        return int32(firsts) + mx.cumprod(right, axis=1).sum(axis=1)
+        if drafts.size == len(self.rows):
+            own = tokens.reshape(drafts.shape)
+        else:
+            places = firsts[:, None] + np.arange(most + 1)
+            own = tokens[int32(np.minimum(places, len(self.rows) - 1))]
+        wrong = mx.argmax(own != int32(drafts), axis=1).astype(mx.int32)
+        return wrong if len(firsts) == 1 else wrong + int32(firsts)
 
 
 class Guesser(Protocol):
@@ -105,7 +113,10 @@ class HeadGuesser:
 
 
 class LayerGuesser:
-    """Guesses one token by the checkpoint's head, whose layer reads every row of every step.
+    """Guesses by the checkpoint's head, whose layer reads every row of every step.
+
+    After its first guess it goes on from its own state and guess, as if these were the model's.
+    The keys of such rows are not kept.
 
     Args:
         model: a model with a head.
@@ -120,22 +131,84 @@ class LayerGuesser:
     def guess(self, states: FinalStates, tokens: mx.array, count: int) -> mx.array | None:
         inputs, hidden, rows = states.inputs, states.hidden, states.rows
         assert hidden is not None, "models with a head compute all rows"
-        if len(rows) == hidden.shape[0]:
-            following = tokens
-        else:
-            following = _known_next(inputs)
-            following[int32(rows)] = tokens
-        ahead = self._model.look_ahead(hidden, following, inputs)
+        ahead = self._model.look_ahead(hidden, _next(inputs, rows, tokens), inputs)
         if not count:
             return None
         if len(rows) < hidden.shape[0]:
             ahead = ahead[int32(rows)]
-        if (kept := states.last_kept(tokens)) is not None:
-            ahead = ahead[kept]
-        return mx.argmax(self._model.logits(ahead), axis=-1).astype(mx.int32)[:, None]
+        guesses: list[mx.array] = []
+        further = Ahead(inputs, rows)
+        for number in range(count):
+            if number:
+                ahead = self._model.look_ahead(ahead, guesses[-1], further.next(guesses[-1]))
+            guesses.append(mx.argmax(self._model.logits(ahead), axis=-1).astype(mx.int32))
+        whole, kept = mx.stack(guesses, axis=1), states.last_kept(tokens)
+        return whole if kept is None else whole[kept]
 
     def read(self, inputs: StepInputs, hidden: mx.array) -> None:
         self._model.look_ahead(hidden, _known_next(inputs), inputs)
+
+
+class LayersGuesser:
+    """Guesses by several heads of the checkpoint, each from the states of the one before.
+
+    The layer of each head reads every row of every step. A head's row needs the token as far behind
+    it as the head guesses ahead; where that is not known yet, the guess of the head before stands
+    for it, also if it turns out to be wrong.
+
+    Args:
+        model: a model with heads.
+    """
+
+    arrays = ()
+
+    def __init__(self, model: LanguageModel) -> None:
+        self._model = model
+        self.layers = range(len(model.own_layout), len(model.layout))
+
+    def guess(self, states: FinalStates, tokens: mx.array, count: int) -> mx.array | None:
+        inputs, rows = states.inputs, states.rows
+        assert states.hidden is not None, "models with heads compute all rows"
+        lasts, kept = inputs.last_rows(), states.last_kept(tokens)
+        fronts = int32(lasts)
+        samples = [place for place, each in enumerate(inputs.sequences) if each.sampled]
+        if kept is not None:
+            fronts[int32(samples)] = int32(rows)[kept]
+        following = _next(inputs, rows, tokens)
+        guesses = self._chain(inputs, states.hidden, following, fronts=fronts, count=count)
+        if not count:
+            return None
+        whole = mx.stack(guesses[:count], axis=1)
+        return whole if len(samples) == len(lasts) else whole[int32(samples)]
+
+    def read(self, inputs: StepInputs, hidden: mx.array) -> None:
+        fronts = int32(inputs.last_rows())
+        self._chain(inputs, hidden, _known_next(inputs), fronts=fronts, count=0)
+
+    def _chain(
+        self,
+        inputs: StepInputs,
+        hidden: mx.array,
+        following: mx.array,
+        fronts: mx.array,
+        count: int,
+    ) -> list[mx.array]:
+        """Run the heads; return the guesses of each at the rows `fronts`, int32 `[S]`.
+
+        Args:
+            following: `[T]`, the token after each row's token.
+            fronts: the last row of each sequence whose token stays.
+            count: number of guesses that are wanted; only what further heads read is made beyond.
+        """
+        guesses: list[mx.array] = []
+        for number in range(len(self.layers)):
+            hidden = self._model.look_ahead(hidden, following, inputs, head=number)
+            if number + 1 < max(count + 1, len(self.layers)):
+                logits = self._model.logits(hidden[fronts])
+                guesses.append(mx.argmax(logits, axis=-1).astype(mx.int32))
+                following = mx.concatenate([following[1:], following[:1]])
+                following[fronts] = guesses[-1]
+        return guesses
 
 
 class AssistantGuesser:
@@ -168,6 +241,19 @@ class AssistantGuesser:
 
     def read(self, inputs: StepInputs, hidden: mx.array) -> None:
         pass
+
+
+def _next(inputs: StepInputs, rows: Sequence[int], tokens: mx.array) -> mx.array:
+    """Return the token after each row's token, int32 `[T]`.
+
+    Args:
+        rows: indices of the sampled rows, whose tokens `[R]` are `tokens`.
+    """
+    if len(rows) == inputs.tokens.shape[0]:
+        return tokens
+    following = _known_next(inputs)
+    following[int32(rows)] = tokens
+    return following
 
 
 def _known_next(inputs: StepInputs) -> mx.array:

@@ -106,7 +106,7 @@ class _Rows(ForwardContext):
         return None
 
 
-class _SomeRows(_Rows):
+class SomeRows(_Rows):
     """Some rows of a step as a model sees them."""
 
     def __init__(
@@ -244,6 +244,10 @@ class StepInputs(_Rows):
         """Return a step of the sampled rows, whose indices are `rows`."""
         return self._one_by_one([each for each in self.ending if each.sampled], int32(rows))
 
+    def sampled_alone(self) -> tuple[list[ScheduledSequence], Attention]:
+        """Return the sampled rows, each as if it were alone, and their attention."""
+        return _one_row_each(each for each in self.ending if each.sampled), self._attention
+
     def halves(self) -> tuple[ForwardContext, ForwardContext] | None:
         """Return the step as two of about as many rows; None if there is one sequence, media, or
         an adapter.
@@ -259,23 +263,30 @@ class StepInputs(_Rows):
 
     def _of_rows(self, sequences: list[ScheduledSequence], rows: slice) -> _Rows:
         tokens, positions = self.tokens[rows], self.positions[..., rows]
-        return _SomeRows(sequences, self._attention, tokens=tokens, positions=positions)
+        return SomeRows(sequences, self._attention, tokens=tokens, positions=positions)
 
     def _one_by_one(self, sequences: list[ScheduledSequence], index: mx.array) -> _Rows:
         """Return a step of the wanted rows of some sequences, each as if it were alone."""
-        ends = [
-            each._replace(start=row, count=1)
-            for each in sequences
-            for row in range(each.end - each.wanted, each.end)
-        ]
-        positions = mx.take(self.positions, index, axis=-1)
-        return _SomeRows(ends, self._attention, tokens=self.tokens[index], positions=positions)
+        ends, positions = _one_row_each(sequences), mx.take(self.positions, index, axis=-1)
+        return SomeRows(ends, self._attention, tokens=self.tokens[index], positions=positions)
 
     def known_next(self) -> dict[int, int]:
         """Return the token after each chunk that samples nothing, by the chunk's last row."""
-        ends = [*self._starts[1:], self._total]
-        pairs = zip(ends, self.sequences, strict=True)
-        return {end - 1: each.next_token for end, each in pairs if each.next_token is not None}
+        pairs = zip(self.last_rows(), self.sequences, strict=True)
+        return {row: each.next_token for row, each in pairs if each.next_token is not None}
+
+    def last_rows(self) -> list[int]:
+        """Return the index of each sequence's last row."""
+        return [end - 1 for end in (*self._starts[1:], self._total)]
+
+
+def _one_row_each(sequences: Iterable[ScheduledSequence]) -> list[ScheduledSequence]:
+    """Return the wanted rows of sequences, each as if it were alone."""
+    return [
+        each._replace(start=row, count=1)
+        for each in sequences
+        for row in range(each.end - each.wanted, each.end)
+    ]
 
 
 def _known_tokens(sequences: Sequence[ScheduledSequence]) -> array[int] | None:

@@ -336,32 +336,36 @@ class LanguageModel(Module):
 
     @property
     def own_layout(self) -> tuple[LayerSpec, ...]:
-        """The layout without the layer of a multi-token prediction head."""
+        """The layout without the layers of multi-token prediction heads."""
         return self.layout
 
-    def add_head(self, tensors: Iterable[str]) -> bool:
-        """Add the checkpoint's head for `look_ahead`, before the weights are loaded.
+    def add_heads(self, tensors: Iterable[str]) -> int:
+        """Add the checkpoint's heads for `look_ahead`, before the weights are loaded.
 
         Args:
             tensors: names of the checkpoint's tensors.
 
         Returns:
-            Whether there is one.
+            Number of heads.
         """
-        return False
+        return 0
 
     def final(self, output: mx.array) -> mx.array:
         """Return the final hidden states `[T, hidden]` of a step's output."""
         return output
 
-    def look_ahead(self, hidden: mx.array, following: mx.array, step: ForwardContext) -> mx.array:
+    def look_ahead(
+        self, hidden: mx.array, following: mx.array, step: ForwardContext, head: int = 0
+    ) -> mx.array:
         """Return the expected final hidden states of the tokens after a step's rows.
 
-        Writes the keys and values of the head's layer. For models with a head.
+        Writes the keys and values of the head's layer. For models with heads.
 
         Args:
-            hidden: `[T, hidden]`, final states of the rows.
-            following: `[T]` int32, the token after each row's token.
+            hidden: `[T, hidden]`, final states of the rows, or what the head before returned.
+            following: `[T]` int32, the token after each row's token; for each head before, one
+                token later.
+            head: number of the head.
 
         Returns:
             `[T, hidden]`, ready for `logits`.

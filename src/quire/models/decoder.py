@@ -113,22 +113,26 @@ class DecoderModel(LayeredModel):
             None if description.tied_head else nn.Linear(hidden, rows, bias=description.head_bias)
         )
         self._layout = tuple(mixer.spec for mixer in description.mixers)
-        self.head: PredictionHead | None = None
+        self.heads: list[PredictionHead] = []
 
     @property
     def layout(self) -> tuple[LayerSpec, ...]:
-        return self._layout if self.head is None else (*self._layout, self.head.spec)
+        return (*self._layout, *(head.spec for head in self.heads))
 
     @property
     def own_layout(self) -> tuple[LayerSpec, ...]:
         return self._layout
 
-    def add_head(self, tensors: Iterable[str]) -> bool:
-        if self.description.ahead is None or not self.names.has_head(tensors):
-            return False
-        self.names = replace(self.names, reads_head=True)
-        self.head = PredictionHead(self.description, self.description.ahead, len(self._layout))
-        return True
+    def add_heads(self, tensors: Iterable[str]) -> int:
+        layer, count = self.description.ahead, self.names.count_heads(tensors)
+        if layer is None:
+            return 0
+        self.names = replace(self.names, heads_read=count)
+        self.heads = [
+            PredictionHead(self.description, layer, len(self._layout) + number)
+            for number in range(count)
+        ]
+        return count
 
     def capture(self, layers: tuple[int, ...]) -> None:
         """Join the inputs of some layers to each row's output from now on, for a head that drafts.
@@ -146,9 +150,10 @@ class DecoderModel(LayeredModel):
     def final(self, output: mx.array) -> mx.array:
         return output[:, : self.description.hidden_size] if self.captured else output
 
-    def look_ahead(self, hidden: mx.array, following: mx.array, step: ForwardContext) -> mx.array:
-        assert self.head is not None, "the model was opened without a head"
-        return self.head(hidden, self.model.embedded(following), step)
+    def look_ahead(
+        self, hidden: mx.array, following: mx.array, step: ForwardContext, head: int = 0
+    ) -> mx.array:
+        return self.heads[head](hidden, self.model.embedded(following), step)
 
     @property
     def vocab_size(self) -> int:

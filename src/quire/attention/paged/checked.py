@@ -42,7 +42,7 @@ class CheckedBackend(AttentionBackend):
         """Return whether the kernels are meant for a case, before they are checked."""
 
     def serves(self, case: AttentionCase) -> bool:
-        if case.chosen or case.values_by_channel:
+        if case.chosen or case.beside or case.values_by_channel:
             return False
         return self.made_for(case) and self._difference(case) is None
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
-from quire.attention.backend import Scoring
+from quire.attention.backend import KeysBeside, Scoring
 from quire.attention.reference.cuts import Chunk, DecodeBatch, Tile
 from quire.attention.reference.softmax import attention_weights, capped
 from quire.cache.formats.base import PackedStore, WrittenBlocks
@@ -26,7 +26,8 @@ def decode(
     """
     count, heads, _ = q.shape
     kv_heads = batch.kv_heads
-    q = store.transform(q).reshape(count, kv_heads, heads // kv_heads, -1)
+    given = q.reshape(count, kv_heads, heads // kv_heads, -1)
+    q = store.transform(q).reshape(*given.shape[:3], -1)
     if batch.tails is not None:
         tail = store.tails(mx.depends([batch.tail_heads], after)[0])
         full = batch.full_heads
@@ -38,6 +39,11 @@ def decode(
         scores, weighted_sum, bias = reader.scores(q), reader.weighted_sum, batch.bias
     if scoring.chosen is not None:
         bias = bias + batch.chosen_bias(scoring.chosen, tails=store.has_tail)
+    if scoring.beside is not None:
+        bias = mx.pad(bias, [(0, 0)] * 3 + [(0, scoring.beside.k.shape[2])])
+        scores, weighted_sum = _with_beside(
+            given, scoring.beside, scores, weighted_sum=weighted_sum
+        )
     sinks = None if scoring.sinks is None else scoring.sinks.reshape(kv_heads, -1, 1)
     weights = attention_weights(capped(scores, scoring.softcap), bias, sinks)
     return weighted_sum(weights).reshape(count, heads, -1)
@@ -115,6 +121,22 @@ def _read_with_own(
         return weights[..., -tokens:] @ values + reader.weighted_sum(weights[..., :-tokens])
 
     return mx.concatenate([reader.scores(q).astype(mx.float32), scores], axis=-1), weighted_sum
+
+
+def _with_beside(
+    q: mx.array,
+    beside: KeysBeside,
+    scores: mx.array,
+    weighted_sum: Callable[[mx.array], mx.array],
+) -> _Read:
+    """Attend for scaled queries `[B, kv_heads, G, head_dim]` over keys in no block as well."""
+    own = (q @ beside.k.swapaxes(-1, -2).astype(q.dtype)).astype(scores.dtype)
+    count = own.shape[-1]
+
+    def both(weights: mx.array) -> mx.array:
+        return weighted_sum(weights[..., :-count]) + weights[..., -count:] @ beside.v
+
+    return mx.concatenate([scores, own], axis=-1), both
 
 
 def _side_by_side(blocks: mx.array) -> mx.array:

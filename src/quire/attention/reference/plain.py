@@ -60,9 +60,8 @@ def _by_heads(
     for first in range(0, kv_heads, at_once):
         heads = slice(first, min(kv_heads, first + at_once))
         own = slice(heads.start * group, heads.stop * group)
-        sinks = None if scoring.sinks is None else scoring.sinks[own]
         some = mx.depends([blocks[:, heads]], outs[-1:])[0]
-        outs.append(attend(q[:, own], some, scoring._replace(sinks=sinks)))
+        outs.append(attend(q[:, own], some, scoring.of_heads(heads, group)))
     parts = outs[len(after[-1:]) :]
     return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=1)
 
@@ -87,15 +86,24 @@ def chosen(
 def _single_rows(
     q: mx.array, k: mx.array, v: mx.array, batch: DecodeBatch | RowKeys, scoring: Scoring
 ) -> mx.array:
-    """Attend for q `[B, heads, head_dim]` over k and v `[B, kv_heads, S, dim]`."""
-    if _spells_out(scoring):
-        return _decode_spelled_out(_scaled(q, scoring.scale), k, v, batch=batch, scoring=scoring)
+    """Attend for q `[B, heads, head_dim]` over k and v `[B, kv_heads, S, dim]`, and over the keys
+    beside them.
+    """
+    spelled, beside = _spells_out(scoring), 0
+    mask = batch.bias.astype(q.dtype) if spelled else batch.mask
+    if scoring.beside is not None:
+        beside = scoring.beside.k.shape[2]
+        k = mx.concatenate([k, scoring.beside.k.astype(k.dtype)], axis=2)
+        v = mx.concatenate([v, scoring.beside.v.astype(v.dtype)], axis=2)
+        mask = mx.pad(mask, [(0, 0)] * 3 + [(0, beside)], constant_values=0 if spelled else True)
+    if spelled:
+        return _decode_spelled_out(_scaled(q, scoring.scale), k, v, bias=mask, scoring=scoring)
     out = mx.fast.scaled_dot_product_attention(
         mx.expand_dims(q, 2),  # [B, heads, 1, head_dim]
         k,
         v,
         scale=scoring.scale,
-        mask=batch.mask,
+        mask=mask,
         sinks=scoring.sinks,
     )
     return out.squeeze(2)
@@ -177,7 +185,7 @@ def _scaled(q: mx.array, scale: float) -> mx.array:
 
 
 def _decode_spelled_out(
-    q: mx.array, k: mx.array, v: mx.array, batch: DecodeBatch | RowKeys, scoring: Scoring
+    q: mx.array, k: mx.array, v: mx.array, bias: mx.array, scoring: Scoring
 ) -> mx.array:
     """Attend for scaled q `[B, heads, head_dim]` over k and v `[B, kv_heads, S, dim]`."""
     count, heads, dim = q.shape
@@ -185,7 +193,7 @@ def _decode_spelled_out(
     scores = q.reshape(count, kv_heads, heads // kv_heads, dim) @ k.swapaxes(-1, -2)
     scores = capped(scores, scoring.softcap)
     sinks = None if scoring.sinks is None else scoring.sinks.reshape(kv_heads, -1, 1)
-    out = attention_weights(scores, batch.bias.astype(q.dtype), sinks) @ v
+    out = attention_weights(scores, bias, sinks) @ v
     return out.reshape(count, heads, -1)
 
 

@@ -187,7 +187,7 @@ def latent_described(
         # The layers that guess several tokens ahead.
         unused=unused + tuple(f"layers.{count + index}." for index in range(ahead)),
         prepare=kind.absorbed,
-        head=extra_layer(count) if ahead else None,
+        heads=tuple(extra_layer(count + index) for index in range(ahead)),
     )
     dense = mlp(s, bias=False)
     decoder_layers = with_dense(layers, dense, lambda index: index < first)

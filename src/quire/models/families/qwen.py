@@ -137,7 +137,7 @@ def qwen3_next(s: Settings) -> LanguageModel:
     def prepare(weights: Weights) -> Weights:
         return _apart(_as_converted(weights), delta)
 
-    names = Names(unused=("mtp.",), prepare=prepare, head=_MTP)
+    names = Names(unused=("mtp.",), prepare=prepare, heads=(_MTP,))
     return decoder(s, layers, names, ahead=Layer((full,), _shared_experts(s)))
 
 
@@ -251,7 +251,7 @@ def _converted(weights: Weights) -> bool:
     return any(name.startswith("language_model.model.") for name in weights)  # MLX's prefix
 
 
-QWEN3_5_NAMES = Names(unused=("mtp.",), prepare=_as_converted, head=_MTP)
+QWEN3_5_NAMES = Names(unused=("mtp.",), prepare=_as_converted, heads=(_MTP,))
 
 
 FAMILIES = (

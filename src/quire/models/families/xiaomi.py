@@ -24,6 +24,9 @@ from quire.models.layers.rope import RopeParameters
 from quire.models.settings import FULL, SLIDING, Settings
 from quire.models.weights.names import Names
 
+_HEADS = 3
+"""Most layers for multi-token prediction; `config.json` does not say how many there are."""
+
 
 def mimo_v2_flash(s: Settings) -> LanguageModel:
     """Build MiMo V2 Flash, whose sliding layers have sinks and twice as many KV heads as
@@ -39,7 +42,9 @@ def mimo_v2_flash(s: Settings) -> LanguageModel:
         renamed=EXPERT_PARTS
         | {"attention_sink_bias": "sinks", "pre_mlp_layernorm": "post_attention_layernorm"},
         unused=("mtp.",),
-        head=head_names("mtp.layers.0.", norm="final_layernorm"),
+        heads=tuple(
+            head_names(f"mtp.layers.{number}.", norm="final_layernorm") for number in range(_HEADS)
+        ),
     )
     ahead = Layer((mixers[SLIDING],), mlp(s, bias=False))
     layers = with_dense(experts, mlp(s, bias=False), dense_by_type(s, 1))

@@ -83,9 +83,9 @@ def glm4_moe_described(s: Settings) -> Description:
 
 
 def glm4_moe_names(s: Settings) -> Names:
-    unused = _unused_layers(s, usual=1)
-    head = extra_layer(s.integer("num_hidden_layers")) if unused else None
-    return Names(renamed=EXPERT_PARTS, unused=unused, head=head)
+    unused, count = _unused_layers(s, usual=1), s.integer("num_hidden_layers")
+    heads = tuple(extra_layer(count + index) for index in range(len(unused)))
+    return Names(renamed=EXPERT_PARTS, unused=unused, heads=heads)
 
 
 def _unused_layers(s: Settings, *, usual: int) -> tuple[str, ...]:

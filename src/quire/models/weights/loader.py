@@ -244,7 +244,7 @@ def _load_weights(
         if target is None:
             target = replaced_dtype(read)
         if with_head:
-            model.add_head(read)
+            model.add_heads(read)
         narrow = _stays_bfloat16(read)
         if adapter is not None:
             read = adapter.merged(read, model, target)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import mlx.core as mx
 
@@ -40,14 +41,14 @@ class HeadNames:
     copies: tuple[str, ...] = ()
 
     def own(self, name: str) -> str | None:
-        """Return this package's name of one of the head's tensors, given without `model.`; None for
-        others.
+        """Return the name in a `PredictionHead` of one of its tensors, given without `model.`; None
+        for others.
         """
         module, _, kind = name.rpartition(".")
         if module in self.parts:
-            return f"head.{self.parts[module]}.{kind}"
+            return f"{self.parts[module]}.{kind}"
         if name.startswith(self.layer) and not name.startswith(self.copies):
-            return "head.layer." + name.removeprefix(self.layer)
+            return "layer." + name.removeprefix(self.layer)
         return None
 
 
@@ -64,8 +65,9 @@ class Names:
         less_one: ends of names of tensors to which one is added.
         zero_if_absent: ends of names of tensors that are zero if the checkpoint lacks them.
         prepare: further conversion, applied first, to the checkpoint's own names.
-        head: names of a head that predicts the token after the next, in checkpoints with one.
-        reads_head: whether the head's tensors are read; otherwise they are among `unused`.
+        heads: names of the heads that checkpoints may have: the first predicts the token after
+            the next, each further one the token after that.
+        heads_read: number of heads whose tensors are read; those of others are among `unused`.
     """
 
     renamed: Mapping[str, str] = field(default_factory=dict)
@@ -74,23 +76,22 @@ class Names:
     less_one: tuple[str, ...] = ()
     zero_if_absent: tuple[str, ...] = ()
     prepare: Callable[[Weights], Weights] | None = None
-    head: HeadNames | None = None
-    reads_head: bool = False
+    heads: tuple[HeadNames, ...] = ()
+    heads_read: int = 0
 
-    def has_head(self, tensors: Iterable[str]) -> bool:
-        """Return whether a head is among a checkpoint's tensors."""
-        head = self.head
-        return head is not None and any(
-            without_wrapper(name).removeprefix("model.").startswith(head.layer) for name in tensors
-        )
+    def count_heads(self, tensors: Iterable[str]) -> int:
+        """Return how many heads, from the first one on, are among a checkpoint's tensors."""
+        plain = [without_wrapper(name).removeprefix("model.") for name in tensors]
+        there = (any(name.startswith(head.layer) for name in plain) for head in self.heads)
+        return sum(takewhile(bool, there))
 
     def place(self, name: str) -> str | None:
         """Return the name in a text-only checkpoint of a tensor; None if nothing reads it."""
         inner = without_wrapper(name)
         plain = inner.removeprefix("model.")
-        own = self.head.own(plain) if self.reads_head and self.head is not None else None
-        if own is not None:
-            return own
+        for number, head in enumerate(self.heads[: self.heads_read]):
+            if (own := head.own(plain)) is not None:
+                return f"heads.{number}.{own}"
         return None if plain.startswith(self.unused) else inner
 
 
