@@ -49,6 +49,16 @@ def test_fewer_rows_never_take_longer() -> None:
     assert times.seconds(32) == pytest.approx(0.04)
 
 
+def test_a_curve_is_as_slow_as_the_machine_is_now() -> None:
+    """Steps of one row alone were seen since the machine became slower."""
+    times = measured(*5 * [(1, 0.01), (4, 0.02)])
+    assert times.curve(1, 4) == pytest.approx([0.01, 0.04 / 3, 0.05 / 3, 0.02])
+    for _ in range(5):
+        times.observe(1, 0.05)
+    assert times.seconds(1) == pytest.approx(0.02)
+    assert times.curve(1, 4) == pytest.approx(4 * [0.05])
+
+
 def test_a_machine_that_has_become_slower_is_believed_after_three_steps() -> None:
     times = measured((64, 0.04), (64, 0.04))
     for _ in range(2):

@@ -133,6 +133,20 @@ def test_a_drafter_that_seemed_expensive_is_tried_again() -> None:
     assert steps > 100
 
 
+def test_guesses_that_were_made_cost_nothing_more() -> None:
+    """What further guesses would cost decides only whether the next step makes some."""
+    drafter = HeadDrafter()
+    drafting = Drafting((drafter,), WorthwhileDrafts(_step_s), 100)
+    parts = SequenceParts(drafters=frozenset({"mtp"}))
+    sequence = Sequence(Request("r", (1, 2)), KVFormat(), b"", 0, parts)
+    assert drafting.worth_guessing(drafter, [sequence]) > 0
+    drafter.observe(StepPlan(guess=1), StepResult(guesses={0: (5,)}, seconds=11.0), 1.0)
+    assert drafter.token_s(1) == 10.0
+    assert drafting.drafts([(sequence, 4)], 1)[0].tokens == (5,)
+    assert drafting.worth_guessing(drafter, [sequence]) == 0
+    assert drafting.drafts([(sequence, 4)], 1) == {}
+
+
 def test_the_time_of_drafters_that_compute_is_told_apart() -> None:
     """The engine takes it from the wait for a plan, in which a draft model reads whole prompts."""
     now = iter(range(100))

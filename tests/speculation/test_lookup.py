@@ -75,8 +75,8 @@ ALL = frozenset({"prediction", "cached", "ngram", "mtp"})
 @pytest.mark.parametrize(
     ("own", "default", "expects", "names"),
     [
-        (None, "auto", False, {"cached", "ngram"}),
-        (None, "auto", True, ALL - {"mtp"}),
+        (None, "auto", False, {"cached", "ngram", "mtp"}),
+        (None, "auto", True, ALL),
         (None, "off", False, set()),
         (None, "off", True, {"prediction"}),
         ("off", "auto", True, set()),

@@ -158,7 +158,8 @@ class EngineOptions(ProcessorOptions):
         _ENGINE.speculate,
         description="what guesses tokens, several of which a step verifies; the answers stay the "
         "same: ngram is what stood behind the same tokens before, mtp a head of the model, too, "
-        "draft=MODEL a smaller model of the same vocabulary, too; auto is ngram, off is nothing",
+        "draft=MODEL a smaller model of the same vocabulary, too; auto is what the server has "
+        "without a setting: ngram, and a head in the folder draft_head; off is nothing",
     )
     stop_on_loop: Annotated[int, AfterValidator(check_repeats), Flag("N")] | None = Field(
         None,

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 Speculation = Literal["auto", "off", "ngram", "mtp", "draft"]
 """Choice of drafters: `ngram` uses those without a model, `mtp` the model's head as well, `draft` a
-draft model as well. `auto` uses what never slows down: `ngram`, and the server's draft model.
+draft model as well. `auto` uses all that the server has opened.
 """
 
 LOOKUPS = frozenset({"cached", "ngram"})

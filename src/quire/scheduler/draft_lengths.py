@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import NamedTuple, Protocol
 
-_MAX_DRAFTS = 16
+from quire.scheduler.step_times import ShortTimes
+
+MAX_DRAFTS = 16
 """Most drafts of one sequence in a step."""
 _LEAST_CHANCE = 0.02
 """Drafts less likely than this to be accepted are not considered."""
@@ -18,8 +19,6 @@ _BEGINNING, _GOING_ON = 1.15, 1.0
 """Factors of tokens per second that drafts must promise: to begin with drafts, and to go on. The
 device waits once more for a beginning, and step times and acceptance rates are inexact.
 """
-_WAITS = 5
-"""Number of recent waits that are kept."""
 _MOST_WAIT = 2.0
 """Most steps without drafts that a wait counts as: in some, a kernel is loaded first."""
 _FORGOTTEN = 1 - 1 / 256
@@ -97,35 +96,6 @@ class EveryDraft:
         return [each.most for each in candidates]
 
 
-class _Waits:
-    """How long the device waits for a step's plan, by the rows of the step without drafts.
-
-    Numbers of rows from one power of two to the next share their waits. The second shortest of the
-    last five counts, since in some steps a kernel is loaded. Steps for which a CUDA graph was
-    recorded are not observed.
-    """
-
-    def __init__(self) -> None:
-        self._recent: dict[int, deque[float]] = {}
-        self._expected: dict[int, float] = {}
-
-    def observe(self, rows: int, seconds: float) -> None:
-        recent = self._recent.setdefault(rows.bit_length(), deque(maxlen=_WAITS))
-        recent.append(seconds)
-        self._expected[rows.bit_length()] = sorted(recent)[len(recent) // 4]
-
-    def seconds(self, rows: int) -> float:
-        """Return the expected wait; that of fewer rows, else of more, where none was measured."""
-        size = rows.bit_length()
-        nearest = min(self._expected, key=lambda each: (each > size, abs(each - size)), default=0)
-        return self._expected.get(nearest, 0.0)
-
-    def forget(self, rows: int) -> None:
-        """Shorten the expected wait, so that drafts are tried again."""
-        if rows.bit_length() in self._expected:
-            self._expected[rows.bit_length()] *= _FORGOTTEN
-
-
 class _Trust:
     """The ratio of accepted to promised drafted tokens of recent steps, at most 1.
 
@@ -169,7 +139,10 @@ class WorthwhileDrafts:
 
     def __init__(self, seconds: Callable[[int, int], Seq[float] | None]) -> None:
         self._seconds = seconds
-        self._waits = _Waits()
+        self._waits = ShortTimes()
+        """How long the device waits for a step's plan, by the rows of the step without drafts. Steps
+        for which a CUDA graph was recorded are not observed.
+        """
         self._trust = _Trust()
 
     def settle(self, promised: float, accepted: int) -> None:
@@ -211,7 +184,7 @@ class WorthwhileDrafts:
             if rate > best_rate:
                 best, best_rate = count, rate
         if not best and beginning:
-            self._waits.forget(rows)
+            self._waits.shorten(rows, _FORGOTTEN)
             self._trust.forget()
         for _, _, number in drafts[:best]:
             lengths[number] += 1
@@ -227,7 +200,7 @@ def _likeliest(candidates: Seq[Candidate]) -> list[tuple[float, int, int]]:
         For each token the negative of its chance to be accepted, its number in its draft, from 1,
         and the number of its candidate.
     """
-    most = min(_MAX_DRAFTS, max(1, _MOST_CONSIDERED // max(len(candidates), 1)))
+    most = min(MAX_DRAFTS, max(1, _MOST_CONSIDERED // max(len(candidates), 1)))
     found = list[tuple[float, int, int]]()
     for number, each in enumerate(candidates):
         chance = each.rate

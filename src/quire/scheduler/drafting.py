@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
-from quire.scheduler.draft_lengths import Candidate, DraftLengths
+from quire.scheduler.draft_lengths import MAX_DRAFTS, Candidate, DraftLengths
 from quire.scheduler.drafts import (
     Draft,
     Drafter,
@@ -86,6 +86,8 @@ class Drafting:
         self._trusted: dict[str, float] = {}
         """Factor of a drafter's time, which shrinks while it is not asked and nothing is measured.
         """
+        self._guessed: dict[str, int] = {}
+        """Number of tokens that the last planned step guesses, by the drafter that they are of."""
         self.drafted: Counter[str] = Counter()
         """Number of drafted tokens that steps verified, by drafter."""
         self.accepted: Counter[str] = Counter()
@@ -102,7 +104,7 @@ class Drafting:
         self._planned_at = started
         if any(sequence.progress.drafts for sequence in running):
             return True
-        if self._passed:
+        if self._passed and not any(self._guessed.values()):
             self._passed -= 1
             return False
         wants = self._pays_ahead(running)
@@ -126,18 +128,21 @@ class Drafting:
         """Return how many tokens the draft head should guess in the next step for the step after
         it.
         """
-        rates = [
-            self._rate(state, (drafter.name, 0))
-            for each in running
-            if (state := each.drafting) is not None and drafter.name in state.drafters
-        ]
-        if not rates:
+        grade = drafter.name, 0
+        self._guessed[drafter.name] = 0
+        states = [each.drafting for each in running]
+        own = [state for state in states if state is not None and drafter.name in state.drafters]
+        if not own:
             return 0
-        token_s = self._token_s(drafter, len(rates))
-        candidates = [Candidate(rate, drafter.most, token_s) for rate in rates]
+        token_s = self._token_s(drafter, len(own))
+        candidates = [Candidate(self._rate(state, grade), drafter.most, token_s) for state in own]
         beginning = not any(each.progress.drafts for each in running)
         length = max(self._lengths.choose(candidates, len(running), beginning=beginning))
         self._trust(drafter, asked=length > 0)
+        if not length:
+            for state in own:
+                self._reconsider(state, grade)
+        self._guessed[drafter.name] = length
         return length
 
     def drafts(self, limits: Seq[tuple[Sequence, int]], rows: int) -> dict[int, Draft]:
@@ -208,18 +213,23 @@ class Drafting:
             rows: rows of the step without drafts.
             ahead: whether each sequence's last token is still unread. Drafters that need it are not
                 asked; their acceptance rates stand for what they would find.
+
+        What a step has guessed already costs nothing more.
         """
         best: dict[int, _Found] = {}
         for drafter in self._drafters:
             own = [each for each in asked if drafter.name in each.state.drafters]
-            if not drafter.looks_ahead:
+            guessed, token_s = self._guessed.get(drafter.name), 0.0
+            if guessed == 0:
+                continue
+            if guessed is None and not drafter.looks_ahead:
                 own = self._worth_asking(drafter, own, best=best, rows=rows, ahead=ahead)
-            if ahead and not drafter.looks_ahead:
                 token_s = self._token_s(drafter, len(own))
+            if ahead and not drafter.looks_ahead:
                 for each in own:
                     rate = self._rate(each.state, (drafter.name, 0))
-                    ahead_most = each.query.limit + 1
-                    best[each.query.number] = _Found(Candidate(rate, ahead_most, token_s))
+                    most = 1 + min(each.query.limit, guessed or each.query.limit)
+                    _keep_likelier(best, each, _Found(Candidate(rate, most, token_s)))
                 continue
             started = self._clock()
             drafts = drafter.propose([each.query for each in own]) if own else ()
@@ -228,9 +238,7 @@ class Drafting:
             for each, draft in zip(own, drafts, strict=True):
                 found = None if draft is None else self._found(each, draft)
                 if found is not None:
-                    known = best.get(each.query.number)
-                    if known is None or known.candidate.rate < found.candidate.rate:
-                        best[each.query.number] = found
+                    _keep_likelier(best, each, found)
         for each in asked:
             leading = best.get(each.query.number)
             if leading is not None and (draft := leading.draft) is not None:
@@ -307,6 +315,13 @@ class Drafting:
         return self._rates.get(grade, _FIRST_RATE) if own is None else own
 
 
+def _keep_likelier(best: dict[int, _Found], asked: _Asked, found: _Found) -> None:
+    """Keep a sequence's draft if it is likelier than the one before it."""
+    known = best.get(asked.query.number)
+    if known is None or known.candidate.rate < found.candidate.rate:
+        best[asked.query.number] = found
+
+
 def _asked(limits: Iterable[tuple[Sequence, int]]) -> list[_Asked]:
     """Return the queries of sequences that have drafters and room for drafts."""
     asked = []
@@ -322,7 +337,7 @@ def _asked(limits: Iterable[tuple[Sequence, int]]) -> list[_Asked]:
             content=progress.content,
             node=node,
             node_end=0 if node is None else prefix.registered * node.index.block_size,
-            limit=limit,
+            limit=min(limit, MAX_DRAFTS + 1),  # of which the first may be on the device
         )
         asked.append(_Asked(sequence, state, query))
     return asked

@@ -31,6 +31,8 @@ class StepTimes:
         """Rows and seconds of each range's point, by its upper end."""
         self._points: list[tuple[float, float]] = []
         """The points of `_own` as a curve: rows and seconds both ascend."""
+        self._pace = 1.0
+        """Ratio of the newest point to what the curve says of it, at least 1."""
         self._curve: list[float] = []
         """Seconds of steps of 0, 1, 2 and more rows, as far as they were asked for."""
 
@@ -52,6 +54,8 @@ class StepTimes:
             mean, own = self._own[each]
             most = min(most, own)
             points.append((mean, most))
+            if each == end:
+                self._pace = own / most if most else 1.0
         self._points = points[::-1]
         if self._curve:  # not when it is asked for: the device may wait for the plan then
             self._curve = self._line(len(self._curve))
@@ -73,12 +77,17 @@ class StepTimes:
         return max(line, low_s * min(1.0, rows / low))
 
     def curve(self, first: int, last: int) -> list[float] | None:
-        """Return `seconds` of each number of rows from `first` to `last`."""
+        """Return the times of each number of rows from `first` to `last`, as slow as the machine is
+        now.
+
+        Steps of fewer rows that take longer than more rows did say that it has become slower.
+        """
         if not self._points:
             return None
         if len(self._curve) <= last:
             self._curve = self._line(_GROWTH * last + 1)
-        return self._curve[first : last + 1]
+        found = self._curve[first : last + 1]
+        return found if self._pace == 1.0 else [self._pace * seconds for seconds in found]
 
     def _line(self, count: int) -> list[float]:
         """Return the seconds of 0, 1, 2 and more rows, `count` numbers in all."""
@@ -110,6 +119,36 @@ class StepTimes:
             else:
                 high = middle - 1
         return low
+
+
+class ShortTimes:
+    """Times of a part of a step, by number of rows or sequences.
+
+    Numbers from one power of two to the next share their times. The second shortest of the last
+    five counts: some are much longer, such as those in which a kernel is loaded or a CUDA graph is
+    recorded. A time that is too short is corrected by the next ones, while a part that seems too
+    long is left out, and its time is not measured again.
+    """
+
+    def __init__(self) -> None:
+        self._recent: dict[int, deque[float]] = {}
+        self._expected: dict[int, float] = {}
+
+    def observe(self, rows: int, seconds: float) -> None:
+        recent = self._recent.setdefault(rows.bit_length(), deque(maxlen=_REMEMBERED))
+        recent.append(seconds)
+        self._expected[rows.bit_length()] = sorted(recent)[len(recent) // 4]
+
+    def seconds(self, rows: int) -> float:
+        """Return the expected time; that of fewer rows, else of more, where none was measured."""
+        size = rows.bit_length()
+        nearest = min(self._expected, key=lambda each: (each > size, abs(each - size)), default=0)
+        return self._expected.get(nearest, 0.0)
+
+    def shorten(self, rows: int, factor: float) -> None:
+        """Multiply the expected time, so that a part that is left out is tried again."""
+        if rows.bit_length() in self._expected:
+            self._expected[rows.bit_length()] *= factor
 
 
 def _range(rows: int) -> int:

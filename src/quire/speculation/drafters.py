@@ -49,4 +49,4 @@ def allowed(request: Request, default: Speculation, drafters: frozenset[str]) ->
         case "draft":
             return drafters & (expected | LOOKUPS | {DRAFT})
         case "auto":
-            return drafters - {HEAD} - ({PREDICTION} - expected)
+            return drafters - ({PREDICTION} - expected)

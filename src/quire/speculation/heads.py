@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from quire.core.speculation import HEAD
 from quire.scheduler.drafts import Draft, DraftQuery
 from quire.scheduler.plan import StepPlan, StepResult
-from quire.scheduler.step_times import StepTimes
+from quire.scheduler.step_times import ShortTimes
 
 MOST = 4
 """Tokens that a head guesses in a row; further ones are seldom right."""
@@ -26,7 +26,7 @@ class HeadDrafter:
     def __init__(self, most: int = MOST, name: str = HEAD) -> None:
         self.most, self.name = most, name
         self._guesses: Mapping[int, tuple[int, ...]] = {}
-        self._times = StepTimes()
+        self._times = ShortTimes()
         """Seconds of a guess, by the number of sequences."""
 
     def observe(self, plan: StepPlan, result: StepResult, known_s: float) -> None:
@@ -41,7 +41,7 @@ class HeadDrafter:
             self._times.observe(len(result.guesses), seconds)
 
     def token_s(self, sequences: int) -> float:
-        return self._times.seconds(max(1, sequences)) or 0.0
+        return self._times.seconds(max(1, sequences))
 
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft | None]:
         return [self._draft(each) for each in queries]
