@@ -1,20 +1,26 @@
-"""An agent's edits, replayed with n-grams off and on: tokens per second of processor time.
+"""An agent's edits, replayed with n-grams off and on: tokens per second of its answers.
 
-    python -m benchmarks.agent_edits [--turns 6] [--lines 24] [--rounds 2]
+    python -m benchmarks.agent_edits [--turns 6] [--lines 24] [--rounds 2] [--cpu-time]
+    python -m benchmarks.agent_edits --model FOLDER --lines 80 --context 32768 --out OUT
 
 A conversation grows turn by turn: a file of this repository comes as a tool's result, and the
-answer is the file with some lines changed. The embedded model cannot write that; so each token that
-it samples is replaced by the trace's own, as if it had. Prompts, caches, guesses and their
-verification are the engine's. The engine chooses its drafts by processor time, of one thread.
+answer is the file with some lines changed. Neither the embedded model nor one of random weights can
+write that; so each token that it samples is replaced by the trace's own, as if it had. Prompts,
+caches, guesses and their verification are the engine's, which chooses its drafts by the clock that
+is reported. Tokens are those of the embedded model's tokenizer, whatever model serves them.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import random
+import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 
@@ -30,6 +36,9 @@ from quire.sampling.rows import RowSampling, Sampled
 from quire.sampling.sampler import sample
 from quire.text.tokenizer import Tokenizer
 
+SETTINGS = {"MLX_ENABLE_TF32": "0", "MLX_USE_CUDA_GRAPHS": "0"}
+"""Variables that `quire serve` sets for its engine. MLX reads them when it is imported."""
+Row = dict[str, Any]
 _FILES = Path(__file__).parent.parent / "src" / "quire" / "scheduler"
 _CHANGED = 1 / 8
 """Share of the lines that an answer changes."""
@@ -88,7 +97,10 @@ class Imposed:
 
 
 def replayed(engine: Engine, turns: list[Turn], name: str, way: Speculation) -> tuple[float, int]:
-    """Serve the turns one after the other; return the seconds of answers, and their steps."""
+    """Serve the turns one after the other; return the seconds of answers, and their steps.
+
+    The clock starts at the first token of each answer.
+    """
     seconds, steps = 0.0, 0
     for number, turn in enumerate(turns):
         sampling = SamplingParams(temperature=0, seed=number)
@@ -105,41 +117,73 @@ def replayed(engine: Engine, turns: list[Turn], name: str, way: Speculation) -> 
         )
         answer: list[int] = []
         while engine.has_work:
-            begun = time.process_time()
+            begun, before = time.perf_counter(), len(answer)
             for output in engine.step():
                 answer += output.token_ids
             engine.flush()
-            if answer:
-                seconds += time.process_time() - begun
+            if before:
+                seconds += time.perf_counter() - begun
                 steps += 1
         assert tuple(answer) == turn.answer, f"turn {number}, {way}: another answer"
     return seconds, steps
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--turns", type=int, default=6)
-    parser.add_argument("--lines", type=int, default=24, help="of each file")
-    parser.add_argument("--rounds", type=int, default=2)
-    asked = parser.parse_args()
-    time.perf_counter = time.process_time
-    config = EngineConfig(str(MODEL_DIR), max_context=4096, threads=1)
-    engine = open_engine(config)
-    turns = trace(asked.turns, asked.lines, limit=4000)
-    Imposed(turns)
-    tokens = sum(len(turn.answer) for turn in turns)
-    print(f"{len(turns)} turns, {tokens} tokens of answers")
-    best: dict[str, float] = {}
-    for again in range(asked.rounds):
-        for way in ("off", "auto"):
+def measured(engine: Engine, turns: list[Turn], rounds: int) -> dict[Speculation, list[Row]]:
+    """Replay the turns in every way, in turns; return and print each replay's figures."""
+    tokens = sum(len(turn.answer) - 1 for turn in turns)
+    found: dict[Speculation, list[Row]] = {"off": [], "ngram": [], "auto": []}
+    for again in range(rounds):
+        for way, rows in found.items():
             before = engine.stats()
             seconds, steps = replayed(engine, turns, f"{again} {way}", way)
-            best[way] = max(best.get(way, 0.0), tokens / seconds)
             drafted = sum(dict(engine.stats().drafts).values()) - sum(dict(before.drafts).values())
-            print(f"{way}: {tokens / seconds:.0f} tok/s, {steps} steps, {drafted} drafted")
-    print(f"auto is {best['auto'] / best['off']:.2f} times off")
+            rate = round(tokens / seconds, 1)
+            rows.append({"tokens/s": rate, "steps": steps, "drafted": drafted})
+            print(f"{way}: {json.dumps(rows[-1])}", flush=True)
+    return found
+
+
+def main(asked: argparse.Namespace) -> None:
+    config = EngineConfig(asked.model, max_context=asked.context)
+    if asked.cpu_time:
+        time.perf_counter = time.process_time
+        config = replace(config, threads=1)
+    engine = open_engine(config)
+    turns = trace(asked.turns, asked.lines, limit=asked.context)
+    Imposed(turns)
+    tokens = sum(len(turn.answer) for turn in turns)
+    print(f"{len(turns)} turns, {tokens} tokens of answers", flush=True)
+    found = measured(engine, turns, asked.rounds)
+    best = {way: max(row["tokens/s"] for row in rows) for way, rows in found.items()}
+    times = {way: round(rate / best["off"], 2) for way, rate in best.items()}
+    print(json.dumps(times))
+    if asked.out is not None:
+        result = {
+            "model": Path(asked.model).name,
+            "device": engine.info.device,
+            "turns": len(turns),
+            "prompt tokens of the last turn": len(turns[-1].prompt),
+            "tokens of answers": tokens,
+            "replays": found,
+            "times": times,
+        }
+        asked.out.write_text(json.dumps(result, indent=1) + "\n")
     engine.close()
 
 
 if __name__ == "__main__":
-    main()
+    if not SETTINGS.keys() <= os.environ.keys():
+        os.execve(
+            sys.executable,
+            [sys.executable, "-m", "benchmarks.agent_edits", *sys.argv[1:]],
+            {**SETTINGS, **os.environ},
+        )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default=str(MODEL_DIR), help="a folder")
+    parser.add_argument("--context", type=int, default=4096, help="most tokens of the session")
+    parser.add_argument("--turns", type=int, default=6)
+    parser.add_argument("--lines", type=int, default=24, help="of each file")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--cpu-time", action="store_true", help="processor time, of one thread")
+    parser.add_argument("--out", type=Path)
+    main(parser.parse_args())

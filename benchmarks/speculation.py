@@ -4,8 +4,9 @@
 
 Three loads: texts that the model is asked to repeat (what an edit of a given text is like), the
 questions that it was trained for, and answers drawn at a high temperature, in which nothing hits.
-Ways to speculate take turns on one engine, the best round of each counts. Answers of the same seed
-must be equal, whatever guessed them.
+Ways to speculate take turns on one engine, the best round of each counts. The clock runs while any
+answer has begun, so that at one stream prompts are left out. Answers of the same seed must be
+equal, whatever guessed them.
 """
 
 from __future__ import annotations
@@ -79,19 +80,25 @@ def _serve(
     """Serve requests, so many at once; return their answers and the tokens per second."""
     answers: dict[str, list[int]] = {each.id: [] for each in requests}
     waiting = list(reversed(requests))
-    running = 0
+    running = tokens = 0
+    seconds = 0.0
     clock = time.process_time if cpu_time else time.perf_counter
-    started = clock()
+    begun: set[str] = set()
     while waiting or engine.has_work:
         while waiting and running < streams:
             engine.add(waiting.pop())
             running += 1
+        counts, started = bool(begun), clock()
         for output in engine.step():
             answers[output.request_id] += output.token_ids
-            running -= output.finish is not None
+            tokens += counts * len(output.token_ids)
+            if output.finish is not None:
+                running -= 1
+                begun.discard(output.request_id)
+            elif output.token_ids:
+                begun.add(output.request_id)
         engine.flush()
-    seconds = clock() - started
-    tokens = sum(map(len, answers.values()))
+        seconds += counts * (clock() - started)
     return [tuple(each) for each in answers.values()], tokens / seconds
 
 
