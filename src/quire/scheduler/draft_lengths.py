@@ -140,8 +140,8 @@ class WorthwhileDrafts:
     def __init__(self, seconds: Callable[[int, int], Seq[float] | None]) -> None:
         self._seconds = seconds
         self._waits = ShortTimes()
-        """How long the device waits for a step's plan, by the rows of the step without drafts. Steps
-        for which a CUDA graph was recorded are not observed.
+        """How long the device waits for a step's plan, by the rows of the step without drafts.
+        Steps for which a CUDA graph was recorded are not observed.
         """
         self._trust = _Trust()
 
