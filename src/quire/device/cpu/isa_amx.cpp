@@ -34,9 +34,7 @@ constexpr int64_t kColumns = 96;   // that share a read of x
 constexpr int64_t kManyRows = 256;
 
 struct MultiplyFloats {
-    template <int to, int a, int b> static void tiles() {
-        asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(to), "i"(a), "i"(b));
-    }
+    template <int to, int a, int b> static void tiles() { multiply_bfloat16<to, a, b>(); }
 };
 
 bool serves(const Weight& w) { return w.storage == Storage::bfloat16 && w.depth % kStep == 0; }
@@ -171,7 +169,7 @@ template <int size> struct Integers {
         }
         config.rows[6] = kDepth / 4;
         config.row_bytes[6] = 64;
-        load(config);
+        load_config(&config);
     }
     void end() const { release(); }
 
@@ -188,7 +186,7 @@ private:
                 each<parts>([&](auto i) {
                     if (tile == 0 || kDepth < size)
                         load_tile<3 + i.value>(g.parts + i.value * kTile * size + at, size);
-                    asm volatile("tdpbsud %%tmm6, %%tmm%c1, %%tmm%c0" ::"i"(i.value), "i"(3 + i.value));
+                    multiply_bytes<i.value, 3 + i.value, 6>();
                 });
             }
             each<parts>([&](auto i) { store_tile<i.value>(sums + i.value * kSum, 64); });

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "amx_instructions.h"
 #include "lanes.h"
 
 namespace quire::tiles {
@@ -30,8 +31,6 @@ struct __attribute__((packed)) Config {
     uint8_t rows[16] = {0};
 };
 
-inline void load(const Config& config) { asm volatile("ldtilecfg %0" ::"m"(config)); }
-
 // Tiles 0 to 2 sum, 3 and 4 are A, and 5 for few rows; 6, 7 and else 5 are B of `count` rows of x.
 inline void configure(int count) {
     Config config;
@@ -41,15 +40,7 @@ inline void configure(int count) {
         config.rows[tile] = kTile;
         config.row_bytes[tile] = (uint16_t)(a ? 64 : 4 * columns);
     }
-    load(config);
-}
-inline void release() { asm volatile("tilerelease"); }
-template <int tile> inline void zero_tile() { asm volatile("tilezero %%tmm%c0" ::"i"(tile)); }
-template <int tile> inline void load_tile(const void* p, int64_t stride) {
-    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(p), "r"(stride), "i"(tile) : "memory");
-}
-template <int tile> inline void store_tile(void* p, int64_t stride) {
-    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(p), "r"(stride), "i"(tile) : "memory");
+    load_config(&config);
 }
 
 // Calls `use` with 0, 1, ... count - 1 as compile-time constants.
