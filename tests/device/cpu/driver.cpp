@@ -45,29 +45,65 @@ void near(const char* what, const Floats& got, const std::vector<double>& exact,
     expect(what, got.size() == exact.size() && error <= tolerance * most);
 }
 
-Floats multiplied(const Weight& w, const Floats& x, int64_t rows) {
+// `places`: where rows of x and of the product lie; `at_once`: columns of each call, or 0 for all.
+Floats multiplied(const Weight& w, const Floats& x, int64_t rows, const int32_t* places = nullptr,
+                  int64_t at_once = 0) {
     Floats arranged(kernels.arranged_floats(w, rows)), scratch(kernels.scratch_floats(w));
     Floats y(rows * w.columns);
-    kernels.arrange(w, Source{x.data(), w.depth, nullptr}, rows, 0, rows, arranged.data());
-    kernels.product(w, Rows{rows, arranged.data(), y.data(), nullptr, w.columns}, 0, w.columns,
-                    scratch.data());
+    kernels.arrange(w, Source{x.data(), w.depth, places}, rows, 0, rows, arranged.data());
+    const Rows to{rows, arranged.data(), y.data(), places, w.columns};
+    const int64_t step = at_once ? at_once : w.columns;
+    for (int64_t begin = 0; begin < w.columns; begin += step)
+        kernels.product(w, to, begin, std::min(begin + step, w.columns), scratch.data());
     return y;
 }
 
 // `values`: the weight's, [columns, depth].
 void check_product(const char* what, const Weight& w, const Floats& values) {
-    const int64_t rows = 13;
+    const int64_t rows = 33;
     const Floats x = drawn(rows * w.depth, 7), y = multiplied(w, x, rows);
     std::vector<double> exact(y.size(), 0.0);
     for (int64_t r = 0; r < rows; r++)
         for (int64_t c = 0; c < w.columns; c++)
             for (int64_t d = 0; d < w.depth; d++)
                 exact[r * w.columns + c] += (double)x[r * w.depth + d] * values[c * w.depth + d];
-    const bool by_words = w.group && w.storage != Storage::mxfp8;  // rows are rounded to 16 bits a group
+    const bool by_words = w.group && w.storage != Storage::fp8;  // rows are rounded to 16 bits a group
     near(what, y, exact, by_words ? 5e-5 : 2e-6);
-    for (int64_t few : {1, 2, 5}) {
+    for (int64_t few : {1, 2, 3, 5, 8, 9, 16, 17}) {
         const Floats part = multiplied(w, x, few);
         expect("bits depend on company", !std::memcmp(part.data(), y.data(), part.size() * 4));
+    }
+    std::vector<int32_t> backwards(rows);
+    for (int64_t r = 0; r < rows; r++) backwards[r] = (int32_t)(rows - 1 - r);
+    expect("bits depend on places", multiplied(w, x, rows, backwards.data()) == y);
+    expect("bits depend on division", multiplied(w, x, rows, nullptr, 16) == y);
+}
+
+// Scales and biases of 16 bits give the bits of the same numbers in float32.
+void check_narrow_scales(Weight w, const Floats& scales, const Floats& biases) {
+    const Floats x = drawn(17 * w.depth, 8);
+    for (Storage type : {Storage::bfloat16, Storage::float16}) {
+        std::vector<uint16_t> narrow[2];
+        Floats wide[2];
+        for (int i = 0; i < 2; i++)
+            for (float value : i ? biases : scales) {
+                uint32_t bits;
+                std::memcpy(&bits, &value, 4);
+                bits &= type == Storage::bfloat16 ? 0xffff0000u : 0xffffe000u;
+                if (type == Storage::float16 && std::fabs(value) < 0x1p-14f) bits = 0;
+                const uint32_t half = (bits >> 16 & 0x8000) | (bits ? (bits >> 13 & 0x3ffff) - (112 << 10) : 0);
+                narrow[i].push_back((uint16_t)(type == Storage::bfloat16 ? bits >> 16 : half));
+                std::memcpy(&value, &bits, 4);
+                wide[i].push_back(value);
+            }
+        w.scale_type = Storage::float32;
+        w.scales = wide[0].data();
+        w.biases = wide[1].data();
+        const Floats y = multiplied(w, x, 17);
+        w.scale_type = type;
+        w.scales = narrow[0].data();
+        w.biases = narrow[1].data();
+        expect("bits depend on the type of scales", multiplied(w, x, 17) == y);
     }
 }
 
@@ -93,8 +129,8 @@ template <class Word> std::vector<Word> in_tiles(const std::vector<Word>& rows, 
 }
 
 // The same product with other rows beside it, and with codes in tiles, has the same bits.
-void check_codes(const char* name, Storage storage, int bits, int64_t group) {
-    const int64_t columns = 32, depth = 640;
+void check_codes(const char* name, Storage storage, int bits, int64_t group, int64_t columns) {
+    const int64_t depth = 640 + std::max<int64_t>(group, 32);  // the last 128 are not all there
     std::mt19937 random(4);
     std::vector<uint32_t> words(columns * depth * bits / 32);
     for (uint32_t& word : words) word = random();
@@ -111,15 +147,17 @@ void check_codes(const char* name, Storage storage, int bits, int64_t group) {
         }
         const size_t own = i / group;
         values[i] = storage == Storage::affine ? code * scales[own] + biases[own]
+                    : storage == Storage::fp8  ? (float)e4m3((uint8_t)code) * scales[own]
                                                : (float)decoded(storage, code, exponents[own]);
     }
     char what[64];
-    std::snprintf(what, sizeof what, "%s of %d bits in groups of %d", name, bits, (int)group);
+    std::snprintf(what, sizeof what, "%s of %d bits in groups of %d, %d columns", name, bits, (int)group, (int)columns);
     const bool affine = storage == Storage::affine;
     Weight w{storage, bits, (int)group, columns, depth, words.data(), scales.data(), biases.data()};
-    if (!affine) w.scales = exponents.data();
+    if (!affine && storage != Storage::fp8) w.scales = exponents.data();
     check_product(what, w, values);
-    if (!kernels.reads_tiles(storage, bits)) return;
+    if (affine) check_narrow_scales(w, scales, biases);
+    if (!kernels.reads_tiles(storage, bits) || columns % 16) return;
     const auto tiles = in_tiles(words, columns);
     const Floats tiled_scales = in_tiles(scales, columns), tiled_biases = in_tiles(biases, columns);
     const auto tiled_exponents = in_tiles(exponents, columns);
@@ -128,7 +166,7 @@ void check_codes(const char* name, Storage storage, int bits, int64_t group) {
     tiled.values = tiles.data();
     tiled.scales = affine ? (const void*)tiled_scales.data() : tiled_exponents.data();
     tiled.biases = tiled_biases.data();
-    for (int64_t rows : {1, 2, 3, 5, 37}) {
+    for (int64_t rows : {1, 2, 3, 4, 5, 8, 16, 17, 37}) {
         const Floats x = drawn(rows * depth, 7), y = multiplied(w, x, rows), other = multiplied(tiled, x, rows);
         expect("bits depend on tiles", !std::memcmp(y.data(), other.data(), y.size() * 4));
     }
@@ -150,10 +188,14 @@ void check_products() {
     }
     check_product("bfloat16", {Storage::bfloat16, 0, 0, columns, depth, halves.data()}, cut);
 
-    for (int64_t group : {32, 64, 128})
-        for (int bits : {2, 3, 4, 5, 6, 8}) check_codes("affine", Storage::affine, bits, group);
-    check_codes("mxfp4", Storage::mxfp4, 4, 32);
-    check_codes("nvfp4", Storage::nvfp4, 4, 16);
+    for (int64_t columns : {21, 80}) {
+        for (int64_t group : {32, 64, 128}) {
+            for (int bits : {2, 3, 4, 5, 6, 8}) check_codes("affine", Storage::affine, bits, group, columns);
+            check_codes("fp8", Storage::fp8, 8, group, columns);
+        }
+        check_codes("mxfp4", Storage::mxfp4, 4, 32, columns);
+        check_codes("nvfp4", Storage::nvfp4, 4, 16, columns);
+    }
 }
 
 void check_rows() {
