@@ -17,6 +17,7 @@ from quire.attention.backend import AttentionCase
 from quire.cache.specs import AttentionSpec, KVLayout
 from quire.core.kv_format import KVFormat
 from quire.device.weights import Packing
+from quire.executor.graphs import formats as graphed_formats
 from quire.executor.graphs.coverage import Survey
 from quire.executor.graphs.graph_cache import MAX_ROWS, WIDE_ROWS
 from quire.executor.graphs.head import served_head
@@ -27,7 +28,6 @@ from quire.executor.graphs.places import Place
 from quire.executor.graphs.pool_kinds import kind_of
 from quire.executor.graphs.recorder import Buffer, Recorder
 from quire.executor.graphs.states import unplaced_states
-from quire.executor.graphs.workspaces import STREAMS, WORKSPACE_TOKENS
 from quire.program.passes import recordable
 from quire.program.trace import trace
 from quire.program.values import Program
@@ -60,15 +60,11 @@ On CUDA a step is one graph, recorded from the program of the step
 "({MAX_ROWS})" stands behind a KV format, and with adapters of requests or `--batch-invariant`, it
 has up to {MAX_ROWS}.
 
-Over coded KV blocks, a step of more than {MAX_ROWS} rows decodes the blocks that its prompts read
-into a workspace, layer by layer. Steps go eagerly if these do not fit: the workspace holds
-{WORKSPACE_TOKENS:,} tokens of layers that see all keys, and takes at most 1 GiB. So do steps over
-coded blocks of more than {STREAMS} generating rows.
-
-Such graphs are verified against the model's code again each time the longest context doubles, from
-4,096 tokens on. On an H100, Llama 3.1 8B over page-4, graphs of 128, 256, 512 and 2,048 rows agreed
-in their first steps, and one of 1,024 rows gave NaN. Since then tokens behind a block's last one
-are zeros; this did not run on a card.
+Over coded KV blocks graphs have up to {MAX_ROWS} rows, and steps with longer chunks of prompts go
+eagerly. Wider ones exist (`CODED_PROMPTS` in `executor/graphs/formats.py`): a layer decodes the
+blocks that prompts read into a workspace. They are off: on an H100, Llama 3.1 8B over page-4, those
+of 128, 256, 512 and 2,048 rows agreed in their first steps, and one of 1,024 rows gave NaN. Since
+then tokens behind a block's last one are zeros; this did not run on a card.
 
 Steps of families with indexers (`deepseek_v32`, `glm_moe_dsa`) of 64 rows have up to
 {most_keys(MAX_ROWS):,} keys each.
@@ -160,7 +156,8 @@ class Line:
         if cases:
             self.formats.append(set(_served(cases)))
             indexed = has_indexers(body)
-            self.small |= {name for name in FORMATS if indexed or not _reads_prompts(name, cases)}
+            wide = FORMATS if graphed_formats.CODED_PROMPTS else ["plain"]
+            self.small |= {name for name in wide if indexed or not _reads_prompts(name, cases)}
         for kind, reason in survey.refused:
             whole = reason.startswith(("%", f"{kind}("))  # the node as it prints
             self.refused |= {f"`{kind}`" if whole else reason: None}
