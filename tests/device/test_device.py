@@ -47,7 +47,8 @@ def test_operations_are_compiled_only_where_no_request_waits_for_a_compiler() ->
         return x + x
 
     assert CPU().fused(twice) is twice
-    assert CUDA().fused(twice) is not twice
+    assert CUDA().fused(twice) is twice
+    assert Metal().fused(twice) is not twice
 
 
 def test_where_gathered_products_are_wrong_they_are_not_used() -> None:

@@ -39,6 +39,7 @@ def plan(scheduler: Scheduler) -> int:
     assert step is not None
     sampled = {rows.number: SampledTokens((7,)) for rows in step.sequences if rows.sampled}
     scheduler.update(step, StepResult(sampled))
+    scheduler.take_outputs()
     return calls
 
 
