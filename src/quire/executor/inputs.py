@@ -185,14 +185,14 @@ class StepInputs(_Rows):
             self.adapted = adapters.rows(sequences, self.wanted_rows)
 
     @cached_property
-    def tokens(self) -> mx.array:  # type: ignore[override]  # made for steps that read it
+    def tokens(self) -> mx.array:  # type: ignore[override]  # a field of the base, made when read
         if self.known_tokens is not None:
             return int32(np.frombuffer(self.known_tokens, np.int32))
         assert self._previous is not None, "no step samples the tokens on the device"
         return _gather_tokens(self.sequences, self._sampled, self._previous)
 
     @cached_property
-    def positions(self) -> mx.array:  # type: ignore[override]
+    def positions(self) -> mx.array:  # type: ignore[override]  # as `tokens`
         return mx.array(joined_positions([each.positions for each in self.sequences]))
 
     @property

@@ -96,7 +96,8 @@ class StepTimes:
         known, seconds = points[:, 0], points[:, 1]
         beyond: Floats = seconds[-1] * np.maximum(1.0, rows / known[-1])
         if len(known) == 1:
-            return beyond.tolist()  # type: ignore[no-any-return]
+            line: list[float] = beyond.tolist()
+            return line
         slope = (seconds[1] - seconds[0]) / (known[1] - known[0])
         below = seconds[0] + slope * np.minimum(rows - known[0], 0.0)
         below = np.maximum(below, seconds[0] * np.minimum(1.0, rows / known[0]))

@@ -205,11 +205,7 @@ def step_numbers(
         _write_placed(step, rows)
     if not write_positions(step, rows):
         return None
-    if not all(
-        write_states(states_of(step, number), number, rows)
-        for number, group in enumerate(layout.groups)
-        if group.spec.recurrent is not None
-    ):
+    if not _write_states(step, layout, rows):
         return None
     if not _write_groups(step, memory, found, prompts=prompts):
         return None
@@ -264,12 +260,19 @@ def _few_numbers(
     numbers += few.table
     inputs = step_type(memory.max_rows, len(layout.groups))
     step: StepRecord = np.ndarray(1, inputs, numbers, offset=4 * start)
-    for number, group in enumerate(layout.groups):
-        recurrent = group.spec.recurrent is not None
-        if recurrent and not write_states(states_of(step, number), number, rows):
-            return None
+    if not _write_states(step, layout, rows):
+        return None
     whole = np.frombuffer(numbers, np.int32)
     return whole[start:] if tokens is None else whole
+
+
+def _write_states(step: StepRecord, layout: KVLayout, rows: Sequence[ScheduledSequence]) -> bool:
+    """Write the inputs of all groups of states; see `write_states`."""
+    return all(
+        write_states(states_of(step, number), number, rows)
+        for number, group in enumerate(layout.groups)
+        if group.spec.recurrent is not None
+    )
 
 
 def _whole(rows: ScheduledSequence) -> range:

@@ -56,7 +56,7 @@ class PromptRows:
 
     @property
     def table(self) -> Ints:
-        """What is written behind the block tables: `ids`, then the workspace's block table."""
+        """Integers that follow the block tables: `ids`, then the workspace's block table."""
         return np.concatenate([self.ids, self.metadata.block_table])
 
 
