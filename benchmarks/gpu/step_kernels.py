@@ -12,6 +12,7 @@ import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -32,14 +33,16 @@ _SOURCES = ("quire.executor.graphs", "quire.attention.paged", "quire.device.cuda
 
 
 def recorded_kernels(
-    executor: GraphExecutor, format: str
+    executor: GraphExecutor, format: str, rows: int = STREAMS
 ) -> tuple[list[Kernel], list[Launch], list[mx.array]]:
-    """Return the kernels of the graph of `STREAMS` rows, their launches for the pools of now, and
-    the arrays that these need."""
+    """Return the kernels of the graph of `rows` rows, their launches for the pools of now, and the
+    arrays that these need."""
+    assert executor._graphs is not None, "steps run as graphs"
     cache = executor._graphs._cache
-    for (stored, rows), found in cache._recorded.items():
-        if rows == STREAMS and stored.name == parse_format(format).name:
-            graphs, kept = found.launches(cache._graphs[stored].addresses)
+    for (stored, recorded), found in cache._recorded.items():
+        if recorded == rows and stored.name == parse_format(format).name:
+            functions = cache._compiler.functions(found.sources)
+            graphs, kept = found.launches(cache._graphs[stored].addresses, functions)
             if len(graphs) > 1:
                 raise SystemExit("MLX computes parts of this step between several graphs")
             return found.recorder.kernels, graphs[0], kept
@@ -65,6 +68,37 @@ def microseconds(recorded: Recorded, launches: Sequence[Launch], kept: Sequence[
     found = recorded.milliseconds(graph.handle, LAUNCHES)
     assert found is not None, "the last step launched no graph"
     return found * 1e3
+
+
+def parts_of(
+    recorded: Recorded,
+    kernels: Sequence[Kernel],
+    launches: Sequence[Launch],
+    kept: Sequence[mx.array],
+    first: int,
+) -> list[dict[str, Any]]:
+    """Return each kernel of a layer, in order: its median microseconds among the `first` kernels,
+    and alone, where those of all layers follow each other.
+    """
+    own = defaultdict[str, list[float]](list)
+    before = 0.0
+    for count in range(1, min(first, len(launches)) + 1):
+        now = microseconds(recorded, launches[:count], kept)
+        own[kernels[count - 1].source].append(now - before)
+        before = now
+    rows = []
+    for source, times in own.items():
+        alike = [n for n, each in enumerate(kernels) if each.source == source]
+        chain = [
+            replace(launches[n], after=(place - 1,) if place else ())
+            for place, n in enumerate(alike)
+        ]
+        alone = microseconds(recorded, chain, kept) / len(chain)
+        rows.append(
+            {"kernel": named(source), "grid": kernels[alike[0]].grid, "count": len(alike)}
+            | {"us": round(statistics.median(times), 1), "alone": round(alone, 1)}
+        )
+    return rows
 
 
 def profiled(

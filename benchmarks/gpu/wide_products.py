@@ -1,8 +1,9 @@
-"""Products of 32 to 512 rows by each cut of the GEMM kernels: `wide_products.py OUT [ROWS] [BITS]`.
+"""Products by each cut of the GEMM kernels: `wide_products.py OUT [ROWS] [BITS] [CUTS]`.
 
 A graph of 20 products, one behind the other, of four matrices in turns: microseconds a product,
 TFLOPS, and the error relative to products in float32. The matrices are those of Llama 3.1 8B, in 4
-bits, 8, or 16 (bfloat16). `WideGemm` and `WarpgroupGemm` choose by these times.
+bits, 8, or 16 (bfloat16). `WideGemm` and `WarpgroupGemm` choose by these times. CUTS is "all", or
+"chosen" for the fastest by the tables and PyTorch's cuBLAS in bfloat16 beside it.
 """
 
 from __future__ import annotations
@@ -156,16 +157,43 @@ def _cut(
     module.chosen = choose
 
 
-def main(out: Path, rows: str = ROWS, bits: str = "4") -> None:
+def cublas(rows: int, inputs: int, outputs: int) -> float:
+    """Return the microseconds of PyTorch's product in bfloat16, of four matrices in turns."""
+    import torch
+
+    drawn = [torch.randn(outputs, inputs, device="cuda").bfloat16() for _ in range(4)]
+    x = torch.randn(rows, inputs, device="cuda").bfloat16()
+    graph = torch.cuda.CUDAGraph()
+    for n in range(4):
+        x @ drawn[n].T
+    with torch.cuda.graph(graph):
+        for n in range(LAUNCHES):
+            x @ drawn[n % 4].T
+    for times in (3, ROUNDS):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        for _ in range(times):
+            graph.replay()
+        torch.cuda.synchronize()
+    return (time.perf_counter() - started) * 1e6 / ROUNDS / LAUNCHES
+
+
+def main(out: Path, rows: str = ROWS, bits: str = "4", cuts: str = "all") -> None:
     card, found = driver.card(), list[dict[str, Any]]()
     listed = [
         product
         for inputs, outputs, gated in MATRICES
         for count in map(int, rows.split(","))
         for product in products(inputs, outputs, gated, count, int(bits), card)
+        if cuts == "all" or (product.chosen and product.name.startswith("warpgroup"))
     ]
     compiler().functions([each.source for each in listed])
     for each in listed:
+        if cuts != "all":
+            us = cublas(each.rows, each.inputs, each.outputs * (1 + each.gated))
+            found.append({"kernel": "cuBLAS", "matrix": (each.inputs, each.outputs)})
+            found[-1] |= {"gated": each.gated, "rows": each.rows, "us": round(us, 1)}
+            print(*found[-1].values(), flush=True)
         found.append(
             {"kernel": each.name, "matrix": (each.inputs, each.outputs), "gated": each.gated}
             | {"rows": each.rows, "bits": each.bits, "chosen": each.chosen}
