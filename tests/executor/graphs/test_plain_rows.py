@@ -9,11 +9,14 @@ import pytest
 
 from quire.attention.backend import Scoring
 from quire.attention.metadata import build_metadata
+from quire.attention.paged import cuda as paged
 from quire.attention.reference import ReferenceBackend
 from quire.cache.formats.base import LayerShape
 from quire.cache.formats.registry import make_store
 from quire.cache.specs import AttentionSpec, FullKV, WindowKV
 from quire.core.kv_format import KVFormat
+from quire.executor.graphs import pools
+from quire.executor.graphs.graph_cache import MAX_ROWS
 from tests.attention.rows import HandRows
 from tests.executor.graphs.layers import attended
 from tests.support.emulated_metal import why_not
@@ -77,6 +80,37 @@ def test_rows_attend_as_the_reference_says(name: str) -> None:
         errors = _norms(found - wanted) / _norms(wanted)
         assert errors.max().item() < 1e-2
         reached = [start + count for start, count in zip(reached, counts, strict=True)]
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+def test_few_thread_blocks_take_all_single_rows_beside_prompts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows of four sequences, of which a prompt is the second, by one thread block a KV head."""
+    monkeypatch.setattr(pools, "_MOSTLY_PROMPTS", 2 * MAX_ROWS)
+    monkeypatch.setattr(paged, "_MULTIPROCESSORS", 1)
+    spec, format = FullKV(5, 64), KVFormat()
+    tables, reached, counts = [(4, 0), (1, 3), (2,), (5, 6)], [70, 0, 0, 90], [1, 12, 2, 3]
+    ours, theirs = (make_store(LayerShape.of(spec, 64, mx.bfloat16), format) for _ in range(2))
+    for store in (ours, theirs):
+        store.resize(7, ())
+    for starts, each in (([0] * 4, reached), (reached, counts)):
+        rows = [
+            HandRows(start, count, format, (table,))
+            for start, count, table in zip(starts, each, tables, strict=True)
+            if count
+        ]
+        metadata = build_metadata(0, spec, rows, 64)
+        q, k, v = (_normal((sum(each), 5, 64), seed) for seed in range(3))
+        written = theirs.write(k, v, metadata.slots)
+        if starts is not reached:  # what is read later
+            ours.write(k, v, metadata.slots)
+            mx.eval(ours.arrays())
+            continue
+        found = attended(ours, metadata, {"q": q, "k": k, "v": v}, SCALE, many=True)
+        prepared = ReferenceBackend().prepare(metadata)
+        wanted = prepared.forward(q, theirs, written, Scoring(SCALE, None, None))
+        assert (_norms(found - wanted) / _norms(wanted)).max().item() < 1e-2
 
 
 def _norms(x: mx.array) -> mx.array:

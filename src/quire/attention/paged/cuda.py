@@ -72,9 +72,13 @@ class Shape:
         which three or four fit, it is higher: that costs little, and balances rows with few and
         many keys. See `benchmarks/gpu/attention.py`.
         """
-        blocks = tiles * self.kv_heads * (self.group // self.part)
-        wanted = _MULTIPROCESSORS * (self.resident or 5) // blocks
-        return max(n for n in _SPLITS if n <= max(1, wanted))
+        return max(n for n in _SPLITS if n <= max(1, self.tiles_at_once // tiles))
+
+    @property
+    def tiles_at_once(self) -> int:
+        """Number of tiles of single rows whose thread blocks are on the card at a time."""
+        blocks = self.kv_heads * (self.group // self.part)
+        return max(1, _MULTIPROCESSORS * (self.resident or 5) // blocks)
 
     @property
     def resident(self) -> int | None:

@@ -75,6 +75,7 @@ def attend(
     shape: paged.Shape,
     *,
     ordered: bool = False,
+    most_tiles: int = 0,
     value_in_key: bool = False,
     tiles_are_made: bool = False,
 ) -> str:
@@ -86,12 +87,15 @@ def attend(
     Args:
         ordered: whether thread blocks without work also wait for the previous kernel. Needed if all
             may be without work.
+        most_tiles: the most tiles, if there are more than thread blocks; those with a row come
+            first. 0 if each thread block has one tile.
         tiles_are_made: whether an earlier kernel of the step writes the tiles.
     """
     parameters = ["const T* q", "const T* keys", "const T* values", "const int* tiles"]
     parameters += ["const int* table", "const float* numbers", "float* partial", "float* stats"]
     stride = shape.key_dim if value_in_key else shape.value_dim
     more = {"READY": "wait_for_others()", "ORDERED": int(ordered), "V_STRIDE": stride}
+    more |= {"MOST_TILES": most_tiles}
     defines: Mapping[str, object] = {**shape.defines(1, split=True), **more}
     head = "".join(map(paged.source, ("tensor", "warps", "units")))
     return source_text(
@@ -174,7 +178,9 @@ def combine(shape: paged.Shape, splits: int, *, tiles_are_made: bool = False) ->
     body = "\n".join([*lines, paged.source("combine")])
     parameters += ["const int* tiles", "T* result", *sinks_of(shape)]
     head = paged.source("units") + paged.source("splits")
-    return source_text(parameters, body, paged.LANES, defines=joined_defines(shape), head=head)
+    place = f"((size_t)tile[0] * {shape.heads} + blockIdx.x % {shape.heads})"
+    defines = {**joined_defines(shape), "PLACE": place}
+    return source_text(parameters, body, paged.LANES, defines=defines, head=head)
 
 
 def of_splits(shape: paged.Shape, splits: int, *, some: bool = False) -> list[str]:

@@ -34,7 +34,8 @@ class GroupInputs:
     Attributes:
         blocks, offsets: the slot that each row is written to.
         visible: the first and the last key that a row sees.
-        tiles: tiles of plain blocks, one row each. Without the rows that `wide` covers.
+        tiles: tiles of plain blocks, one row each: that of row n is the n-th. Beside `wide`, those
+            of the other rows, one behind the other.
         tails: for each row, its sequence's tail block, in formats with tails; -1 - n for a row that
             is written to block n of the workspace.
         coded, own: tiles of rows that read codes. In formats with tails see `packed.tiles_of`;
@@ -353,14 +354,17 @@ def write_group(
         return
     if metadata.tails is None:
         group["coded"][0, few] = tiles[few]
-    found = 0
+    found = single = 0
     for part in cut(metadata, FEW_ROWS, 1, rows_many=tile_rows):
         if part.few:
+            end = single + part.rows.stop - part.rows.start
+            tiles[single:end] = tiles[part.rows].copy()
+            single = end
             continue
-        tiles[part.rows] = 0
         shift = np.array([part.rows.start, 0, 0, 0, entries, 0], np.int32)
         group["wide"][0, found : found + len(part.tiles)] = part.tiles + shift
         found += len(part.tiles)
+    tiles[single:] = 0
 
 
 def max_tiles(max_rows: int, tile_rows: int) -> int:

@@ -27,6 +27,8 @@ from quire.executor.graphs.workspaces import COMMON
 
 _INVARIANT_ROWS = 8
 """Number of rows that decides how keys are split in batch-invariant graphs of any size."""
+_MOSTLY_PROMPTS = 1024
+"""Fewest rows of a graph most of whose rows are those of prompts, not single ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,15 +253,18 @@ class LayerPool(ABC):
         places = [each.address for each in parts] or [0, 0]
         arguments = [q.address, *rows.arrays, rows.tiles, rows.table]
         arguments += [attending.numbers, *places, *attending.ending]
+        few = bool(inputs.tile_rows) and recorder.max_rows >= _MOSTLY_PROMPTS
         source = kernels.attend(
             shape,
             ordered=bool(inputs.tile_rows),
+            most_tiles=inputs.max_rows if few else 0,
             value_in_key=attending.value_in_key,
             tiles_are_made=made,
         )
+        blocks = min(recorder.max_rows, shape.tiles_at_once) if few else recorder.max_rows
         recorder.add(
             source,
-            (recorder.max_rows, shape.kv_heads * (shape.group // shape.part), splits),
+            (blocks, shape.kv_heads * (shape.group // shape.part), splits),
             paged.LANES,
             arguments=arguments,
             reads=[q, *rows.written],

@@ -6,11 +6,17 @@
   // keys are there already but for those that the step writes: `fresh`, in a tile's last place, is the
   // first of them. Where one thread block sees all keys of a row, the
   // result is written at once, and `combine` has nothing to do.
+  //
+  // With MOST_TILES a thread block takes every gridDim.x-th tile, of so many at most; those with a row come
+  // first. Otherwise it takes one.
 #ifndef V_STRIDE
 #define V_STRIDE V_DIM
 #endif
 #ifndef CODED
 #define CODED 0
+#endif
+#ifndef MOST_TILES
+#define MOST_TILES 0
 #endif
   constexpr int SHARE = V_DIM > 128 ? V_DIM / 128 : 1, STREAMS = 4 / SHARE;
   constexpr int K_OWN = K_DIM / SHARE, V_OWN = V_DIM / SHARE;
@@ -31,7 +37,13 @@
   unsigned char* keys_here = shared + warp * WARP;
   unsigned char* values_here = keys_here + (CODED ? 0 : UNIT * K_ROW);
 
+#if MOST_TILES
+  for (int number = blockIdx.x; number < MOST_TILES && tiles[number * 6 + 1]; number += gridDim.x) {
+  __syncthreads();  // all have read what is in shared memory of the tile before
+  const int* tile = tiles + number * 6;
+#else
   const int* tile = tiles + blockIdx.x * 6;
+#endif
   const int row = tile[0], low = tile[2], high = tile[3];
   const int* blocks = table + tile[4];
   const int kv_head = blockIdx.y / PARTS, head0 = kv_head * GROUP + blockIdx.y % PARTS * PART;
@@ -81,6 +93,9 @@
 #else
   const int fresh = tile[5];
   if (begin >= end) {
+#if MOST_TILES
+    continue;
+#endif
 #if ORDERED
     READY;
 #endif
@@ -305,4 +320,8 @@
       }
     }
   }
+#endif
+#if MOST_TILES
+  }
+  READY;
 #endif
