@@ -447,6 +447,23 @@ def test_large_steps_fill_their_graphs() -> None:
     assert budget.graphed(budget.prompt_budget(8, 200), 8, 20_000, 2048, prompts=200) == 1016
 
 
+def test_a_larger_graph_that_reads_faster_may_take_twice_the_time() -> None:
+    """One of 2,048 rows seemed to take 73 ms, as twice 1,024 do, and so was never measured."""
+    for milliseconds, rows in ((52, 2048), (66, 2048), (72, 1024), (125, 1024)):
+        budget = PrefillBudget(AIM_S, 2.0, 2048)
+        for size, seconds in ((8, 5.6e-3), (512, 20e-3), (1000, 36.6e-3)):
+            budget.observe(size, 0, 0, seconds)
+        for streams, prompts in ((0, 1), (16, 200)):
+            tokens = budget.prompt_budget(streams, prompts)
+            read = budget.graphed(tokens, streams, 20_000, 2048, prompts=prompts)
+            assert read == 2048 - streams
+        budget.observe(0, 16, 2048, milliseconds / 1e3, graphed=True)
+        read = budget.graphed(budget.prompt_budget(0), 0, 20_000, 2048)
+        assert read == rows, milliseconds
+    # Beside a stream a single prompt has what the stream's steps take.
+    assert budget.graphed(budget.prompt_budget(8), 8, 20_000, 2048) < 512
+
+
 @pytest.mark.parametrize("generating", [1024, 1025, 1500, 2039])
 def test_many_generating_rows_leave_prompts_the_rest_of_a_graph(generating: int) -> None:
     """256 streams with drafts have such steps: a graph of 1,024 rows that they filled had none left

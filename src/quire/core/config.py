@@ -58,7 +58,7 @@ class EngineConfig:
         step_ms: the time aimed at for what a step reads of prompts, at most. A step that also
             generates, while one or two prompts are read, aims at `stall_factor` times the duration
             of one that only generates; see `scheduler.prefill_budget`, which also says when a
-            chunk is worth more time.
+            chunk is worth more time: one that fills a larger CUDA graph, up to twice as much.
         stall_factor: see `step_ms`.
         max_step_tokens: the most rows of a step, whatever step times allow.
         blas: what multiplies on a CPU: "auto" is the compiled kernels where they were built, else
