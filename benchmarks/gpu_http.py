@@ -2,7 +2,8 @@
 
 Prompts are 128 token ids each, those of `gpu/engine.py`. What: `tokens-256` for answers of so many;
 `kv-8` for 8 GB of KV cache; `widths-1,256` for so many streams at once. The folder gets a tokenizer
-of made-up words if it has none.
+of made-up words if it has none. `speculate-off,auto` serves each burst in these modes; without it,
+off as in `gpu/engine.py`. Random weights repeat themselves, so lookups always hit.
 """
 
 from __future__ import annotations
@@ -51,11 +52,16 @@ def steps(target: Target) -> int:
 
 
 def run(
-    target: Target, model: str, prompts: list[tuple[int, ...]], tokens: int, name: str
+    target: Target, model: str, prompts: list[tuple[int, ...]], tokens: int, name: str, mode: str
 ) -> dict[str, Any]:
     """Generate all answers at once, to their ends."""
     body = {"model": model, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
-    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    body |= {
+        "speculation": mode,
+        "cache_salt": mode,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
     bodies = [json.dumps(body | {"prompt": prompt}).encode() for prompt in prompts]
     before = steps(target)
     answers = asyncio.run(closed_loop(target, "/completions", bodies, len(bodies), _LIMIT_S))
@@ -69,6 +75,7 @@ def run(
         "what": name,
         "streams": len(prompts),
         "prompt": len(prompts[0]),
+        "speculation": mode,
         "seconds": round(took, 3),
         "first token, s": round(first, 3),
         "tokens/s": round(sum(answer.tokens for answer in answers) / took, 1),
@@ -83,13 +90,14 @@ def main(folder: Path, out: Path, what: list[str]) -> None:
     quire = next(server for server in SERVERS if server.name == "quire")
     widths = widths_asked(what)
     options = ["--kv-memory", f"{kv_gigabytes(what)}GB", "--max-sequences", f"{max(64, *widths)}"]
-    options += ["--speculate", "off"]  # as in `gpu/engine.py`
+    modes = next((each.removeprefix("speculate-") for each in what if "speculate" in each), "off")
     server = replace(quire, command=(*quire.command, *options))
     rows: list[dict[str, Any]] = []
     with running(server, str(folder), sys.executable, limit_s=_LIMIT_S) as (target, seconds):
         rows.append({"what": "open", "seconds": seconds})
         for name, prompts in bursts(widths=widths):
-            rows.append(run(target, folder.name, prompts, tokens_asked(what), name))
+            for mode in modes.split(","):
+                rows.append(run(target, folder.name, prompts, tokens_asked(what), name, mode))
     out.write_text(json.dumps({"model": str(folder), "rows": rows}, indent=1))
 
 

@@ -73,12 +73,14 @@ class TimedStreams:
     Attributes:
         step_s: seconds of a step by its rows; linear between the given numbers.
         host_s: seconds that planning and launching a step takes.
+        prompts_s: the most seconds for the prompts of a step.
         steps, drafted: number of steps, and of those with drafts.
     """
 
     step_s: Mapping[int, float]
     host_s: HostSeconds
     oracle: Oracle | None
+    prompts_s: float = 1.0
     time: float = 0.0
     steps: int = 0
     drafted: int = 0
@@ -87,7 +89,7 @@ class TimedStreams:
     _before: tuple[StepPlan, StepResult] | None = field(default=None)
 
     def __post_init__(self) -> None:
-        self.budget = PrefillBudget(1.0, 2.0, 2048)
+        self.budget = PrefillBudget(self.prompts_s, 2.0, 2048)
         for rows in self.step_s:
             self.budget.observe(rows, 0, 0, self.step_s[rows])
         self.lengths = WorthwhileDrafts(self.budget.times.generating.curve)
@@ -110,12 +112,14 @@ class TimedStreams:
         slope = (self.step_s[high] - self.step_s[low]) / (high - low)
         return self.step_s[low] + slope * (rows - low)
 
+    def add(self, request: Request) -> None:
+        drafters = frozenset() if self.oracle is None else frozenset({self.oracle.name})
+        self.scheduler.add(request, KVFormat(), SequenceParts(drafters=drafters))
+
     def serve(self, streams: int, tokens: int, first: int = 0) -> float:
         """Serve streams to their ends; return the tokens per second while all of them generate."""
         for number in range(first, first + streams):
-            request = Request(str(number), (0,), max_tokens=tokens)
-            drafters = frozenset() if self.oracle is None else frozenset({self.oracle.name})
-            self.scheduler.add(request, KVFormat(), SequenceParts(drafters=drafters))
+            self.add(Request(str(number), (0,), max_tokens=tokens))
         seconds = made = 0.0
         whole = False
         while self.scheduler.has_work or self._before is not None:

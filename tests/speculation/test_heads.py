@@ -142,9 +142,9 @@ def test_guesses_that_were_made_cost_nothing_more() -> None:
     assert drafting.worth_guessing(drafter, [sequence]) > 0
     drafter.observe(StepPlan(guess=1), StepResult(guesses={0: (5,)}, seconds=11.0), 1.0)
     assert drafter.token_s(1) == 10.0
-    assert drafting.drafts([(sequence, 4)], 1)[0].tokens == (5,)
+    assert drafting.drafts([(sequence, 4)], 1, 9)[0].tokens == (5,)
     assert drafting.worth_guessing(drafter, [sequence]) == 0
-    assert drafting.drafts([(sequence, 4)], 1) == {}
+    assert drafting.drafts([(sequence, 4)], 1, 9) == {}
 
 
 def test_the_time_of_drafters_that_compute_is_told_apart() -> None:
@@ -155,5 +155,5 @@ def test_the_time_of_drafters_that_compute_is_told_apart() -> None:
     parts = SequenceParts(drafters=frozenset({"mtp"}))
     sequence = Sequence(Request("r", (1, 2)), KVFormat(), b"", 0, parts)
     drafter.observe(StepPlan(guess=1), StepResult(guesses={0: (5, 6)}), 1.0)
-    assert drafting.drafts([(sequence, 4)], 1)[0].tokens == (5, 6)
+    assert drafting.drafts([(sequence, 4)], 1, 9)[0].tokens == (5, 6)
     assert drafting.computing_s == 1.0

@@ -48,6 +48,11 @@ class Candidate(NamedTuple):
     token_s: float = 0.0
 
 
+def most_drafts(sequences: int) -> int:
+    """Return the most drafts that are considered for each of so many sequences."""
+    return min(MAX_DRAFTS, max(1, _MOST_CONSIDERED // max(sequences, 1)))
+
+
 class DraftLengths(Protocol):
     """Chooses how many drafts each sequence gets in a step."""
 
@@ -200,7 +205,7 @@ def _likeliest(candidates: Seq[Candidate]) -> list[tuple[float, int, int]]:
         For each token the negative of its chance to be accepted, its number in its draft, from 1,
         and the number of its candidate.
     """
-    most = min(MAX_DRAFTS, max(1, _MOST_CONSIDERED // max(len(candidates), 1)))
+    most = most_drafts(len(candidates))
     found = list[tuple[float, int, int]]()
     for number, each in enumerate(candidates):
         chance = each.rate

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
-from quire.scheduler.draft_lengths import MAX_DRAFTS, Candidate, DraftLengths
+from quire.scheduler.draft_lengths import Candidate, DraftLengths, most_drafts
 from quire.scheduler.drafts import (
     Draft,
     Drafter,
@@ -114,7 +114,7 @@ class Drafting:
 
     def _pays_ahead(self, running: Seq[Sequence]) -> bool:
         """Return whether drafting pays for a sequence whose last token is on the device."""
-        asked = _asked((each, each.tokens_left) for each in running if each.progress.pending)
+        asked = _asked([(each, each.tokens_left) for each in running if each.progress.pending])
         if not asked:
             return False
         # The first guess is of the token on the device: what follows it would be drafted.
@@ -145,12 +145,13 @@ class Drafting:
         self._guessed[drafter.name] = length
         return length
 
-    def drafts(self, limits: Seq[tuple[Sequence, int]], rows: int) -> dict[int, Draft]:
+    def drafts(self, limits: Seq[tuple[Sequence, int]], rows: int, room: int) -> dict[int, Draft]:
         """Return the drafts that the next step should verify, by sequence number.
 
         Args:
             limits: sequences whose tokens are all read, each with the most drafts that it may have.
             rows: of the step without drafts.
+            room: the most drafts of all sequences.
         """
         asked = _asked(limits)
         if not asked:
@@ -159,8 +160,10 @@ class Drafting:
         lengths = self._lengths.choose([each.candidate for each in found.values()], rows)
         chosen = {}
         for (number, each), length in zip(found.items(), lengths, strict=True):
-            if length and (draft := each.draft) is not None:
-                chosen[number] = draft.first(length)
+            count = min(length, room)
+            if count and (draft := each.draft) is not None:
+                chosen[number] = draft.first(count)
+                room -= count
         return chosen
 
     def observe(
@@ -322,9 +325,10 @@ def _keep_likelier(best: dict[int, _Found], asked: _Asked, found: _Found) -> Non
         best[asked.query.number] = found
 
 
-def _asked(limits: Iterable[tuple[Sequence, int]]) -> list[_Asked]:
+def _asked(limits: Seq[tuple[Sequence, int]]) -> list[_Asked]:
     """Return the queries of sequences that have drafters and room for drafts."""
     asked = []
+    most = 1 + most_drafts(len(limits))  # the first draft may be of a token on the device
     for sequence, limit in limits:
         state, progress, prefix = sequence.drafting, sequence.progress, sequence.prefix
         if state is None or limit < 1:
@@ -337,7 +341,7 @@ def _asked(limits: Iterable[tuple[Sequence, int]]) -> list[_Asked]:
             content=progress.content,
             node=node,
             node_end=0 if node is None else prefix.registered * node.index.block_size,
-            limit=min(limit, MAX_DRAFTS + 1),  # of which the first may be on the device
+            limit=min(limit, most),
         )
         asked.append(_Asked(sequence, state, query))
     return asked

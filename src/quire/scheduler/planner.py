@@ -136,11 +136,11 @@ class Planner:
         rows = sum(each.progress.known - each.progress.computed for each in generating)
         room = self._prefill_budget.room(rows)
         limits = [
-            (each, min(each.tokens_left - 1, self.tables.max_drafts(each), room))
+            (each, min(each.tokens_left - 1, self.tables.max_drafts(each)))
             for each in generating
             if each.drafting is not None and not each.progress.pending
         ]
-        return self.drafting.drafts(limits, rows) if limits else {}
+        return self.drafting.drafts(limits, rows, room) if limits else {}
 
     def _plan_prompts(self, plan: list[PlannedRows]) -> list[EncoderWork]:
         """Plan prompt chunks, and encoder work for them and for later chunks."""

@@ -94,12 +94,10 @@ def continuation(tokens: array[int], end: int, count: int, *, repeats: bool) -> 
     Args:
         repeats: whether the part from `end` to the text's end repeats for ever.
     """
-    found = tokens[end : end + count].tolist()
-    if repeats and found:
-        cycle = list(found)
-        while len(found) < count:
-            found += cycle[: count - len(found)]
-    return tuple(found)
+    found = tuple(tokens[end : end + count])
+    if repeats and 0 < len(found) < count:
+        return (found * -(-count // len(found)))[:count]
+    return found
 
 
 def _key(text: array[int], end: int | None = None) -> int:

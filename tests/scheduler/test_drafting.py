@@ -1,0 +1,55 @@
+"""Tests of how drafters are asked, and of how many drafts a step gets from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from quire.core.kv_format import KVFormat
+from quire.core.request import Request
+from quire.scheduler.draft_lengths import EveryDraft
+from quire.scheduler.drafting import Drafting
+from quire.scheduler.drafts import Draft, DraftQuery
+from quire.scheduler.sequence import Sequence, SequenceParts
+
+
+class _Zeros:
+    """Drafts as many zeros as it is asked for, and notes how many that were."""
+
+    name = "zeros"
+    looks_ahead = True
+
+    def __init__(self) -> None:
+        self.limits: list[int] = []
+
+    def token_s(self, sequences: int) -> float:
+        return 0.0
+
+    def propose(self, queries: Seq[DraftQuery]) -> list[Draft | None]:
+        self.limits = [each.limit for each in queries]
+        return [Draft((0,) * each.limit, self.name) for each in queries]
+
+    def forget(self, number: int) -> None:
+        pass
+
+
+def _drafted(sequences: int, room: int) -> tuple[_Zeros, list[int]]:
+    drafter = _Zeros()
+    drafting = Drafting((drafter,), EveryDraft(), 100)
+    parts = SequenceParts(drafters=frozenset({drafter.name}))
+    limits = [
+        (Sequence(Request(str(each), (1, 2)), KVFormat(), b"", each, parts), 50)
+        for each in range(sequences)
+    ]
+    drafts = drafting.drafts(limits, sequences, room)
+    return drafter, [len(each.tokens) for each in drafts.values()]
+
+
+def test_drafts_of_all_sequences_share_the_rows_that_a_step_has_left() -> None:
+    assert sum(_drafted(sequences=4, room=1000)[1]) > 4 * 8
+    assert sum(_drafted(sequences=4, room=21)[1]) == 21
+    assert _drafted(sequences=4, room=0)[1] == []
+
+
+def test_many_sequences_are_asked_for_no_more_tokens_than_are_considered() -> None:
+    assert _drafted(sequences=1, room=1000)[0].limits == [17]
+    assert set(_drafted(sequences=256, room=1000)[0].limits) == {2}
