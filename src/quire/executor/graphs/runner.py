@@ -177,14 +177,12 @@ class CUDAGraphs:
             return self._invariant_rows(inputs, run_eagerly)
         if not self._serves(inputs):
             return None
-        format, max_rows = (
-            inputs.sequences[0].format,
-            _max_rows(inputs.sequences, self._pools.block_size),
-        )
+        format = inputs.sequences[0].format
+        max_rows = self._graph_rows(inputs.sequences, self._known_by_all)
+        if max_rows is None or not self._kernels.has(max_rows, format):
+            return None
         longest = max(each.end for each in inputs.sequences)
         verified = self._known_by_all(format, max_rows)
-        if verified is False or not self._kernels.has(max_rows, format):
-            return None
         if verified is None or self._long_contexts.first(format, max_rows, longest):
             return Computed(self._verified(inputs, max_rows, run_eagerly))
         return self._computed(inputs, max_rows)
@@ -200,18 +198,18 @@ class CUDAGraphs:
         return Computed(hidden, rows, graphed=True)
 
     def _invariant_rows(self, inputs: StepInputs, run_eagerly: Callable[[], mx.array]) -> Computed:
-        format, max_rows = (
-            inputs.sequences[0].format,
-            _max_rows(inputs.sequences, self._pools.block_size),
-        )
+        format, rows = inputs.sequences[0].format, inputs.sequences
+        max_rows = self._graph_rows(rows, self._known)
         # A prompt's rows are not verified: the model may go on with the last of them alone.
-        if inputs.wanted is None and self._known(format, max_rows) is None:
-            self._verified(inputs, max_rows, run_eagerly)
         computed = None
-        if self._known(format, max_rows) is not False and self._in_reach(inputs.sequences):
-            computed = self._computed(inputs, max_rows)
+        if max_rows is not None:
+            if inputs.wanted is None and self._known(format, max_rows) is None:
+                self._verified(inputs, max_rows, run_eagerly)
+            if self._known(format, max_rows) is not False:
+                computed = self._computed(inputs, max_rows)
         if computed is None:
-            raise EngineFailure(f"batch-invariant: steps of {max_rows} rows cannot be graphed")
+            count = sum(each.count for each in rows)
+            raise EngineFailure(f"batch-invariant: a step of {count} rows cannot be graphed")
         return computed
 
     def _known(self, format: KVFormat, max_rows: int) -> bool | None:
@@ -248,19 +246,28 @@ class CUDAGraphs:
         if inputs.cross is not None or (inputs.media is not None and not self._cache.media):
             return False
         format = rows[0].format
-        if not self._in_reach(rows):
-            return False
         return all(each.format == format and each.sampled == each.wanted for each in rows)
 
-    def _in_reach(self, rows: Sequence[ScheduledSequence]) -> bool:
-        """Whether there may be a graph of so many rows, in which indexers can score all keys."""
-        max_rows = _max_rows(rows, self._pools.block_size)
-        if self._cache.indexed and max(each.end for each in rows) > most_keys(max_rows):
-            return False
-        return max_rows <= self._most_rows(rows[0].format)
+    def _graph_rows(
+        self,
+        rows: Sequence[ScheduledSequence],
+        known: Callable[[KVFormat, int], bool | None],
+    ) -> int | None:
+        """Return the row count of the smallest graph that holds a step and is not known to differ,
+        in which indexers can score all keys; None without one.
+        """
+        format, longest = rows[0].format, max(each.end for each in rows)
+        size = _max_rows(rows, self._pools.block_size)
+        while size <= self._most_rows(format):
+            in_reach = not self._cache.indexed or longest <= most_keys(size)
+            if in_reach and known(format, size) is not False:
+                return size
+            size *= 2
+        return None
 
     def graph_rows(self, format: KVFormat, media: bool) -> GraphRows:
-        """Return which steps are likely to be graphed.
+        """Return which steps are likely to be graphed: up to the largest graph that agrees, since
+        a larger graph serves the steps of one that differs.
 
         Args:
             media: whether rows of the step are media.
