@@ -80,7 +80,9 @@ PAGE, TURBO = KVFormat("page", 4, 4), KVFormat("turbo", 4, 4)
             "gemma3n_text",  # its last layers read the keys of others
             PAGE,
             (),
-            marks=pytest.mark.xfail(reason="128 rows: error 0.051, not explained; 0.02 allowed"),
+            marks=pytest.mark.xfail(
+                reason="rounding: 0.051, as an input's last bit moves the model; 0.02 allowed"
+            ),
         ),
     ],
     ids=str,
