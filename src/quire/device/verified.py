@@ -54,6 +54,18 @@ class Verification:
         return json.dumps([self.check.value, _plain(self.subject)])
 
 
+def disagreement(found: mx.array, expected: mx.array, allowed: float) -> str | None:
+    """Return how far a kernel's result is from the expected one; None if close enough.
+
+    Args:
+        allowed: largest norm of the difference, relative to that of `expected`.
+    """
+    wide = expected.astype(mx.float32)
+    error = float(mx.linalg.norm(found.astype(mx.float32) - wide) / mx.linalg.norm(wide))
+    # Written so that a NaN is too much.
+    return None if error <= allowed else f"relative error {error:.2g}, allowed {allowed:.2g}"
+
+
 def _plain(value: object) -> object:
     """Convert a value to JSON without giving two different values one form."""
     match value:

@@ -238,7 +238,7 @@ def test_a_kernel_that_differs_gives_way(
     monkeypatch.setattr(current_device(), "operations", operations)
     written(store_of(shape, KVFormat("page", 4, 8)), [(0, 70)])
     assert operations.served == [False]
-    assert "codes of values have a relative error of 0.5" in caplog.text
+    assert "codes of values: relative error 0.5" in caplog.text
 
 
 @pytest.mark.slow

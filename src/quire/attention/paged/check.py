@@ -16,6 +16,7 @@ from quire.cache.formats.base import LayerShape, LayerStore
 from quire.cache.formats.registry import make_store
 from quire.cache.specs import FullKV
 from quire.core.kv_format import KVFormat
+from quire.device.verified import disagreement
 
 Spans = Sequence[tuple[int, int]]
 """The first row and the number of rows of each sequence."""
@@ -68,13 +69,10 @@ def differs(
         _normal(rng, (case.heads,), case.dtype) if case.sinks else None,
     )
     expected, got = (
-        each.prepare(metadata).forward(q, store, written, scoring=scoring).astype(mx.float32)
+        each.prepare(metadata).forward(q, store, written, scoring=scoring)
         for each in (ReferenceBackend(), backend)
     )
-    error = float(mx.linalg.norm(got - expected) / mx.linalg.norm(expected))
-    allowed = _TOLERANCE[case.dtype]
-    # Written so that a NaN is too much.
-    return None if error <= allowed else f"relative error {error:.2g}, allowed {allowed:.2g}"
+    return disagreement(got, expected, _TOLERANCE[case.dtype])
 
 
 def _filled(

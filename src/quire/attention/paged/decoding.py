@@ -19,6 +19,7 @@ from quire.core.arrays import Ints
 from quire.core.kv_format import KVFormat
 from quire.device.coding import VectorRotation
 from quire.device.gpu_kernels import Kernel, kernel_text, problem_of
+from quire.device.verified import disagreement
 
 log = logging.getLogger("quire.attention")
 
@@ -192,11 +193,8 @@ def decoding_differs(
     kind = Kind.of(store.shape, store.coded(), dtype, behind=behind)
     found = _by_kernel(store, kind, rows, kept=kept)
     for name, own, usual in zip(("keys", "values"), found, (keys, values), strict=True):
-        own, usual = own.astype(mx.float32), usual.astype(mx.float32)
-        error = float(mx.linalg.norm(own - usual) / mx.linalg.norm(usual))
-        # Written so that a NaN is too much.
-        if not error <= _TOLERANCE:
-            return f"{name} of {format.name} have a relative error of {error:.2g}"
+        if (difference := disagreement(own, usual, _TOLERANCE)) is not None:
+            return f"{name} of {format.name}: {difference}"
     return None
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from quire.device.coding import ChunkBlocks, Chunks, CodedChunks, VectorCoding
 from quire.device.cuda.encoding import LONGEST, Encoder, Kind, coding_text
 from quire.device.gpu_kernels import Kernel, cuda_kernel, kernel_text, problem_of
+from quire.device.verified import disagreement
 
 log = logging.getLogger("quire.device")
 
@@ -187,10 +188,8 @@ def blocks_differ(kind: BlockKind, codings: Sequence[VectorCoding], encoder: Enc
         return "single vectors are coded by MLX's operations"
     for name, coding, n in zip(("keys", "values"), codings, (0, 3), strict=True):
         own, other = (_read(each[n : n + 3], coding) for each in (found.codes, usual))
-        error = float(mx.linalg.norm(own - other) / mx.linalg.norm(other))
-        # Written so that a NaN is too much.
-        if not error <= _TOLERANCE:
-            return f"codes of {name} have a relative error of {error:.2g}"
+        if (difference := disagreement(own, other, _TOLERANCE)) is not None:
+            return f"codes of {name}: {difference}"
     return None
 
 

@@ -15,7 +15,7 @@ import mlx.core as mx
 from quire.device.cuda import packed
 from quire.device.cuda.packed import ACTIVATIONS, Packed
 from quire.device.gpu_kernels import problem_of
-from quire.device.verified import Check, Verification, verified_kernels
+from quire.device.verified import Check, Verification, disagreement, verified_kernels
 
 log = logging.getLogger("quire.device")
 
@@ -251,7 +251,4 @@ def _plain(weight: Packed) -> mx.array:
 
 
 def _compared(got: mx.array, expected: mx.array) -> str | None:
-    expected = expected.astype(mx.float32)
-    error = float(mx.linalg.norm(got.astype(mx.float32) - expected) / mx.linalg.norm(expected))
-    # Written so that a NaN is too much.
-    return None if error <= _TOLERANCE else f"relative error {error:.2g}, allowed {_TOLERANCE}"
+    return disagreement(got, expected, _TOLERANCE)

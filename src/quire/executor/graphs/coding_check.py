@@ -17,6 +17,7 @@ from quire.cache.specs import KVSpec
 from quire.core.kv_format import KVFormat
 from quire.device.cuda.driver import Compiler, DriverError, Graph
 from quire.device.cuda.extension import Extension
+from quire.device.verified import disagreement
 from quire.executor.graphs import heads, kernels
 from quire.executor.graphs.heads import Coding, Heads, code_parts, code_tables
 from quire.executor.graphs.recorder import Kernel, launches
@@ -126,10 +127,8 @@ def token_coding_differs(case: AttentionCase, runner: KernelRunner) -> str | Non
     except (DriverError, RuntimeError) as problem:
         return str(problem)
     expected.write(keys, values[..., : shape.value_dim], slots)
-    error = _relative(q.astype(mx.float32), wanted)
-    # Written so that a NaN is too much.
-    if not error <= _TOLERANCE:
-        return f"queries of coded keys: relative error {error:.2g}"
+    if (difference := disagreement(q, wanted, _TOLERANCE)) is not None:
+        return f"queries of coded keys: {difference}"
     return _difference(store, expected, shape)
 
 
@@ -164,19 +163,11 @@ def _difference(store: LayerStore, expected: LayerStore, shape: LayerShape) -> s
     weights = _normal((shape.kv_heads, 4, shape.block_size), 2)
     for what, x in (("scores", q), ("weighted_sum", weights)):
         found, wanted = (
-            getattr(each.packed.read(rows), what)(x).astype(mx.float32)
-            for each in (store, expected)
-            if each.packed
+            getattr(each.packed.read(rows), what)(x) for each in (store, expected) if each.packed
         )
-        error = _relative(found, wanted)
-        # Written so that a NaN is too much.
-        if not error <= _TOLERANCE:
-            return f"coded blocks, {what}: relative error {error:.2g}"
+        if (difference := disagreement(found, wanted, _TOLERANCE)) is not None:
+            return f"coded blocks, {what}: {difference}"
     return None
-
-
-def _relative(found: mx.array, wanted: mx.array) -> float:
-    return float(mx.linalg.norm(found - wanted) / mx.linalg.norm(wanted))
 
 
 def _normal(shape: tuple[int, ...], seed: int) -> mx.array:

@@ -64,7 +64,28 @@ __device__ __forceinline__ void decode_tokens(const unsigned* words, const __hal
     }
   }
 }
-// A warp decodes 32 tokens of 64 channels at a time; a lane has two channels.
+// A lane decodes 32 tokens, from `token` on, of two neighbouring channels to the places that `to` returns of each.
+// `channel` counts those of all blocks.
+template <int EACH_GROUP, int EACH_BITS, typename To>
+__device__ __forceinline__ void decode_pair(const unsigned* words, const __half* scales, const __half* biases,
+                                            size_t channel, int token, const To& to) {
+  unsigned codes[2][EACH_BITS];
+  float scale[2], bias[2];
+  #pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const size_t group = (channel + i) * (BLOCK / EACH_GROUP) + token / EACH_GROUP;
+    read_run<4 * EACH_BITS>((const unsigned char*)(words + ((channel + i) * BLOCK + token) / 32 * EACH_BITS), codes[i]);
+    scale[i] = __half2float(scales[group]);
+    bias[i] = __half2float(biases[group]);
+  }
+  #pragma unroll
+  for (int t = 0; t < 32; t++) {
+    const float x[2] = {field<EACH_BITS>(codes[0], t) * scale[0] + bias[0],
+                        field<EACH_BITS>(codes[1], t) * scale[1] + bias[1]};
+    put<2>(to(t), x);
+  }
+}
+// A warp decodes 32 tokens of 64 channels at a time.
 template <int SIZE, int EACH_GROUP, int EACH_BITS>
 __device__ __forceinline__ void decode_channels(const unsigned* words, const __half* scales, const __half* biases,
                                                 size_t block, T* to) {
@@ -73,20 +94,7 @@ __device__ __forceinline__ void decode_channels(const unsigned* words, const __h
   for (int part = threadIdx.x >> 5; part < SPANS * (BLOCK / 32); part += THREADS / 32) {
     const int channel = part % SPANS * 64 + lane * 2, token = part / SPANS * 32;
     if (SIZE % 64 && channel >= SIZE) continue;
-    unsigned codes[2][EACH_BITS];
-    float scale[2], bias[2];
-    #pragma unroll
-    for (int i = 0; i < 2; i++) {
-      const size_t vector = block * SIZE + channel + i, group = vector * (BLOCK / EACH_GROUP) + token / EACH_GROUP;
-      read_run<4 * EACH_BITS>((const unsigned char*)(words + (vector * BLOCK + token) / 32 * EACH_BITS), codes[i]);
-      scale[i] = __half2float(scales[group]);
-      bias[i] = __half2float(biases[group]);
-    }
-    #pragma unroll
-    for (int t = 0; t < 32; t++) {
-      const float x[2] = {field<EACH_BITS>(codes[0], t) * scale[0] + bias[0],
-                          field<EACH_BITS>(codes[1], t) * scale[1] + bias[1]};
-      put<2>(to + (token + t) * SIZE + channel, x);
-    }
+    decode_pair<EACH_GROUP, EACH_BITS>(words, scales, biases, block * SIZE + channel, token,
+                                       [&](int t) { return to + (token + t) * SIZE + channel; });
   }
 }

@@ -28,20 +28,8 @@ __device__ __forceinline__ void expand_channels(const unsigned* words, const __h
   for (int i = 0; i < (OWN + 63) / 64; i++) {
     const int pair = i * 32 + lane;
     if (OWN % 64 && pair * 2 >= OWN) break;
-    unsigned codes[2][EACH_BITS];
-    float scale[2], bias[2];
-    #pragma unroll
-    for (int c = 0; c < 2; c++) {
-      const size_t channel = first + pair * 2 + c;
-      read_run<4 * EACH_BITS>((const unsigned char*)(words + channel * (2 * EACH_BITS) + half * EACH_BITS), codes[c]);
-      scale[c] = __half2float(scales[channel]);
-      bias[c] = __half2float(biases[channel]);
-    }
-    #pragma unroll
-    for (int t = 0; t < 32; t++) {
-      const float x[2] = {field<EACH_BITS>(codes[0], t) * scale[0] + bias[0],
-                          field<EACH_BITS>(codes[1], t) * scale[1] + bias[1]};
-      put<2>((T*)(to + t * ROW + (pair / 4 ^ (t & 7)) * 16 + pair % 4 * 4), x);
-    }
+    decode_pair<BLOCK, EACH_BITS>(words, scales, biases, first + pair * 2, half * 32, [&](int t) {
+      return (T*)(to + t * ROW + (pair / 4 ^ (t & 7)) * 16 + pair % 4 * 4);
+    });
   }
 }

@@ -82,13 +82,7 @@
     fetch_values(block);
     end_turn();
   }
-#ifdef READY
-  READY;
-#endif
-  if (begin >= end) {
-    store_no_keys(stats, (size_t)row * HEADS + head0, tile[1] * PART, split, splits);
-    return;
-  }
+  if (ends_without_keys(begin >= end, stats, (size_t)row * HEADS + head0, tile[1] * PART, split, splits)) return;
 
   // Queries as a product's columns. A power of two for each head keeps them within float16.
   unsigned queries[COLUMNS][K_OWN / 16][2];

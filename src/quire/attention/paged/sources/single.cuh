@@ -54,13 +54,7 @@
   };
   const auto block_of = [&](int pass) { return blocks[pass * UNIT / BLOCK]; };
 #if CODED
-#ifdef READY
-  READY;
-#endif
-  if (begin >= end) {
-    store_no_keys(stats, (size_t)row * HEADS + head0, tile[1] * PART, split, splits);
-    return;
-  }
+  if (ends_without_keys(begin >= end, stats, (size_t)row * HEADS + head0, tile[1] * PART, split, splits)) return;
 #if CODEBOOK
   __shared__ float key_more[1 << K_BITS], value_more[1 << V_BITS];
   for (int n = threadIdx.x; n < 1 << K_BITS; n += 128) key_more[n] = key_levels[n];

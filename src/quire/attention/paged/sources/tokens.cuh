@@ -43,13 +43,7 @@
 #if CODEBOOK
   const Levels k_levels = levels_of<K_BITS>(key_levels), v_levels = levels_of<V_BITS>(value_levels);
 #endif
-#ifdef READY
-  READY;
-#endif
-  if (begin >= end) {
-    store_no_keys(stats, (size_t)row * HEADS + head0, tile[1] * PART, split, splits);
-    return;
-  }
+  if (ends_without_keys(begin >= end, stats, (size_t)row * HEADS + head0, tile[1] * PART, split, splits)) return;
 
   // The first of 64 tokens, among those of all blocks and heads.
   const auto token0 = [&](int pass) {

@@ -127,10 +127,16 @@ __device__ __forceinline__ void store_split(const float* found, const unsigned c
     }
   }
 }
-// A split without keys; of a tile without rows, which has no place for it, `heads` is 0. At most 128.
-__device__ __forceinline__ void store_no_keys(float* stats, size_t place, int heads, int split, int splits) {
-  if ((int)threadIdx.x >= heads) return;
-  const size_t at = (place + threadIdx.x) * splits + split;
-  stats[at * 2] = -1e30f;
-  stats[at * 2 + 1] = 0.f;
+// Whether a split has no keys, which is stored once earlier kernels are done (READY). Of a tile without rows, which
+// has no place for it, `heads` is 0; at most 128.
+__device__ __forceinline__ bool ends_without_keys(bool none, float* stats, size_t place, int heads, int split, int splits) {
+#ifdef READY
+  READY;
+#endif
+  if (none && (int)threadIdx.x < heads) {
+    const size_t at = (place + threadIdx.x) * splits + split;
+    stats[at * 2] = -1e30f;
+    stats[at * 2 + 1] = 0.f;
+  }
+  return none;
 }
