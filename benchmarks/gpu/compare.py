@@ -168,7 +168,8 @@ def main() -> None:
         parts = [shape, asked.layers, "bfloat16" if asked.unpacked else None]
         folder = asked.models / "-".join(str(part) for part in parts if part is not None)
         if not (folder / "config.json").exists():
-            write(shape, folder, asked.layers, packed=not asked.unpacked)
+            weights = "bfloat16" if asked.unpacked else "4 bits"
+            write(shape, folder, asked.layers, weights=weights)
         found = result["shapes"][folder.name] = compared(folder, asked, copied)
         printed(folder.name, found["lines"])
         asked.out.write_text(json.dumps(result, indent=1, default=str))

@@ -1,4 +1,5 @@
-"""Random models in the shapes of published ones: in 4 bits, groups of 64, in bfloat16 or in FP8.
+"""Random models in the shapes of published ones: in 4 bits, groups of 64, in bfloat16, in FP8, or
+with experts in MXFP4.
 
 `python benchmarks/gpu/shapes.py SHAPE FOLDER`: see `--help`. The folder opens in Quire and in
 mlx-lm.
@@ -28,6 +29,8 @@ FP8 = {
     "weight_block_size": [BLOCK, BLOCK],
 }
 """`quantization_config` of FP8 checkpoints."""
+MXFP4 = {"group_size": 32, "bits": 4, "mode": "mxfp4"}
+"""`quantization` of models whose experts are in MXFP4."""
 _SHARD = 4 << 30
 
 _GEMMA_ROPE = {
@@ -281,20 +284,18 @@ def write(
     folder: Path,
     layers: int | None = None,
     *,
-    packed: bool = True,
-    fp8: bool = False,
+    weights: str = "4 bits",
     repeated: bool = False,
 ) -> None:
     """Writes a model of a shape.
 
     Args:
         layers: only so many, for a quick look.
-        packed: matrices in 4 bits, else in bfloat16.
-        fp8: matrices of layers in FP8 with a scale for each 128 x 128, as DeepSeek writes them.
+        weights: one of `WEIGHTS`.
         repeated: all layers have the numbers of the first of their shape, which stand in the file
             once: a model of 60 GB takes seconds to write. Not every reader opens such a file.
     """
-    config = configuration(shape, layers, packed=packed, fp8=fp8)
+    config = configuration(shape, layers, weights)
     folder.mkdir(parents=True, exist_ok=True)
     shard: dict[str, mx.array] = {}
     index: dict[str, str] = {}
@@ -315,9 +316,9 @@ def write(
     for name, place in named_parameters(build(config)).items():
         name = re.sub(r"(mlp\.)?experts\.(?=(gate|up|down)_proj)", f"{experts}.", name)
         alike = re.sub(r"layers\.\d+\.", "", name), tuple(place.shape)
-        own = packed and not name.startswith(_ENCODERS)
-        in_fp8 = fp8 and name.endswith("_proj.weight") and not name.startswith(_ENCODERS)
-        made = _in_fp8(name, place.shape) if in_fp8 else _tensors(name, place.shape, packed=own)
+        made = _made(
+            name, tuple(place.shape), "bfloat16" if name.startswith(_ENCODERS) else weights
+        )
         if repeated and first.setdefault(alike, name) != name:
             before, here = (each.removesuffix(".weight") for each in (first[alike], name))
             copies |= {each: each.replace(here, before) for each in made}
@@ -335,21 +336,25 @@ def write(
     (folder / "config.json").write_text(json.dumps(config, indent=1))
 
 
-def configuration(
-    shape: str, layers: int | None = None, *, packed: bool = True, fp8: bool = False
-) -> dict[str, Any]:
+WEIGHTS: dict[str, dict[str, Any]] = {
+    "4 bits": {"quantization": {"group_size": GROUP, "bits": BITS}},
+    "bfloat16": {},
+    "fp8": {"quantization_config": FP8},
+    "mxfp4": {"quantization": MXFP4},
+}
+"""What `config.json` says of matrices. In `fp8`, matrices of layers have a scale for each block of
+128 x 128, as DeepSeek writes them; in `mxfp4`, experts are in MXFP4 and the rest in bfloat16.
+"""
+
+
+def configuration(shape: str, layers: int | None = None, weights: str = "4 bits") -> dict[str, Any]:
     """Return the `config.json` of a shape.
 
     Args:
         layers: the decoder has only so many, for a quick look.
-        packed: whether matrices are in 4 bits.
-        fp8: whether matrices of layers are in FP8.
+        weights: one of `WEIGHTS`.
     """
-    config = dict(SHAPES[shape])
-    if fp8:
-        config["quantization_config"] = FP8
-    if packed:
-        config["quantization"] = {"group_size": GROUP, "bits": BITS}
+    config = SHAPES[shape] | WEIGHTS[weights]
     if not layers:
         return config
     text = dict(config.get("text_config", config)) | {"num_hidden_layers": layers}
@@ -380,6 +385,15 @@ model. In packed ones it is 1: smaller ones send tokens to more different expert
 """
 
 
+def _made(name: str, shape: tuple[int, ...], weights: str) -> dict[str, mx.array]:
+    """Return a parameter as files of these weights have it."""
+    if weights == "fp8" and name.endswith("_proj.weight"):
+        return _in_fp8(name, shape)
+    if weights == "mxfp4" and len(shape) == 3 and name.endswith("_proj.weight"):
+        return _in_mxfp4(name, shape)
+    return _tensors(name, shape, packed=weights == "4 bits")
+
+
 def _tensors(name: str, shape: tuple[int, ...], *, packed: bool) -> dict[str, mx.array]:
     """Return a parameter as files have it; codes of matrices are drawn as such, so that it is
     quick.
@@ -407,27 +421,35 @@ def _in_fp8(name: str, shape: tuple[int, ...]) -> dict[str, mx.array]:
     return {name: codes, f"{name}_scale_inv": mx.full(blocks, 1 / (64 * math.sqrt(width)))}
 
 
+def _in_mxfp4(name: str, shape: tuple[int, ...]) -> dict[str, mx.array]:
+    """Return a stack of experts as codes of 4 bits and exponents of groups of 32."""
+    *lead, width = shape
+    group = int(MXFP4["group_size"])
+    codes = mx.random.randint(-(2**31), 2**31 - 1, (*lead, width // 8), dtype=mx.int32)
+    # The deviation of 16 equally frequent codes is 2.9.
+    exponent = 127 - round(math.log2(2.9 * math.sqrt(width)))
+    scales = mx.full((*lead, width // group), exponent, dtype=mx.uint8)
+    return {name: codes.view(mx.uint32), f"{name.removesuffix('.weight')}.scales": scales}
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("shape", choices=list(SHAPES))
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--weights", default="4 bits", choices=list(WEIGHTS))
     parser.add_argument("--layers", type=int, help="only so many, for a quick look")
-    parser.add_argument("--unpacked", action="store_true", help="matrices in bfloat16")
-    parser.add_argument("--fp8", action="store_true", help="matrices of layers in FP8")
     parser.add_argument("--repeated", action="store_true", help="all layers have the same numbers")
     parser.add_argument("--config-only", action="store_true", help="config.json, no weights")
     asked = parser.parse_args()
     if asked.config_only:
         asked.folder.mkdir(parents=True, exist_ok=True)
-        plain = asked.unpacked or asked.fp8
-        own = configuration(asked.shape, asked.layers, packed=not plain, fp8=asked.fp8)
+        own = configuration(asked.shape, asked.layers, asked.weights)
         (asked.folder / "config.json").write_text(json.dumps(own, indent=1))
-        raise SystemExit
-    write(
-        asked.shape,
-        asked.folder,
-        asked.layers,
-        packed=not (asked.unpacked or asked.fp8),
-        fp8=asked.fp8,
-        repeated=asked.repeated,
-    )
+    else:
+        write(
+            asked.shape,
+            asked.folder,
+            asked.layers,
+            weights=asked.weights,
+            repeated=asked.repeated,
+        )

@@ -26,7 +26,8 @@ NOTES = {
     ],
     "mlx-lm": ["BatchGenerator, which caches no prompts between requests"],
     "llama.cpp": [
-        "llama-batched-bench: weights in Q4_0, and all prompts are read before a stream generates",
+        "llama-batched-bench: all prompts are read before a stream generates",
+        "weights in Q4_0; beside experts in MXFP4 in Q8_0, where the others have bfloat16",
         "its first tokens are those of all prompts together",
     ],
 }

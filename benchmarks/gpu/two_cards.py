@@ -22,7 +22,7 @@ from typing import Any
 from quire.device.cards import count_cards, see_one_card
 from quire.device.private import use_private_cache
 
-_FORMS = {"gemma-4-31b": "unpacked"}
+_FORMS = {"gemma-4-31b": "bfloat16"}
 """Shapes that are run in bfloat16; the others in 4 bits."""
 _SHAPES = ("llama-3.1-70b", "gemma-4-31b")
 
@@ -66,8 +66,8 @@ def written(shape: str, models: Path) -> Path:
     folder = models / f"{shape}-repeated"
     if not (folder / "config.json").exists():
         here = Path(__file__).with_name("shapes.py")
-        options = ["--unpacked"] if _FORMS.get(shape) else []
-        command = [sys.executable, str(here), shape, str(folder), "--repeated", *options]
+        command = [sys.executable, str(here), shape, str(folder), "--repeated"]
+        command += ["--weights", _FORMS.get(shape, "4 bits")]
         subprocess.run(command, check=True)
     return folder
 

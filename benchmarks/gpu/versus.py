@@ -28,8 +28,8 @@ _HERE = Path(__file__).parent
 _LLAMA = "llama.cpp"
 _MODULES = {"quire": "mlx.core", "vllm": "vllm", "mlx-lm": "mlx_lm"}
 _SHAPES = ("gemma-4-26b-a4b", "llama-3.1-8b")
-_OPTIONS = {"4 bits": [], "bfloat16": ["--unpacked"], "fp8": ["--fp8"]}
-"""Options of `shapes.py` by weights."""
+_WEIGHTS = ("4 bits", "bfloat16", "fp8", "mxfp4")
+"""As `shapes.py` names them."""
 _KEY = ("system", "shape", "weights", "load")
 
 
@@ -87,11 +87,15 @@ def ran(system: str, folder: Path, asked: argparse.Namespace) -> list[Row]:
 
 
 def ran_llama(folder: Path, asked: argparse.Namespace) -> list[Row]:
-    """Run llama.cpp's `llama-batched-bench`, whose model is `FOLDER.gguf`."""
+    """Run llama.cpp's `llama-batched-bench` on `FOLDER.gguf`; write the file if it is not there."""
+    if asked.llama_bench is None:
+        return [{"load": "bursts", "error": "not run: no --llama-bench"}]
     model = folder.with_suffix(folder.suffix + ".gguf")
-    if asked.llama_bench is None or not model.exists():
-        missing = "--llama-bench" if asked.llama_bench is None else str(model)
-        return [{"load": "bursts", "error": f"not run: no {missing}"}]
+    if not model.exists():
+        command = [sys.executable, str(_HERE / "gguf_files.py"), str(folder), str(model)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            return [{"load": "bursts", "error": f"no file: {done.stderr.strip()[-200:]}"}]
     most = max(asked.streams)
     command = [str(asked.llama_bench), "-m", str(model), "-ngl", "99", "-fa", "on"]
     command += ["-c", str(most * (128 + asked.tokens)), "-npp", "128", "-ntg", str(asked.tokens)]
@@ -125,7 +129,7 @@ def written(shape: str, weights: str, asked: argparse.Namespace) -> Path:
     if (folder / "config.json").exists() and (only_config or any(folder.glob("*.safetensors"))):
         return folder
     command = [sys.executable, str(_HERE / "shapes.py"), shape, str(folder)]
-    command += _OPTIONS[weights] + ["--config-only"] * only_config
+    command += ["--weights", weights] + ["--config-only"] * only_config
     command += ["--layers", str(asked.layers)] if asked.layers else []
     subprocess.run(command, check=True)
     return folder
@@ -193,7 +197,7 @@ def _arguments() -> argparse.Namespace:
     add("out", type=Path)
     add("--only", nargs="+", default=every, choices=every, help="systems")
     add("--shapes", nargs="+", default=_SHAPES)
-    add("--weights", nargs="+", default=["4 bits"], choices=list(_OPTIONS))
+    add("--weights", nargs="+", default=["4 bits"], choices=_WEIGHTS)
     add("--loads", nargs="+", default=["bursts"], choices=list(LOADS))
     add("--streams", nargs="+", type=int, default=list(Options.streams), help="of bursts")
     add("--pictures", nargs="+", type=int, default=list(Options.pictures), help="at once")

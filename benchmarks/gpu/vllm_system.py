@@ -1,6 +1,6 @@
 """vLLM on the shape of a model folder, with random weights, for `systems.py`. Needs no Quire.
 
-The folder's `config.json` is all that is read. Weights of 4 bits are in AWQ's layout.
+The folder's `config.json` is all that is read. Affine weights of 4 bits are in AWQ's layout.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ _SETTINGS = {
 }
 _UNPACKED = ["lm_head", "router", "mlp.gate", "vision_tower", "embed_vision"]
 """Parts of names of matrices that stay in bfloat16, as in published AWQ models."""
-_GROUP, _FP8_BLOCK = 64, 128
+_AROUND_EXPERTS = ["lm_head", "model.embed_tokens", "model.layers.*.self_attn"]
+_AROUND_EXPERTS += ["model.layers.*.mlp.router"]
+"""What is not in MXFP4, as gpt-oss names it."""
+_GROUP, _FP8_BLOCK, _MXFP4_GROUP = 64, 128, 32
 _MOST_TOKENS = 24_000
 """Tokens of a sequence: the longest prompt of the loads, and its answer."""
 
@@ -109,11 +112,18 @@ class VLLM:
 
 
 def vllm_config(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the configuration of a folder as vLLM reads it: MLX's codes of 4 bits become AWQ's."""
-    packed = "quantization" in config
+    """Return the configuration of a folder as vLLM reads it: MLX's affine codes of 4 bits become
+    AWQ's.
+    """
+    packed = config.get("quantization")
     found = {name: value for name, value in config.items() if name != "quantization"}
     found |= {"dtype": "bfloat16", "torch_dtype": "bfloat16", "bos_token_id": 0}
-    if packed:
+    if packed and packed.get("mode") == "mxfp4":
+        found["quantization_config"] = {
+            "quant_method": "mxfp4",
+            "modules_to_not_convert": _AROUND_EXPERTS,
+        }
+    elif packed:
         found["quantization_config"] = {
             "quant_method": "awq",
             "bits": 4,
@@ -142,6 +152,10 @@ def fill_at_random(model: Any) -> None:
         if data.element_size() == 1 and data.is_floating_point():  # FP8, which torch cannot draw
             drawn = torch.empty(data.shape, dtype=torch.bfloat16, device=data.device)
             data.copy_(drawn.normal_(0, 64, generator=draw).to(data.dtype))
+        elif data.dtype == torch.uint8 and "scale" in last:  # exponents of MXFP4
+            data.fill_(127 - round(math.log2(2.9 * math.sqrt(data.shape[-1] * _MXFP4_GROUP))))
+        elif data.dtype == torch.uint8:
+            data.random_(0, 256, generator=draw)
         elif "weight_scale" in last:
             data.fill_(1 / (64 * math.sqrt(data.shape[-1] * _FP8_BLOCK)))
         elif not data.is_floating_point():
