@@ -1,7 +1,7 @@
 """Times what the milliseconds of a whole load go to: `load_parts.py FOLDER OUT [options]`.
 
 1. Bursts of prompts of 128 tokens, 128 generated each, by `--streams`: the steps by the size of
-   their graphs, how long they ran, and what passed between them; for each of `--step-ms`.
+   their graphs, how long they ran, and how long pools took to grow; for each of `--step-ms`.
 2. The graphs of steps that generate, by `--streams`, and of steps that only read prompts, by
    `--reads`: the whole graph, each kernel of its first layers, and each kernel alone: that of all
    layers, one behind the other.
@@ -59,7 +59,15 @@ def load(engine: Engine, streams: int, tokens: int, seed: int) -> Row:
         parts[f"{kind} {size}"].append((rows, seconds))
         observe(decode_rows, chunks, prompt_rows, seconds, graphed=graphed)
 
-    budget.observe = observed  # type: ignore[method-assign]
+    pools, resizes = engine._executor.pools, list[float]()  # type: ignore[attr-defined]
+    resize = pools.resize
+
+    def resized(change: Any) -> None:
+        began = time.perf_counter()
+        resize(change)
+        resizes.append(time.perf_counter() - began)
+
+    budget.observe, pools.resize = observed, resized  # type: ignore[method-assign]
     started, first = time.perf_counter(), dict[str, float]()
     ask(engine, streams, tokens, seed)
     steps = 0
@@ -69,7 +77,7 @@ def load(engine: Engine, streams: int, tokens: int, seed: int) -> Row:
             if each.token_ids:
                 first.setdefault(each.request_id, time.perf_counter() - started)
     ended = time.perf_counter() - started
-    budget.observe = observe  # type: ignore[method-assign]
+    budget.observe, pools.resize = observe, resize  # type: ignore[method-assign]
     kinds = {
         kind: {
             "steps": len(own),
@@ -84,6 +92,7 @@ def load(engine: Engine, streams: int, tokens: int, seed: int) -> Row:
         "last first token, s": round(max(first.values()), 3),
         "steps": steps,
         "in steps, s": round(sum(each["seconds"] for each in kinds.values()), 3),
+        "in pools that grow, s": [round(each, 4) for each in resizes],
         "kinds": kinds,
     }
 
@@ -159,7 +168,6 @@ def main() -> None:
         asked.folder,
         kv_memory=30 << 30,
         max_sequences=max(64, *asked.streams),
-        prefix_cache=False,
         speculate="off",  # random weights repeat themselves
     )
     engine = open_engine(config)

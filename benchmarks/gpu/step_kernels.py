@@ -7,6 +7,7 @@ the one before is the kernel's. So work that other kernels hide counts as nothin
 
 from __future__ import annotations
 
+import ctypes
 import json
 import statistics
 import sys
@@ -22,7 +23,7 @@ from contexts import CONTEXTS, STREAMS, Recorded, streams
 
 from quire.core.config import EngineConfig
 from quire.core.kv_choice import parse_format
-from quire.device.cuda.driver import Graph, Launch
+from quire.device.cuda.driver import Graph, Launch, driver_call
 from quire.device.gpu_kernels import kernel_text
 from quire.engine.factory import open_engine
 from quire.executor.graphs.executor import GraphExecutor
@@ -80,12 +81,14 @@ def parts_of(
     """Return each kernel of a layer, in order: its median microseconds among the `first` kernels,
     and alone, where those of all layers follow each other.
     """
-    own = defaultdict[str, list[float]](list)
+    own, tiles = defaultdict[str, list[float]](list), dict[str, str]()
     before = 0.0
     for count in range(1, min(first, len(launches)) + 1):
-        now = microseconds(recorded, launches[:count], kept)
-        own[kernels[count - 1].source].append(now - before)
+        now, kernel = microseconds(recorded, launches[:count], kept), kernels[count - 1]
+        own[kernel.source].append(now - before)
         before = now
+        if "#define EXPERTS 1" in kernel.source:
+            tiles[kernel.source] = tiles_of(kernel)
     rows = []
     for source, times in own.items():
         alike = [n for n, each in enumerate(kernels) if each.source == source]
@@ -97,8 +100,19 @@ def parts_of(
         rows.append(
             {"kernel": named(source), "grid": kernels[alike[0]].grid, "count": len(alike)}
             | {"us": round(statistics.median(times), 1), "alone": round(alone, 1)}
+            | {"tiles": tiles.get(source, "")}
         )
     return rows
+
+
+def tiles_of(kernel: Kernel) -> str:
+    """Return how many tiles, pairs and experts the products of a kernel that has just run had."""
+    found = (ctypes.c_int * (3 * kernel.grid[1]))()
+    source = ctypes.c_uint64(kernel.arguments[-2])
+    driver_call("cuMemcpyDtoH_v2", found, source, ctypes.c_size_t(ctypes.sizeof(found)))
+    tiles = [found[n : n + 3] for n in range(0, len(found), 3) if found[n + 2]]
+    pairs, experts = sum(each[2] for each in tiles), len({each[0] for each in tiles})
+    return f"{len(tiles)} tiles, {pairs} pairs, {experts} experts"
 
 
 def profiled(
