@@ -60,6 +60,18 @@ def capacities(changes: Iterable[Change]) -> dict[PoolKey, int]:
     return {change.pool: change.capacity for change in changes if isinstance(change, Resize)}
 
 
+def test_a_pool_claims_its_first_bytes_at_once_and_then_doubles() -> None:
+    manager = BlockManager(1000 * BYTES[KEY], BYTES.__getitem__, first_bytes=100 * BYTES[KEY])
+    take(manager, 1)
+    take(manager, 99)
+    assert capacities(manager.take_changes()) == {KEY: 100}
+    take(manager, 1)
+    take(manager, 1, OTHER)
+    assert capacities(manager.take_changes()) == {KEY: 200, OTHER: 40}
+    take(manager, 100)
+    assert capacities(manager.take_changes()) == {KEY: 400}
+
+
 def test_pages_of_a_pool_have_ids_of_their_own_within_its_capacity() -> None:
     manager = make(40)
     ids = [block.id for block in take(manager, 3) + take(manager, 30)]

@@ -28,6 +28,7 @@ class BlockManager:
         block_bytes: returns the bytes of a block of a pool.
         disk_accepts: returns whether the disk tier accepts a block of a name; its bytes argument
             counts those already accepted in the step. None without a disk tier.
+        first_bytes: bytes that a pool claims at least when it is first used; not one of tails.
     """
 
     def __init__(
@@ -35,9 +36,11 @@ class BlockManager:
         budget: int,
         block_bytes: Callable[[PoolKey], int],
         disk_accepts: Callable[[bytes, int], bool] | None = None,
+        *,
+        first_bytes: int = 0,
     ) -> None:
         self.capacity = Capacity(budget, block_bytes)
-        self._disk_accepts = disk_accepts
+        self._disk_accepts, self._first_bytes = disk_accepts, first_bytes
         self.releases = 0
         """Number of blocks that lost their last user. While it stands still, there is no more room
         than before.
@@ -148,7 +151,10 @@ class BlockManager:
         """
         if not self.capacity.has_room({pool.key: wanted}):
             return False
-        first = 1 if pool.key.tail else _FIRST_BLOCKS  # a sequence has one tail, many others
+        first = 1  # a sequence has one tail, many others
+        if not pool.key.tail:
+            large = 0 if pool.capacity else self._first_bytes // max(1, pool.block_bytes)
+            first = max(_FIRST_BLOCKS, large)
         self._grow(pool, max(wanted - len(pool.free), pool.capacity, first))
         while len(pool.free) < wanted and pool.kept:
             self._evict(next(iter(pool.kept)))

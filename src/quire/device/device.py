@@ -76,6 +76,7 @@ class Device(ABC):
         gathered_bytes: bytes of keys and values that one operation may gather where no kernel reads
             them in place.
         kv_share: of the memory that is free once weights are loaded, what KV blocks take unasked.
+        kv_first: of the memory for KV blocks, what a pool takes when it is first used.
     """
 
     fuses: bool
@@ -96,6 +97,7 @@ class Device(ABC):
     kernel_language: str
     gathered_bytes: int
     kv_share: float
+    kv_first = 0.0
 
     def __init__(self) -> None:
         self.operations = Operations()
@@ -284,6 +286,7 @@ class CUDA(GPU):
     read_modes = frozenset({FP8, FP4})
     kernel_language = "cuda"
     keeps_compiled = True
+    kv_first = 0.125  # all graphs are made again when a pool grows, and nobody else has the memory
 
     def __init__(self) -> None:
         super().__init__()

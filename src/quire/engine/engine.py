@@ -30,7 +30,7 @@ from quire.engine.constraints import ConstraintFactory
 from quire.engine.draft_model import ModelDrafter
 from quire.engine.grammar_queue import GrammarQueue, MakeConstraint
 from quire.engine.invariance import check_format
-from quire.engine.memory import check_context, kv_budget, wanted_context
+from quire.engine.memory import check_context, kv_budget, open_blocks, wanted_context
 from quire.engine.request_media import RequestMedia
 from quire.engine.validate import check_default, check_request, positions_of
 from quire.executor.executor import Executor
@@ -102,7 +102,7 @@ class Engine:
         self._offered = offered(config.block_size, config.kv_format.group_size)
         check_default(config.kv_format, self._offered, config.block_size)
         check_format(config, self._names.format(wanted=None), executor.serves)
-        manager = BlockManager(budget, executor.block_bytes, disk.accepts if disk else None)
+        manager = open_blocks(budget, executor.block_bytes, disk)
         limits = Limits(self._groups, manager, config.block_size, max_context=context)
         context = check_context(limits.context(self._names.format(wanted=None)), context)
         prefill_budget = PrefillBudget(

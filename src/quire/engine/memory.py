@@ -7,6 +7,8 @@ from collections.abc import Callable
 import mlx.core as mx
 
 from quire.cache.block_manager import BlockManager
+from quire.cache.blocks import PoolKey
+from quire.cache.disk_tier import DiskTier
 from quire.cache.formats.skips import skipped_layers
 from quire.cache.pools import Pools
 from quire.cache.specs import KVLayout
@@ -99,6 +101,14 @@ def kv_budget(config: EngineConfig, weights: int, *, unread: int = 0) -> int:
             "free; set it lower"
         )
     return config.kv_memory
+
+
+def open_blocks(
+    budget: int, block_bytes: Callable[[PoolKey], int], disk: DiskTier | None
+) -> BlockManager:
+    """Return the manager of an engine's blocks; for arguments see `BlockManager`."""
+    first = int(current_device().kv_first * budget)
+    return BlockManager(budget, block_bytes, disk.accepts if disk else None, first_bytes=first)
 
 
 def _check_smallest(
