@@ -73,6 +73,7 @@ static inline float powf(float x, float y) { return __builtin_powf(x, y); }
 static inline float fmodf(float x, float y) { return __builtin_fmodf(x, y); }
 static inline void sincosf(float x, float* sine, float* cosine) { *sine = __builtin_sinf(x); *cosine = __builtin_cosf(x); }
 static inline float __expf(float x) { return __builtin_expf(x); }
+static inline float __fdividef(float x, float y) { return x / y; }
 static inline float __int_as_float(int x) { float y; memcpy(&y, &x, 4); return y; }
 static inline int atomicAdd(int* to, int more) { *to += more; return *to - more; }
 static inline float sqrtf(float x) { return __builtin_sqrtf(x); }

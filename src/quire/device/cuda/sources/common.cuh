@@ -168,11 +168,13 @@ __device__ __forceinline__ uint4 float_numbers(uint2 codes, FloatScale scale) {
                     scaled(of_e4m3(__byte_perm(codes.y, 0, 0x4342)), scale));
 }
 #endif
+// The quotients, 0 beside infinity, are right to two units of the last place: a whole division takes longer than
+// all else here.
 __device__ __forceinline__ float gated(float gate, float up) {
 #if GELU
   const float y = 0.7978845608028654f * (gate + 0.044715f * gate * gate * gate);
-  return gate / (1.f + __expf(-2.f * y)) * up;
+  return __fdividef(gate, 1.f + __expf(-2.f * y)) * up;
 #else
-  return gate / (1.f + __expf(-gate)) * up;
+  return __fdividef(gate, 1.f + __expf(-gate)) * up;
 #endif
 }
