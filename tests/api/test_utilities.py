@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import gzip
 import json
@@ -24,7 +25,7 @@ from quire.api.shared.auth import check_exposure
 from quire.core.config import ServerConfig
 from quire.core.errors import QuireError
 from quire.core.request import Failure
-from tests.api.conftest import HTTP, NAME, Serve, access_records
+from tests.api.conftest import HTTP, NAME, Serve, Served, access_records
 from tests.support.scripted_engine import Script
 from tests.support.server import JSON_TYPE, RAW_HEAD, leaving
 from tests.support.waiting import HANG_S, wait_until
@@ -401,6 +402,13 @@ def test_a_body_compressed_in_another_way_is_told_so(serve: Serve, path: str) ->
     headers["content-encoding"] = "identity"
     answer = HTTP.post(url, content=b"{}", headers=headers)
     assert answer.status_code == 400
+
+
+def test_a_byte_order_mark_is_no_part_of_a_body(shared: Served) -> None:
+    """Windows' tools write it at the beginning of a file."""
+    headers = {"content-type": "application/json"}
+    body = codecs.BOM_UTF8 + json.dumps(ASK).encode()
+    assert HTTP.post(shared.url + CHAT, content=body, headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import resource
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from openai import OpenAI
 
-from quire.api.batches.lines import Answers
+from quire.api.batches.lines import Answers, BatchRequest
+from quire.api.batches.sending import answer
 from quire.core.errors import QuireError
 from tests.support.child import Child, quire_serve
 from tests.support.waiting import wait_until
@@ -100,6 +104,71 @@ def test_one_process_writes_answers(tmp_path: Path) -> None:
     (tmp_path / "other").write_text("notes\n")
     with pytest.raises(QuireError, match="not a batch's answers"):
         Answers(tmp_path / "other")
+
+
+def test_values_that_are_no_json_fail_their_request_alone(child: Child, tmp_path: Path) -> None:
+    into, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    into.write_text(
+        line("half", prompt="a\ud800b", max_tokens=1)
+        + line("nan", prompt="x", temperature=float("nan"))
+        + line("infinite", prompt="x", temperature=float("inf"))
+    )
+    ran = subprocess.run(command(into, out, "--url", child.url), capture_output=True, text=True)
+    assert ran.returncode == 1, ran.stderr
+    statuses = {name: each["status_code"] for name, each in answers(out).items()}
+    assert statuses == {"half": 200, "nan": 400, "infinite": 400}
+
+
+def test_a_server_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    into = tmp_path / "in.jsonl"
+    into.write_text(line("a", prompt="x") + line("b", prompt="x"))
+    nobody = "http://127.0.0.1:1"
+    ran = subprocess.run(
+        command(into, tmp_path / "out", "--url", nobody), capture_output=True, text=True
+    )
+    assert ran.returncode == 2
+    assert f"quire batch: no server answers at {nobody}" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_an_answer_that_was_not_written_whole_is_removed(tmp_path: Path) -> None:
+    with Answers(tmp_path / "out") as written:
+        written.add("first", 200, "id", body={})
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+        size = (tmp_path / "out").stat().st_size
+        before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, limit[1]))
+            with pytest.raises(OSError, match="No space left"):
+                written.add("second", 200, "id", body={})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+            signal.signal(signal.SIGXFSZ, before)
+        written.add("third", 200, "id", body={})
+    assert list(answers(tmp_path / "out")) == ["first", "third"]
+
+
+async def test_a_proxys_date_to_come_back_at_is_no_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came: list[str] = []
+    slept: list[float] = []
+
+    def busy_once(request: httpx.Request) -> httpx.Response:
+        came.append(request.url.path)
+        date = {"retry-after": "Thu, 26 Nov 2026 17:00:00 GMT"}
+        return httpx.Response(503, headers=date) if len(came) == 1 else httpx.Response(200, json={})
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    transport = httpx.MockTransport(busy_once)
+    async with httpx.AsyncClient(transport=transport, base_url="http://proxy") as client:
+        with Answers(tmp_path / "out") as written:
+            assert await answer(client, BatchRequest("a", "/v1/score", b"{}"), written)
+    assert slept == [1]
+    assert answers(tmp_path / "out")["a"]["status_code"] == 200
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ def test_what_cannot_be_used_is_said_before_any_work(
     assert said in line
 
 
-@pytest.mark.parametrize("command", ["serve", "doctor", "eval-kv"])
+@pytest.mark.parametrize("command", ["serve", "doctor", "eval-kv", "pull", "rm"])
 def test_an_empty_model_is_not_the_embedded_one(
     capsys: pytest.CaptureFixture[str], command: str
 ) -> None:

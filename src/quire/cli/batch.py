@@ -13,17 +13,18 @@ from pydantic import Field
 from rich.console import Console
 
 from quire.api.batches.lines import Answers, BatchRequest, requests_in
+from quire.api.batches.sending import answer
 from quire.api.shared.priority import PRIORITY_HEADER
 from quire.cli.keys import ClientOptions
+from quire.cli.load import unreachable
 from quire.cli.own_server import loading_server
 from quire.cli.progress import shown
 from quire.cli.settings import Command, said
 from quire.cli.values import Count, File, Flag, Place
 from quire.core.errors import QuireError
+from quire.serving.tasks import first_error
 
-_BUSY = (429, 503)
 _TRIES = 8
-_LONGEST_WAIT_S = 30.0
 
 
 class BatchCommand(ClientOptions, Command):
@@ -62,8 +63,10 @@ class BatchCommand(ClientOptions, Command):
                 done = start(f"{len(left)} requests", len(left))
                 run = _Run(url, key, answers=answers, done=done)
                 failed = asyncio.run(run.answer(left, self.concurrency))
-        except (QuireError, httpx.HTTPError, OSError) as error:
-            print(f"quire batch: {said(error)}", file=sys.stderr)
+        except (QuireError, httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+            unanswered = isinstance(error, httpx.TransportError)
+            what = unreachable(url, error) if unanswered else said(error)
+            print(f"quire batch: {what}", file=sys.stderr)
             return 2
         before = len(requests) - len(left)
         told = f"{len(left)} answered, {failed} of them with an error; {before} were already there"
@@ -103,25 +106,14 @@ class _Run:
 
             async def worker() -> None:
                 for request in waiting:
-                    await self._one(client, request)
+                    good = await answer(client, request, self._answers, _TRIES)
+                    self._failed += not good
+                    self._done()
 
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(at_once, len(requests))):
-                    group.create_task(worker())
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(min(at_once, len(requests))):
+                        group.create_task(worker())
+            except ExceptionGroup as errors:
+                raise first_error(errors) from None
         return self._failed
-
-    async def _one(self, client: httpx.AsyncClient, request: BatchRequest) -> None:
-        for tries in range(_TRIES):
-            answer = await client.post(request.url, json=request.body)
-            if answer.status_code not in _BUSY or tries == _TRIES - 1:
-                break
-            wait = float(answer.headers.get("retry-after") or 2**tries)
-            await asyncio.sleep(min(wait, _LONGEST_WAIT_S))
-        try:
-            body = answer.json()
-        except ValueError:
-            body = answer.text
-        request_id = answer.headers.get("x-request-id", "")
-        self._answers.add(request.custom_id, answer.status_code, request_id, body=body)
-        self._failed += answer.status_code != 200
-        self._done()

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from quire.cli.settings import Command
 from quire.cli.short_names import resolve
-from quire.cli.values import Flag
+from quire.cli.values import Flag, Model
 from quire.core.errors import QuireError
 from quire.core.figures import size
 
@@ -24,7 +24,9 @@ class PullCommand(Command):
     command: ClassVar[str] = "pull"
     summary: ClassVar[str] = "download models from the hub"
 
-    names: Annotated[tuple[str, ...], Flag("OWNER/NAME[:FILE.gguf]", positional=True, several=True)]
+    names: Annotated[
+        tuple[Model, ...], Flag("OWNER/NAME[:FILE.gguf]", positional=True, several=True)
+    ]
 
     def run(self) -> int:
         """Download each model, and print its location.
@@ -45,7 +47,7 @@ class RmCommand(Command):
     command: ClassVar[str] = "rm"
     summary: ClassVar[str] = "delete models from the hub's cache on this disk"
 
-    names: Annotated[tuple[str, ...], Flag("OWNER/NAME", positional=True, several=True)]
+    names: Annotated[tuple[Model, ...], Flag("OWNER/NAME", positional=True, several=True)]
     yes: bool = Field(False, description="delete without asking")
 
     def run(self) -> int:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from quire.core.errors import NotFound, QuireError, RequestError
 from quire.core.mcp import McpServer
 from quire.serving.messages import JsonObject
-from quire.serving.tasks import cancel_and_wait, close_all
+from quire.serving.tasks import cancel_and_wait, close_all, first_error
 
 if TYPE_CHECKING:
     from mcp import Client
@@ -193,7 +193,7 @@ class _Connection:
                 await asyncio.Event().wait()
         except Exception as error:  # the SDK raises groups of whatever a transport raised
             self._client = None
-            first = _first(error)
+            first = first_error(error)
             late = isinstance(first, TimeoutError)
             reason = "no answer" if late else str(first) or type(first).__name__
             what = f"The MCP server '{self._server.name}' cannot be reached: {reason}."
@@ -236,13 +236,6 @@ async def _all_tools(client: Client) -> list[Any]:
         page = await client.list_tools(cursor=page.next_cursor)
         tools += page.tools
     return tools[:_MOST_TOOLS]
-
-
-def _first(error: BaseException) -> BaseException:
-    """Return the first single error within an exception group."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _text(result: Any) -> str:

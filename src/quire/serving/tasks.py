@@ -49,3 +49,10 @@ async def close_all(*closing: Coroutine[Any, Any, None]) -> None:
                 raise outcome
 
     await to_the_end(each_to_its_end())
+
+
+def first_error(error: BaseException) -> BaseException:
+    """Return the first single error of an exception group, as task groups raise them."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

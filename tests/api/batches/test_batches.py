@@ -146,6 +146,22 @@ def test_a_file_of_something_else_fails_its_batch(
     assert not served.engine.requests
 
 
+def test_values_that_are_no_json_fail_their_request_alone(served: Served) -> None:
+    client = openai_client(served.url)
+    text = line("good", prompt="x") + line("half", prompt="a\ud800b")
+    text += line("nan", prompt="x", temperature=float("nan"))
+    made = client.batches.create(
+        input_file_id=upload(client, text),
+        endpoint="/v1/completions",
+        completion_window="24h",
+    )
+    batch = ended(client, made.id)
+    assert batch.status == "completed"
+    assert lines_of(client, batch.output_file_id).keys() == {"good", "half"}
+    refused = lines_of(client, batch.error_file_id)["nan"]
+    assert refused["body"]["error"]["param"] == "temperature"
+
+
 def test_a_batch_is_cancelled(served: Served) -> None:
     client = openai_client(served.url)
     tokens = served.ids("Hello.")

@@ -5,6 +5,7 @@ The format is https://platform.openai.com/docs/guides/batch.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -25,11 +26,15 @@ ROUTES = (
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """One line of the input."""
+    """One line of the input.
+
+    Attributes:
+        body: JSON to post. It may have values that the server refuses, such as NaN.
+    """
 
     custom_id: str
     url: str
-    body: dict[str, Any]
+    body: bytes
 
 
 class BadLine(QuireError):
@@ -87,7 +92,7 @@ def _request(line: bytes, wanted: str | None) -> BatchRequest:
         raise ValueError(f"the batch is for {wanted}, the request for {url}")
     if body.get("stream"):
         raise ValueError("a batch cannot stream: leave out 'stream'")
-    return BatchRequest(custom_id, url, body)
+    return BatchRequest(custom_id, url, json.dumps(body).encode())
 
 
 class Answers:
@@ -142,7 +147,15 @@ class Answers:
             ) from error
 
     def add(self, custom_id: str, status: int, request_id: str, body: Any) -> None:
-        """Append the answer to a request."""
+        """Append the answer to a request.
+
+        Raises:
+            OSError: it could not be written whole; nothing of it is left in the file.
+        """
         response = {"status_code": status, "request_id": request_id, "body": body}
-        line = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": custom_id}
-        self._file.write(json.dumps({**line, "response": response, "error": None}).encode() + b"\n")
+        answer = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": custom_id}
+        line = json.dumps({**answer, "response": response, "error": None}).encode() + b"\n"
+        before = os.fstat(self._file.fileno()).st_size
+        if self._file.write(line) != len(line):  # the disk is full
+            os.ftruncate(self._file.fileno(), before)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._file.name)

@@ -16,16 +16,15 @@ import httpx
 from starlette.types import ASGIApp
 
 from quire.api.batches.lines import Answers, BadLine, BatchRequest, requests_in
+from quire.api.batches.sending import answer
 from quire.api.batches.store import BatchRecord, CallerFiles, FileStore
 from quire.api.shared.auth import as_caller
 from quire.api.shared.priority import PRIORITY_HEADER
-from quire.serving.tasks import cancel_and_wait
+from quire.serving.tasks import cancel_and_wait, first_error
 
 log = logging.getLogger("quire.batches")
 
 MOST_REQUESTS = 50_000
-_BUSY = (429, 503)
-_LONGEST_WAIT_S = 30.0
 _ANSWERS = ".answers"
 
 
@@ -80,8 +79,10 @@ class BatchRunner:
             await self._answer(caller, files, batch_id)
         except Exception as error:  # whatever went wrong, the batch has an end
             log.exception("batch %s failed", batch_id)
+            first = first_error(error)
+            reason = (isinstance(first, OSError) and first.strerror) or str(first)
             batch = files.batches.get(batch_id, "batch")
-            files.batches.put(batch.becomes("failed", errors=[_error("batch_failed", str(error))]))
+            files.batches.put(batch.becomes("failed", errors=[_error("batch_failed", reason)]))
 
     async def _answer(self, caller: str, files: CallerFiles, batch_id: str) -> None:
         """Run a batch from whatever status it has to its end."""
@@ -111,7 +112,9 @@ class BatchRunner:
         assert self._app is not None, "the runner has not started"
         transport = httpx.ASGITransport(as_caller(self._app, caller), raise_app_exceptions=False)
         async with (
-            httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
+            httpx.AsyncClient(
+                transport=transport, base_url="http://localhost", headers={PRIORITY_HEADER: "1"}
+            ) as client,
             asyncio.TaskGroup() as group,
         ):
             async for request in self._left(files, batch, answers):
@@ -137,26 +140,13 @@ class BatchRunner:
         answers: Answers,
     ) -> None:
         try:
-            wait = 1.0
-            while (answer := await _asked(client, request)).status_code in _BUSY:
-                given = answer.headers.get("retry-after")
-                await asyncio.sleep(min(float(given or wait), _LONGEST_WAIT_S))
-                wait *= 2
-            body: Any = answer.text
-            with suppress(ValueError):
-                body = answer.json()
-            request_id = answer.headers.get("x-request-id", "")
-            answers.add(request.custom_id, answer.status_code, request_id, body=body)
-            batch, good = files.batches.get(batch_id, "batch"), answer.status_code == 200
+            good = await answer(client, request, answers)
+            batch = files.batches.get(batch_id, "batch")
             files.batches.note(
                 replace(batch, succeeded=batch.succeeded + good, failed=batch.failed + (not good))
             )
         finally:
             self._free.release()
-
-
-async def _asked(client: httpx.AsyncClient, request: BatchRequest) -> httpx.Response:
-    return await client.post(request.url, json=request.body, headers={PRIORITY_HEADER: "1"})
 
 
 def _error(code: str, message: str, line: int | None = None) -> dict[str, Any]:

@@ -263,7 +263,8 @@ class FileStore:
         except BlockingIOError as error:
             raise QuireError(f"--files: another server uses {folder}") from error
         except (OSError, ValueError, TypeError) as error:
-            raise QuireError(f"--files: {folder}: {error}") from error
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise QuireError(f"--files: {folder}: {reason}") from error
 
     def of(self, caller: str) -> CallerFiles:
         """Return the files of a caller."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 import sys
 from collections.abc import Iterator
@@ -42,12 +43,13 @@ class NotFinite(ValueError):
 
 def finite_json(body: bytes) -> object:
     """Return the value of a JSON text. `1e400` is valid JSON, but no number that an answer could
-    repeat.
+    repeat. A byte order mark, with which Windows' tools begin files, is ignored.
 
     Raises:
         NotFinite: a number in it is not finite.
         ValueError: it is not JSON.
     """
+    body = body.removeprefix(codecs.BOM_UTF8)
     try:
         value = from_json(body, allow_inf_nan=False)
     except ValueError:
