@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from functools import partial
 
 from cpu_work import SHORT, Rates, Work, main
@@ -38,6 +39,8 @@ def measure(work: Work) -> Rates:
     rates = Rates(weight_bytes=loaded.parameter_bytes, computes=work.blas)
     if (kernels := device.kernels) is not None:
         rates.computes = f"{kernels.instructions}, {kernels.threads} threads"
+    gc.collect()
+    gc.freeze()  # as the engine's process does
     for prompt in (SHORT, 2 * SHORT):  # segments are held against the model, in steps of each size
         add(engine, 0, prompt, 3)
         finish(engine)

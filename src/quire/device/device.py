@@ -6,7 +6,7 @@ import ctypes
 import logging
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property, wraps
 from types import MappingProxyType
@@ -174,6 +174,12 @@ class Device(ABC):
             "free": self.free_memory(),
         }
 
+    @abstractmethod
+    def settle(self, weights: Sequence[mx.array]) -> None:
+        """Move evaluated weights to memory that is read fastest, where the device has such. The
+        arrays stay the same objects.
+        """
+
     def bound_steps(self, kv_memory: int) -> None:
         """Let MLX queue operations ahead only while arrays stay near what there is now and
         `kv_memory`; beyond that each waits for the one before, whose memory it can use.
@@ -243,6 +249,10 @@ class CPU(Device):
     def weight_memory(self) -> int:
         return self.free_memory()
 
+    def settle(self, weights: Sequence[mx.array]) -> None:
+        if self.kernels is not None:
+            self.kernels.ops.move_to_large_pages(list(weights))
+
     def bound_caches(self) -> None:
         mx.set_cache_limit(_CPU_CACHE)
         if sys.platform == "linux":
@@ -270,6 +280,9 @@ class GPU(Device):
 
     def choose_products(self, blas: str, kernels: str = "auto", threads: int = 0) -> None:
         """Do nothing: there are only MLX's own products."""
+
+    def settle(self, weights: Sequence[mx.array]) -> None:
+        """Do nothing: a GPU's memory has large pages."""
 
     def bound_caches(self) -> None:
         mx.set_cache_limit(_GPU_CACHE)  # allocating is slow there, so they may be many

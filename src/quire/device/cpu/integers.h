@@ -109,7 +109,7 @@ public:
     QUIRE_INLINE SixteenScales(const Weight& w, int64_t at, int64_t next, int present) {
         if (w.storage == Storage::affine) {
             scales_ = load_them(w, w.scales, at, next, present);
-            biases_ = load_them(w, w.biases, at, next, present);
+            biases_ = w.biases ? load_them(w, w.biases, at, next, present) : mul(scales_, all(w.bias_factor));
             return;
         }
         const IntLanes bytes = load_bytes((const uint8_t*)w.scales + at, present);

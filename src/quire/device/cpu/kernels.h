@@ -22,12 +22,13 @@ struct Weight {
     int64_t columns, depth;  // of the product: y[rows, columns] = x[rows, depth] * w^T
     const void* values;      // floats, or codes
     const void* scales;      // floats for affine and fp8, else bytes
-    const void* biases;      // as scales; affine only
+    const void* biases;      // as scales; affine only. Null: each is its scale times `bias_factor`
     const float* offsets;    // [columns] added to the product, or null
     Storage scale_type = Storage::float32;  // of affine's floats
     // Whether 16 columns lie together: words of codes are [columns / 16, depth * bits / 32, 16], and scales and
     // biases [columns / 16, depth / group, 16].
     bool tiled = false;
+    float bias_factor = 0;
 };
 
 // Rows of x before a product: row r begins at values + places[r] * stride.

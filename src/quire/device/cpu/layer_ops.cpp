@@ -146,7 +146,8 @@ void bind_layers(nb::module_& m) {
         .def(nb::init<const array&, const Maybe&, const Maybe&, const Maybe&, int, int, const std::string&, bool>(),
              nb::arg("weight"), nb::arg("scales").none() = nb::none(), nb::arg("biases").none() = nb::none(),
              nb::arg("offsets").none() = nb::none(), nb::arg("group_size") = 0, nb::arg("bits") = 0,
-             nb::arg("mode") = "affine", nb::arg("tiled") = false);
+             nb::arg("mode") = "affine", nb::arg("tiled") = false)
+        .def_prop_ro("reads_biases", [](const Matrix& matrix) { return matrix.evaluated().biases != nullptr; });
     nb::class_<HeadPart>(m, "HeadPart")
         .def(nb::init<std::optional<Matrix>, int, bool, bool, Maybe>(), nb::arg("matrix").none(), nb::arg("heads"),
              nb::arg("normed"), nb::arg("rotated"), nb::arg("norm").none());

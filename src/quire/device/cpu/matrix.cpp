@@ -15,7 +15,23 @@ Storage scale_type_of(const array& scales, Storage packing) {
     return Storage::float32;
 }
 
+// Signed codes (GGUF's Q4_0 and Q8_0) have biases that follow from their scales: then these are not read.
+void leave_out_biases(Weight& w) {
+    if (!w.biases) return;
+    const float factor = -(float)(1 << (w.bits - 1));
+    for (int64_t at = 0; at < w.columns * (w.depth / w.group); at++)
+        if (number_at(w.scale_type, w.biases, at) != factor * number_at(w.scale_type, w.scales, at)) return;
+    w.biases = nullptr;
+    w.bias_factor = factor;
+}
+
 }  // namespace
+
+float number_at(Storage type, const void* from, int64_t at) {
+    if (type == Storage::float32) return ((const float*)from)[at];
+    if (type == Storage::bfloat16) return ((const mlx::core::bfloat16_t*)from)[at];
+    return ((const mlx::core::float16_t*)from)[at];
+}
 
 bool alike(const Weight& a, const Weight& b) {
     return a.storage == b.storage && a.bits == b.bits && a.group == b.group && a.depth == b.depth;
@@ -98,7 +114,9 @@ std::vector<Weight> Matrix::evaluated_stack() const {
     for (const array& each : arrays_) require(each.flags().row_contiguous, "the weight must be row by row");
     Tensors tensors = tensors_;
     tensors.first = 0;
-    return tensors.stack(arrays_, arrays_[0].ndim() == 3 ? arrays_[0].shape(0) : 1);
+    std::vector<Weight> stack = tensors.stack(arrays_, arrays_[0].ndim() == 3 ? arrays_[0].shape(0) : 1);
+    for (Weight& each : stack) leave_out_biases(each);
+    return stack;
 }
 
 Tensors Matrix::among(std::vector<array>& inputs) const {

@@ -43,6 +43,9 @@ private:
     Tensors tensors_;
 };
 
+// Number `at` of an array of floats.
+float number_at(Storage type, const void* from, int64_t at);
+
 // Shares out products of `rows` rows among the threads: calls `run(product, begin, end)` for ranges of columns.
 void split_columns(const std::vector<int64_t>& columns, int64_t rows, int64_t depth,
                    const std::function<void(size_t, int64_t, int64_t)>& run);

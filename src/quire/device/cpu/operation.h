@@ -38,6 +38,7 @@ void bind_attention(nb::module_& m);
 void bind_cache(nb::module_& m);
 void bind_recurrent(nb::module_& m);
 void bind_layers(nb::module_& m);
+void bind_pages(nb::module_& m);
 void bind_routing(nb::module_& m);
 void bind_sampling(nb::module_& m);
 void bind_segments(nb::module_& m);

@@ -229,6 +229,7 @@ NB_MODULE(_cpu, m) {
     quire::bind_cache(m);
     quire::bind_recurrent(m);
     quire::bind_layers(m);
+    quire::bind_pages(m);
     quire::bind_routing(m);
     quire::bind_sampling(m);
     quire::bind_segments(m);

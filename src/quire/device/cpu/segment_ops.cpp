@@ -168,7 +168,9 @@ public:
             float* to = frame.at(writes[0], row);
             for (int64_t group = 0; group < groups; group++) {
                 const int64_t at = place(token, group, groups);
-                decode(codes.data(), group * w_.group, number(w_.scales, at), number(w_.biases, at), to);
+                const float scale = number(w_.scales, at);
+                const float bias = w_.biases ? number(w_.biases, at) : scale * w_.bias_factor;
+                decode(codes.data(), group * w_.group, scale, bias, to);
             }
         }
     }
@@ -179,11 +181,7 @@ private:
         constexpr int64_t kTile = 16;
         return w_.tiled ? (column / kTile * count + i) * kTile + column % kTile : column * count + i;
     }
-    float number(const void* from, int64_t at) const {
-        if (w_.scale_type == Storage::float32) return ((const float*)from)[at];
-        if (w_.scale_type == Storage::bfloat16) return ((const mlx::core::bfloat16_t*)from)[at];
-        return ((const mlx::core::float16_t*)from)[at];
-    }
+    float number(const void* from, int64_t at) const { return number_at(w_.scale_type, from, at); }
     void decode(const uint32_t* codes, int64_t first, float scale, float bias, float* to) const {
         const uint32_t mask = (1u << w_.bits) - 1;
         for (int64_t i = first; i < first + w_.group; i++) {

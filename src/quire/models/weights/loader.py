@@ -390,7 +390,7 @@ def _bytes(weights: Mapping[str, mx.array], *, narrow: bool) -> int:
 
 def _evaluate(model: nn.Module, on_progress: Callable[[int, int], None]) -> None:
     """Load and convert the weights in batches, so that few are in memory in both forms."""
-    arrays = list(named_parameters(model).values())
+    arrays, device = list(named_parameters(model).values()), current_device()
     batch: list[mx.array] = []
     batch_bytes = done = 0
     total = sum(array.nbytes for array in arrays)
@@ -400,10 +400,12 @@ def _evaluate(model: nn.Module, on_progress: Callable[[int, int], None]) -> None
         batch_bytes += array.nbytes
         if batch_bytes >= _EVAL_BYTES:
             mx.eval(batch)
+            device.settle(batch)
             done += batch_bytes
             on_progress(done, total)
             batch, batch_bytes = [], 0
     mx.eval(batch)
+    device.settle(batch)
     on_progress(total, total)
 
 
