@@ -220,25 +220,27 @@ def _in_order(program: Program) -> Program:
 
 
 def join_products(program: Program) -> Program:
-    """Fuse products of the same rows, and a gate with the two products that it joins."""
-    uses, groups, taken = Uses(program), list[tuple[str, list[Node]]](), set[int]()
-    for node in program.nodes:
-        if node.kind != "gated":
-            continue
-        makers = (uses.maker(node.input(role)) for role in ("x", "y"))
-        nodes = [each for each in makers if each is not None]
-        if len(nodes) == 2 and all(
-            each.kind in PRODUCTS
-            and each.inputs == nodes[0].inputs
-            and uses.only_reader(each.outputs[0]) is node
-            for each in nodes
-        ):
-            groups.append(("gated products", [*nodes, node]))
-            taken |= {_identity(each) for each in nodes}
+    """Fuse products of the same rows, and a gate with the two products that it joins, or with one
+    that it joins with a part of another value.
+    """
+    uses, groups = Uses(program), list[tuple[str, list[Node]]]()
     alike: dict[tuple[str, tuple[int, ...]], list[Node]] = {}
     for node in program.nodes:
-        if node.kind in PRODUCTS and _identity(node) not in taken:
+        if node.kind in PRODUCTS:
             alike.setdefault((node.kind, node.inputs), []).append(node)
+    for node in program.nodes:
+        gate = uses.maker(node.input("x")) if node.kind == "gated" else None
+        if gate is None or gate.kind not in PRODUCTS:
+            continue
+        if uses.only_reader(gate.outputs[0]) is not node:
+            continue
+        same, up = alike[gate.kind, gate.inputs], uses.maker(node.input("y"))
+        if len(same) == 1 and up is not None and up.kind in _READ_THROUGH:
+            groups.append(("gated product", [gate, node]))
+            same.clear()
+        elif up in same and up is not gate and uses.only_reader(up.outputs[0]) is node:
+            groups.append(("gated products", [gate, up, node]))
+            same[:] = [each for each in same if each not in (gate, up)]
     groups += [("products", nodes) for nodes in alike.values() if len(nodes) > 1]
     return fuse(program, groups)
 

@@ -99,6 +99,23 @@ def gated(gemm: Gemm, activation: str) -> str:
     return _product(parameters, lines, gemm, more=more)
 
 
+def gated_by(gemm: SkinnyGemm, activation: str, row: int) -> str:
+    """Return the source of a product whose gate multiplies other rows.
+
+    Parameters: rows, x, weight, y, and the other rows.
+
+    Args:
+        row: elements from one of the other rows to the next.
+    """
+    parameters = ["const int* rows", "const T* x", *_weight(gemm), "T* y", "const T* others"]
+    lines = [
+        "const int x_shape[1] = {*rows};",
+        f"const int w_shape[2] = {{{gemm.outputs}, {_words(gemm)}}};",
+    ]
+    more: dict[str, object] = {"GELU": ACTIVATIONS[activation], "OTHERS": row}
+    return _product(parameters, lines, gemm, more=more)
+
+
 def experts_first(
     gemm: Gemm, experts: int, top: int, joined: str | None, activation: str, *, offsets: bool
 ) -> str:

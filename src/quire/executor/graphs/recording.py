@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import mlx.core as mx
@@ -10,6 +11,7 @@ import mlx.core as mx
 from quire.attention.paged import cuda as paged
 from quire.attention.paged import packed
 from quire.cache.specs import KVLayout
+from quire.device.cuda.skinny_gemm import SkinnyGemm
 from quire.device.weights import Packing
 from quire.executor.graphs import kernels, product_kernels
 from quire.executor.graphs.between import Segment, memory_of, read_by
@@ -23,6 +25,7 @@ from quire.executor.graphs.low_rank import LowRankRecording
 from quire.executor.graphs.mixtures import MixtureRecording
 from quire.executor.graphs.operands import (
     HeadOperand,
+    Part,
     ProductMatrix,
     UnsupportedNode,
     is_plain,
@@ -35,13 +38,14 @@ from quire.executor.graphs.operands import (
 from quire.executor.graphs.places import Place, shown
 from quire.executor.graphs.plain_products import PlainProduct
 from quire.executor.graphs.pools import LayerPool, TailCoding
+from quire.executor.graphs.product_kernels import Gemm
 from quire.executor.graphs.recorder import Buffer, Recorder
 from quire.executor.graphs.recurrences import StateRecording
 from quire.executor.graphs.rows import row_kernel
 from quire.executor.graphs.small_sums import reduced_kernel, small_product_kernel
 from quire.executor.graphs.source import NotGenerated
 from quire.executor.graphs.states import LayerStates
-from quire.program.passes import PRODUCTS, RESHAPES
+from quire.program.passes import PRODUCTS, RESHAPES, Uses
 from quire.program.values import FUSED, Node, Program
 
 _FEW_OUTPUTS = 512
@@ -91,6 +95,7 @@ class Recording(
             "packed_linear": self._products,
             "products": self._products,
             "gated products": self._gated,
+            "gated product": self._gated_product,
             "add_low_rank": self._low_rank,
             "attention": self._attention,
             "choose": self._choose,
@@ -243,6 +248,44 @@ class Recording(
         source = product_kernels.gated(gemm, activation)
         recorder.add_product(gemm, source, grid, arguments=arguments, reads=reads, writes=[y])
 
+    def _gated_product(self, node: Node) -> None:
+        """Record a product and its gate, which multiplies a part of another value."""
+        product = next(each for each in node.arguments if each.kind in PRODUCTS)
+        join = next(each for each in node.arguments if each.kind == "gated")
+        other = self._multiplied_part(node, join)
+        recorder, x = self._recorder, product.inputs[0]
+        gemm: Gemm | None = None
+        if other is not None and _gates_products(product, product, join):
+            weight = product_matrix(product)
+            gemm = self._fitting(recorder.gemm(weight, weight.outputs, sharing=True))
+        if other is None or not isinstance(gemm, SkinnyGemm):
+            self._products(product)
+            rest = tuple(each for each in node.arguments if each is not product)
+            self._generate(row_kernel, replace(node, arguments=rest))
+            recorder.release(self._buffer(product.outputs[0]))
+            return
+        reads = self._read([x, other.source])
+        y = self._written(join.outputs[0], reads)
+        address = self._place(other.source).address + 2 * other.offset
+        arguments = [recorder.inputs.rows, self._place(x).address, *recorder.matrix(weight)]
+        arguments += [y.address, address]
+        source = product_kernels.gated_by(gemm, gate_name(join.attributes["gating"]), row=other.row)
+        grid = gemm.grid(-(-weight.outputs // gemm.width))
+        recorder.add_product(gemm, source, grid, arguments=arguments, reads=reads, writes=[y])
+
+    def _multiplied_part(self, node: Node, join: Node) -> Part | None:
+        """Return the part of a value that a gate multiplies; None if kernels cannot read it."""
+        inner, value = self._inside(node), join.input("y")
+        assert value is not None, "gates multiply a value"
+        try:
+            return Part.of(inner, Uses(inner), value)
+        except UnsupportedNode:
+            return None
+
+    def _inside(self, node: Node) -> Program:
+        """Return the program of a fused node's own nodes."""
+        return replace(self._program, nodes=node.arguments, outputs=())
+
     def _plain_product(self, node: Node) -> None:
         """Record a product with a matrix that tensor core kernels do not take."""
         x, y = (self._program.values[each] for each in (node.inputs[0], node.outputs[0]))
@@ -273,14 +316,7 @@ class Recording(
         layer = own["layer"]
         spec = self._layout.groups[self._layout.group[layer]].spec.attention
         assert spec is not None, "layers that attend keep keys"
-        inner = Program(
-            self._program.symbols,
-            self._program.fields,
-            self._program.constants,
-            values=self._program.values,
-            nodes=node.arguments,
-            outputs=(),
-        )
+        inner = self._inside(node)
         roles = ("q", "k") if spec.value_in_key else ("q", "k", "v")
         heads = {role: HeadOperand.of(inner, attend, role) for role in roles}
         q, k, v = heads["q"], heads["k"], heads.get("v")

@@ -5,6 +5,9 @@
 #ifndef READY
 #define READY
 #endif
+#ifndef OTHERS
+#define OTHERS 0
+#endif
   // y = x W^T, 8 * TILES rows a thread block, bfloat16; W as codes of 4 or 8 bits, or as it is (BITS 16).
   // A thread block makes 16 * PARTS rows of W (with GATED: of both matrices) for all rows of x. Its
   // warps share the columns, CHUNK groups of 64 at a time, and add up at the end. A warp copies
@@ -14,7 +17,7 @@
   // Of 64 columns, a lane of a quad reads 16 neighbours; where integers of 4 bits are in groups of 32, it reads 8
   // of each group, so that a product is of one group.
   // With EXPERTS, a tile is up to 8 * TILES pairs of row and expert: expert, first place, count.
-  // WHOLE: chunks have no rest.
+  // WHOLE: chunks have no rest. OTHERS: a gate multiplies other rows, each so many elements behind the one before.
   constexpr int SETS = GATED ? 2 : 1, MATRICES = SETS * PARTS;
   // In pieces of 16 bytes: a row's codes and a row of x in a chunk, a chunk's codes, a chunk.
   constexpr int CODES = CHUNK * BITS / 2, X = CHUNK * 8, ALL_CODES = MATRICES * 16 * CODES;
@@ -339,6 +342,8 @@
 #endif
 #if FIRST
     y[(size_t)(first + column) * Y_ROW + n] = (T)JOINED(sum);
+#elif OTHERS
+    y[(size_t)(first + column) * Y_ROW + n] = (T)gated(sum[0], (float)others[(size_t)(first + column) * OTHERS + n]);
 #elif EXPERTS
     y[(size_t)order[first + column] * Y_ROW + n] = (T)sum[0];
 #else
