@@ -51,6 +51,13 @@ def test_launches_of_a_dense_step(tmp_path: Path) -> None:
     }
 
 
+def test_a_gate_of_a_part_joins_its_product(tmp_path: Path) -> None:
+    """Each layer gates its part of the rows' embeddings for all layers."""
+    model = opened("gemma4_ple", tmp_path).model
+    found = kinds(prepared(trace(model).body))
+    assert found["gated product"] == found["gated products"] == len(model.layout)
+
+
 def test_launches_of_a_step_with_experts(tmp_path: Path) -> None:
     model = opened("gemma4_moe", tmp_path).model
     layers = len(model.layout)
