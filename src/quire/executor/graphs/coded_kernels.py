@@ -40,10 +40,7 @@ def attend(shape: paged.Shape, codes: portable.Codes, value_size: int, *, in_key
     tailed = codes.by_channel
     parameters = ["const T* q", *code_parameters(codes)]
     if tailed:
-        parameters += ["const T* tail_keys", "const T* tail_values", "const int* tiles"]
-        parameters += ["const int* own_tiles", "const int* table", "const int* tails"]
-        parameters += ["const int* visible", "const float* numbers", "float* partial"]
-        parameters += ["float* stats", "float* own_partial", "float* own_stats"]
+        parameters += kernels.TAILED
         body, head = packed.body("single"), packed.head()
     else:
         parameters += ["const int* tiles", "const int* table", "const float* numbers"]

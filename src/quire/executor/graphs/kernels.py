@@ -18,6 +18,13 @@ from quire.device.gpu_kernels import kernel_text
 OWN = "quire.executor.graphs"
 
 TAIL_THREADS = 256
+TAILED = (
+    *("const T* tail_keys", "const T* tail_values"),
+    *("const int* tiles", "const int* own_tiles", "const int* table", "const int* tails"),
+    *("const int* visible", "const float* numbers"),
+    *("float* partial", "float* stats", "float* own_partial", "float* own_stats"),
+)
+"""Parameters of attention over page codes, behind those of the codes."""
 HALF = "#include <cuda_fp16.h>\n"
 
 # A kernel may be launched while the one before still runs (programmatic dependent launch): what it
@@ -215,11 +222,7 @@ def attend_packed(shape: paged.Shape, codes: packed.Codes) -> str:
     Parameters: q, the arrays of a page store, tiles of coded and own blocks, table, tails, visible,
     numbers, partial, stats, and partial and stats of the own blocks.
     """
-    parameters = ["const T* q", *_codes("k"), *_codes("v"), "const T* tail_keys"]
-    parameters += ["const T* tail_values", "const int* tiles", "const int* own_tiles"]
-    parameters += ["const int* table", "const int* tails", "const int* visible"]
-    parameters += ["const float* numbers", "float* partial", "float* stats"]
-    parameters += ["float* own_partial", "float* own_stats"]
+    parameters = ["const T* q", *_codes("k"), *_codes("v"), *TAILED]
     more = {"LEAST_PASSES": 1, "READY": "wait_for_others()"}
     defines: Mapping[str, object] = {**packed.defines(shape, codes), **more}
     head = HALF + packed.head()

@@ -81,38 +81,26 @@ def parts(gemm: Gemm, outputs: tuple[int, ...]) -> list[int]:
     return [-(-n // gemm.width) for n in outputs]
 
 
-def gated(gemm: Gemm, activation: str) -> str:
-    """Return the source of a gated product.
+def gated(gemm: Gemm, activation: str, others: int = 0) -> str:
+    """Return the source of a product and its gate.
 
     Parameters: rows, x, weights of gate and up, y; of `WarpgroupGemm` with `sharing`, sums and
-    flags.
+    flags. Where the gate multiplies other rows: rows, x, weight, y, and these.
+
+    Args:
+        others: elements from one of the other rows to the next, of `SkinnyGemm`; 0 without them.
     """
-    parameters = ["const int* rows", "const T* x", *_gate_and_up(gemm), "T* y"]
+    parameters = ["const int* rows", "const T* x"]
+    parameters += _weight(gemm) if others else _gate_and_up(gemm)
+    parameters += ["T* y", *["const T* others"] * bool(others)]
     lines = [
         "const int x_shape[1] = {*rows};",
         f"const int w_shape[2] = {{{gemm.outputs}, {_words(gemm)}}};",
     ]
-    more: dict[str, object] = {"GELU": ACTIVATIONS[activation]}
+    more: dict[str, object] = {"GELU": ACTIVATIONS[activation], "OTHERS": others}
     if isinstance(gemm, WarpgroupGemm):
         more["W_TILES"] = -(-gemm.outputs // gemm.width)
         more["MATRIX(tile)"] = f"const int part = tile, N = {gemm.outputs};"
-    return _product(parameters, lines, gemm, more=more)
-
-
-def gated_by(gemm: SkinnyGemm, activation: str, row: int) -> str:
-    """Return the source of a product whose gate multiplies other rows.
-
-    Parameters: rows, x, weight, y, and the other rows.
-
-    Args:
-        row: elements from one of the other rows to the next.
-    """
-    parameters = ["const int* rows", "const T* x", *_weight(gemm), "T* y", "const T* others"]
-    lines = [
-        "const int x_shape[1] = {*rows};",
-        f"const int w_shape[2] = {{{gemm.outputs}, {_words(gemm)}}};",
-    ]
-    more: dict[str, object] = {"GELU": ACTIVATIONS[activation], "OTHERS": row}
     return _product(parameters, lines, gemm, more=more)
 
 

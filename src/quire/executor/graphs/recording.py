@@ -269,7 +269,8 @@ class Recording(
         address = self._place(other.source).address + 2 * other.offset
         arguments = [recorder.inputs.rows, self._place(x).address, *recorder.matrix(weight)]
         arguments += [y.address, address]
-        source = product_kernels.gated_by(gemm, gate_name(join.attributes["gating"]), row=other.row)
+        activation = gate_name(join.attributes["gating"])
+        source = product_kernels.gated(gemm, activation, others=other.row)
         grid = gemm.grid(-(-weight.outputs // gemm.width))
         recorder.add_product(gemm, source, grid, arguments=arguments, reads=reads, writes=[y])
 
