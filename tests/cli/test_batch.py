@@ -101,9 +101,15 @@ def test_wrong_files_are_named(tmp_path: Path, text: str, said: str) -> None:
 def test_one_process_writes_answers(tmp_path: Path) -> None:
     with Answers(tmp_path / "out"), pytest.raises(QuireError, match="another process"):
         Answers(tmp_path / "out")
-    (tmp_path / "other").write_text("notes\n")
-    with pytest.raises(QuireError, match="not a batch's answers"):
-        Answers(tmp_path / "other")
+
+
+@pytest.mark.parametrize("text", ["notes\n", "notes", '{"id": 5}'])
+def test_a_file_of_something_else_is_left_as_it_is(tmp_path: Path, text: str) -> None:
+    other = tmp_path / "other"
+    other.write_text(text)
+    with Answers(other) as written, pytest.raises(QuireError, match="not a batch's answers"):
+        assert written.done
+    assert other.read_text() == text
 
 
 def test_values_that_are_no_json_fail_their_request_alone(child: Child, tmp_path: Path) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anthropic
@@ -13,9 +16,12 @@ import openai
 import pytest
 from openai import OpenAI
 from openai.types import Batch
+from starlette.responses import JSONResponse
 
 from quire.api.app import build_app
+from quire.api.batches import lines
 from quire.api.batches.lines import Answers
+from quire.api.batches.runner import BatchRunner
 from quire.api.batches.store import BatchRecord, CallerFiles, FileStore, new_id
 from quire.core.config import ServerConfig
 from quire.core.errors import QuireError, TooLarge
@@ -251,6 +257,29 @@ def test_a_batch_goes_on_after_a_kill(tokenizer: Tokenizer, tmp_path: Path, stat
     assert batch.status == ends[status]
     assert found["r1"]["request_id"] == "before"
     assert len(found) == (3 if status == "in_progress" else 1)
+
+
+async def test_files_of_a_batch_are_read_outside_of_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be large, and other requests' streams would wait."""
+    batch_id = left_by_a_kill(tmp_path, "in_progress")
+    store = FileStore(tmp_path, (), 1 << 20)
+    readers: list[int] = []
+
+    def loads(text: bytes) -> Any:
+        readers.append(threading.get_ident())
+        return json.loads(text)
+
+    monkeypatch.setattr(lines, "json", SimpleNamespace(loads=loads, dumps=json.dumps))
+    runner = BatchRunner(store, at_once=2)
+    runner.start(JSONResponse({}))
+    while not store.of("").batches.get(batch_id, "batch").over:
+        await asyncio.sleep(0.01)
+    await runner.close()
+    assert store.of("").batches.get(batch_id, "batch").status == "completed"
+    assert readers
+    assert threading.get_ident() not in readers
 
 
 def test_keys_see_their_own_files(tokenizer: Tokenizer, tmp_path: Path) -> None:

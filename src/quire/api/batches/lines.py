@@ -12,6 +12,7 @@ import os
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,6 +23,9 @@ ROUTES = (
     *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
     *("/v1/embeddings", "/v1/rerank", "/v1/score"),
 )
+_ID_PREFIX = "batch_req_"
+_ANSWER_START = f'{{"id": "{_ID_PREFIX}'.encode()
+"""The first bytes of each line that `Answers` writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +105,12 @@ class Answers:
     Each line is one write, so a killed process leaves at most its last line unfinished, which the
     next run removes.
 
-    Attributes:
-        done: the HTTP status of each request that was answered by an earlier run, by custom_id.
-
     Raises:
-        QuireError: the file cannot be written, another process writes it, or it is of another
-            format.
+        QuireError: the file cannot be written, or another process writes it.
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         try:
             self._file = path.open("a+b", buffering=0)
         except OSError as error:
@@ -119,7 +120,6 @@ class Answers:
         except OSError as error:
             self._file.close()
             raise QuireError(f"{path}: another process is writing this file") from error
-        self.done = self._read(path)
 
     def __enter__(self) -> Self:
         return self
@@ -132,19 +132,32 @@ class Answers:
     ) -> None:
         self._file.close()
 
-    def _read(self, path: Path) -> dict[str, int]:
-        self._file.seek(0)
-        written = self._file.read() or b""
-        whole = written[: written.rfind(b"\n") + 1]
-        if len(whole) < len(written):
-            os.ftruncate(self._file.fileno(), len(whole))
+    @cached_property
+    def done(self) -> dict[str, int]:
+        """The HTTP status of each request that an earlier run answered, by custom_id.
+
+        The first access reads the file and removes an unfinished last line. Access it before `add`.
+
+        Raises:
+            QuireError: the file is of another format, and left as it is.
+        """
+        statuses: dict[str, int] = {}
+        size = 0
         try:
-            read = (json.loads(line) for line in whole.splitlines())
-            return {each["custom_id"]: each["response"]["status_code"] for each in read}
+            with self._path.open("rb") as lines:
+                for line in lines:
+                    if not line.endswith(b"\n") and _may_start_an_answer(line):
+                        os.ftruncate(self._file.fileno(), size)
+                        break
+                    answer = json.loads(line)
+                    statuses[answer["custom_id"]] = answer["response"]["status_code"]
+                    size += len(line)
         except (ValueError, KeyError, TypeError) as error:
             raise QuireError(
-                f"{path}: has lines that are not a batch's answers; choose another output file"
+                f"{self._path}: has lines that are not a batch's answers; choose another output "
+                "file"
             ) from error
+        return statuses
 
     def add(self, custom_id: str, status: int, request_id: str, body: Any) -> None:
         """Append the answer to a request.
@@ -153,9 +166,14 @@ class Answers:
             OSError: it could not be written whole; nothing of it is left in the file.
         """
         response = {"status_code": status, "request_id": request_id, "body": body}
-        answer = {"id": f"batch_req_{uuid.uuid4().hex}", "custom_id": custom_id}
+        answer = {"id": f"{_ID_PREFIX}{uuid.uuid4().hex}", "custom_id": custom_id}
         line = json.dumps({**answer, "response": response, "error": None}).encode() + b"\n"
         before = os.fstat(self._file.fileno()).st_size
         if self._file.write(line) != len(line):  # the disk is full
             os.ftruncate(self._file.fileno(), before)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._file.name)
+
+
+def _may_start_an_answer(line: bytes) -> bool:
+    """Return whether an unfinished line may be what `Answers.add` had written of an answer."""
+    return line[: len(_ANSWER_START)] == _ANSWER_START[: len(line)]

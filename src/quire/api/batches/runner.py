@@ -93,6 +93,7 @@ class BatchRunner:
             if batch.over:
                 return
         with Answers(files.batches.path(batch.id, _ANSWERS)) as answers:
+            await asyncio.to_thread(lambda: answers.done)  # reads a file that may be large
             failed = sum(status != 200 for status in answers.done.values())
             files.batches.note(replace(batch, succeeded=len(answers.done) - failed, failed=failed))
             if batch.status == "in_progress":
@@ -126,10 +127,12 @@ class BatchRunner:
         self, files: CallerFiles, batch: BatchRecord, answers: Answers
     ) -> AsyncIterator[BatchRequest]:
         """Yield the requests without an answer, each when another may be in flight."""
-        for request in requests_in(files.files.path(batch.input_file_id)):
-            if request.custom_id not in answers.done:
-                await self._free.acquire()
-                yield request
+        requests = requests_in(files.files.path(batch.input_file_id))
+        left = (each for each in requests if each.custom_id not in answers.done)
+        # In a thread: the next request may stand behind thousands that have an answer.
+        while (request := await asyncio.to_thread(next, left, None)) is not None:
+            await self._free.acquire()
+            yield request
 
     async def _one(
         self,
