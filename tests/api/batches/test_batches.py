@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -166,6 +168,45 @@ def test_values_that_are_no_json_fail_their_request_alone(served: Served) -> Non
     assert lines_of(client, batch.output_file_id).keys() == {"good", "half"}
     refused = lines_of(client, batch.error_file_id)["nan"]
     assert refused["body"]["error"]["param"] == "temperature"
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_full_disk_is_no_unexpected_error(served: Served) -> None:
+    with pytest.raises(openai.APIStatusError) as raised:
+        upload(openai_client(served.url), line("a", prompt="x"))
+    assert raised.value.status_code == 507
+    assert raised.value.response.headers["x-should-retry"] == "false"
+    assert "disk is full" in raised.value.message
+
+
+def test_a_batch_ends_though_the_disk_is_full(
+    served: Served, request: pytest.FixtureRequest
+) -> None:
+    client = openai_client(served.url)
+    file_id = upload(client, line("a", prompt="x"))
+    endings = iter([Script(served.ids("Hello."))])
+
+    def answer(_: Request) -> Script:
+        request.getfixturevalue("full_disk")
+        return next(endings)
+
+    served.engine.reset(answer)
+    made = client.batches.create(
+        input_file_id=file_id, endpoint="/v1/completions", completion_window="24h"
+    )
+    batch = ended(client, made.id)
+    assert batch.status == "failed"
+    assert batch.errors is not None
+    assert batch.errors.data is not None
+    assert batch.errors.data[0].message == "No space left on device"
 
 
 def test_a_batch_is_cancelled(served: Served) -> None:

@@ -82,7 +82,10 @@ class BatchRunner:
             first = first_error(error)
             reason = (isinstance(first, OSError) and first.strerror) or str(first)
             batch = files.batches.get(batch_id, "batch")
-            files.batches.put(batch.becomes("failed", errors=[_error("batch_failed", reason)]))
+            batch = batch.becomes("failed", errors=[_error("batch_failed", reason)])
+            files.batches.note(batch)
+            with suppress(OSError):  # on a full disk it is forgotten, and the next start goes on
+                files.batches.put(batch)
 
     async def _answer(self, caller: str, files: CallerFiles, batch_id: str) -> None:
         """Run a batch from whatever status it has to its end."""

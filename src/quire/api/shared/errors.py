@@ -5,6 +5,7 @@ The path decides: `/v1/messages` is Anthropic's, `/api/` is Ollama's, all else i
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import math
@@ -71,6 +72,9 @@ def failure_of(error: Exception) -> Failure:
             return Failure(what, 405, "invalid_request_error", code="method_not_allowed")
         case HTTPException():
             return Failure(error.detail, error.status_code, "invalid_request_error")
+        case OSError(errno=errno.ENOSPC | errno.EDQUOT):
+            what = "The server's disk is full: delete files, or ask its operator to free space."
+            return Failure(what, 507, "server_error", code="disk_full")
         case _:
             return Failure("The server met an unexpected error.", 500, code="internal_error")
 
@@ -128,12 +132,12 @@ def error_response(
 
     The log line holds the reason. A header tells SDKs not to retry requests that ran into a
     deadline, whose model's loading was stopped, or that ask for something not offered: a retry
-    would only add load. It is set for wrong keys as well, because Claude Code 2.1.330 would
-    silently retry one for three minutes.
+    would only add load. It is set for a full disk, too, and for wrong keys, because Claude Code
+    2.1.330 would silently retry one for three minutes.
     """
     note(scope, {"error": {"type": failure.type, "message": failure.message[:_LONGEST_LOGGED]}})
     headers = dict(headers or {})
-    if failure.status in (401, 408, 501) or failure.code == _STOPPED:
+    if failure.status in (401, 408, 501, 507) or failure.code == _STOPPED:
         headers["x-should-retry"] = "false"
     content = json.dumps(body_for(scope["path"], failure))
     return Response(content, failure.status, headers, media_type="application/json")
@@ -161,8 +165,11 @@ class ErrorMiddleware:
         except Exception as error:  # whatever a bug raises: only this answer ends
             if started or scope["type"] != "http":
                 raise
-            log.exception("%s %s", scope["method"], scope["path"])
-            response = error_response(scope, failure_of(error))
+            failure = failure_of(error)
+            expected = failure.code != "internal_error"
+            where = f"{scope['method']} {scope['path']}"
+            log.error("%s: %s", where, error, exc_info=not expected)
+            response = error_response(scope, failure)
             await response(scope, receive, send)
 
 
