@@ -14,6 +14,7 @@ from quire.cache.specs import KVGroup, recurrent_groups, stored_groups
 from quire.cache.states import StatePool
 from quire.core.arrays import Ints
 from quire.core.kv_format import KVFormat
+from quire.device.cache_operations import RowCopies
 from quire.device.device import current_device
 
 
@@ -73,6 +74,10 @@ class KVPool:
             parts = len(store.export(blocks[:0]))
             store.restore(blocks, contents[at : at + parts])
             at += parts
+
+    def copies(self, sources: Ints, targets: Ints) -> list[RowCopies]:
+        """Return the rows to copy for blocks `targets` to become copies of `sources`."""
+        return [store.copies(sources, targets) for store in self._stores()]
 
     def _stores(self) -> list[LayerStore]:
         return [*self.layers.values(), *self.indexes.values()]
@@ -152,24 +157,21 @@ class Pools:
         by_pool: dict[PoolKey, list[tuple[int, int]]] = {}
         for pool, source, target in pairs:
             by_pool.setdefault(pool, []).append((source, target))
-        contents = {}
+        copies: list[RowCopies] = []
         for key, ids in by_pool.items():
-            contents[key] = self.export(key, [i for i, _ in ids])
-        # Evaluated here: a pool that a pending gather still reads could not be written in place.
-        mx.eval(list(contents.values()))
-        for key, ids in by_pool.items():
-            self.restore(key, [i for _, i in ids], contents[key])
+            sources, targets = np.array(ids, dtype=np.int32).T
+            copies += self._pool(key).copies(sources, targets)
+        current_device().operations.copy_rows(copies)
 
     def rehearse(self) -> None:
         """Copy each pool's first block onto itself, so that a GPU compiles the kernels of
         copies.
         """
-        for pool in self._all:
-            block = np.zeros(1, dtype=np.int32)
-            contents = pool.export(block)
-            if all(map(len, contents)):
-                mx.eval(contents)
-                pool.restore(block, contents)
+        block = np.zeros(1, dtype=np.int32)
+        copies = [each for pool in self._all for each in pool.copies(block, block)]
+        current_device().operations.copy_rows(
+            [each for each in copies if all(map(len, each.pools))]
+        )
 
     def export(self, key: PoolKey, ids: list[int]) -> list[mx.array]:
         """Return the (lazy) contents of blocks in all layers, block by block on the first axis."""

@@ -12,6 +12,7 @@ import numpy as np
 from quire.cache.formats.paging import block_rows, resize
 from quire.cache.specs import RecurrentState
 from quire.core.arrays import Ints
+from quire.device.cache_operations import RowCopies
 from quire.device.device import current_device
 from quire.device.dtypes import DTYPES, from_host
 
@@ -77,6 +78,11 @@ class StatePool:
         """Return the contents of slots (lazy)."""
         rows = block_rows(slots, 1)
         return [part[rows] for part in self._parts.values()]
+
+    def copies(self, sources: Ints, targets: Ints) -> list[RowCopies]:
+        """Return the rows to copy for slots `targets` to become copies of `sources`."""
+        pools = list(self._parts.values())
+        return [RowCopies(pools, block_rows(sources, 1), block_rows(targets, 1))]
 
     def restore(self, slots: Ints, contents: list[mx.array]) -> None:
         """Write contents that `export` returned into slots."""

@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
 
 from quire.device.coding import Chunks, CodedChunks, VectorCoding
+
+
+@dataclass(frozen=True, slots=True)
+class RowCopies:
+    """Rows to copy within each of several arrays.
+
+    Attributes:
+        sources, targets: int32 `[n]`.
+    """
+
+    pools: list[mx.array]
+    sources: mx.array
+    targets: mx.array
 
 
 class CacheOperations:
@@ -43,6 +57,15 @@ class CacheOperations:
         place.
         """
         pool[rows] = values.astype(pool.dtype)
+
+    def copy_rows(self, copies: Sequence[RowCopies]) -> None:
+        """Make rows `targets` of arrays what their rows `sources` were before the call."""
+        contents = [[pool[each.sources] for pool in each.pools] for each in copies]
+        # Evaluated here: a pool that a pending gather still reads could not be written in place.
+        mx.eval(contents)
+        for each, rows in zip(copies, contents, strict=True):
+            for pool, content in zip(each.pools, rows, strict=True):
+                pool[each.targets] = content
 
     def encode(
         self, vectors: Sequence[mx.array], codings: Sequence[VectorCoding]

@@ -84,6 +84,26 @@ def test_rows_of_any_shape(compiled: Any) -> None:
         compiled.write_rows(pool, values[:1], mx.array([3, 1]))
 
 
+def test_rows_are_copied_in_place_from_what_they_were(compiled: Any) -> None:
+    pools = [mx.zeros((1 << 11, BLOCK, 64)) + mx.arange(1 << 11)[:, None, None] for _ in range(2)]
+    row, offset, vector = mx.array([[7]]), mx.array([[2]]), mx.ones((1, 1, 64))
+    mx.eval(pools, row, offset, vector)
+    mx.synchronize()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    sources, targets = mx.array([3, 5]), mx.array([5, 9])
+    mx.eval(sources, targets)
+    for pool in pools:
+        compiled.copy_rows(pool, sources, targets)
+    compiled.write_vectors(pools, [vector, vector], row, offset)  # as the step after it does
+    mx.eval(pools)
+    assert mx.get_peak_memory() < before + pools[0].nbytes // 2
+    for pool in pools:
+        assert [pool[at, 2, 0].item() for at in (3, 5, 7, 9)] == [3, 3, 1, 5]
+    with pytest.raises(ValueError, match="int32"):
+        compiled.copy_rows(pools[0], mx.array([3, 5]), mx.array([5]))
+
+
 def test_rows_that_the_step_has_read_are_written_in_place(compiled: Any) -> None:
     pool = mx.zeros((1 << 12, 256))
     row = mx.array([5])

@@ -144,6 +144,25 @@ void write_rows(const nb::object& place, const array& values, const array& rows)
     }, true);
 }
 
+// Rows `targets` [n] of a pool become copies of what its rows `sources` [n] were. One pool an operation: MLX holds the
+// outputs of one until it has run, and a step's write after it would copy them.
+void copy_rows(const nb::object& place, const array& sources, const array& targets) {
+    using namespace mlx::core;
+    array& pool = nb::cast<array&>(place);
+    for (const array& rows : {sources, targets}) {
+        require(rows.dtype() == int32 && rows.ndim() == 1 && rows.size() == sources.size() && rows.size() > 0,
+                "sources and targets are int32 [n]");
+    }
+    write({&pool}, {sources, targets}, [](const std::vector<array>& in, std::vector<array>& out) {
+        return [from = in[0].data<int32_t>(), to = in[1].data<int32_t>(), count = (int64_t)in[0].size(),
+                rows = out[0].data<char>(), bytes = (int64_t)(out[0].nbytes() / out[0].shape(0))] {
+            std::vector<char> kept(count * bytes);  // a target may be a source, too
+            for (int64_t n = 0; n < count; n++) std::memcpy(&kept[n * bytes], rows + from[n] * bytes, bytes);
+            for (int64_t n = 0; n < count; n++) std::memcpy(rows + to[n] * bytes, &kept[n * bytes], bytes);
+        };
+    }, true);
+}
+
 // How one array of vectors is coded, as `device.operations.VectorCoding` says it.
 struct EncodedShape {
     int bits, group, dim, size, refits;
@@ -280,6 +299,7 @@ void bind_cache(nb::module_& m) {
     m.def("write_vectors", &write_vectors, nb::arg("pools"), nb::arg("vectors"), nb::arg("rows"), nb::arg("offsets"));
     m.def("write_codes", &write_codes, nb::arg("pools"), nb::arg("vectors"), nb::arg("codings"), nb::arg("rows"),
           nb::arg("offsets"));
+    m.def("copy_rows", &copy_rows, nb::arg("pool"), nb::arg("sources"), nb::arg("targets"));
     m.def("write_rows", &write_rows, nb::arg("pool"), nb::arg("values"), nb::arg("rows"));
 }
 

@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from quire.device.activations import Gating
+from quire.device.cache_operations import RowCopies
 from quire.device.coding import VectorCoding
 from quire.device.cpu.draws import KernelDraws
 from quire.device.cpu.experts import KernelExperts
@@ -139,6 +140,11 @@ class KernelOperations(KernelDraws, KernelExperts):
 
     def write_rows(self, pool: mx.array, values: mx.array, rows: mx.array) -> None:
         self._ops.write_rows(pool, values, rows)
+
+    def copy_rows(self, copies: Sequence[RowCopies]) -> None:
+        for each in copies:
+            for pool in each.pools:
+                self._ops.copy_rows(pool, each.sources, each.targets)
 
     def causal_conv(
         self, window: mx.array, taps: mx.array, bias: mx.array | None, silu: bool
