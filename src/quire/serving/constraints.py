@@ -106,9 +106,10 @@ class Constraints:
         Raises:
             RequestError: the request sets a reasoning limit that cannot be enforced on this model.
         """
-        if prepared.bare:
+        spec = prepared.spec
+        if prepared.bare or (grammar is None and spec.thinking == Thinking()):
             return AnswerConstraints(grammar, thinking=None)
-        spec, thinks = prepared.spec, self._thinks_at_once(prompt)
+        thinks = self._thinks_at_once(prompt)
         return AnswerConstraints(
             None if grammar is None else self._after_reasoning(spec, grammar, thinks),
             self._budget(spec, max_tokens, thinks, has_grammar=grammar is not None),

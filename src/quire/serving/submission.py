@@ -111,7 +111,7 @@ class Submission:
             for _ in range(spec.n):
                 if requests:
                     await asyncio.sleep(0)  # each looks at the prompt, which may be long
-                requests.append(_choice_of(first, len(requests)))
+                requests.append(_choice_of(first, len(requests)) if requests else first)
                 outputs.append(self._output(prepared, prompt, stops))
         self._media.check_room(prompts)
         tickets = self._client.submit(requests)
@@ -165,7 +165,7 @@ class Submission:
         message_ends = [i + 1 for i, token in enumerate(tokens) if token in eos]
         constraints = self._constraints.for_prompt(prepared, tokens, grammar, max_tokens=max_tokens)
         return Request(
-            id="",
+            id=_new_id(0),
             prompt=tokens,
             media=prompt.media,
             sampling=spec.sampling,
@@ -197,11 +197,14 @@ class Submission:
 
 
 def _choice_of(request: Request, index: int) -> Request:
-    """Return the same request as choice `index`."""
+    """Return a first choice's request as that of choice `index`."""
     sampling = request.sampling
-    if index:
-        sampling = replace(sampling, seed=derived_seed(sampling.seed, index))
-    return replace(request, id=f"{uuid.uuid4().hex}-{index}", sampling=sampling)
+    sampling = replace(sampling, seed=derived_seed(sampling.seed, index))
+    return replace(request, id=_new_id(index), sampling=sampling)
+
+
+def _new_id(index: int) -> str:
+    return f"{uuid.uuid4().hex}-{index}"
 
 
 def derived_seed(seed: int, index: int) -> int:

@@ -56,6 +56,7 @@ Reader = Callable[["Context", Request, bytes], Awaitable[Result]]
 """Reads a request and its body. A function of a module's top level, since it may run in another
 process, where the request has its headers and its notes."""
 
+_NO_PROMPT = Generation()
 _ADAPTERS = "quire.adapters"
 _SMALL = 16 << 10
 """Bytes of a body up to which reading it holds up no stream."""
@@ -383,7 +384,7 @@ def decoding(
     stop_ids = fields.stop_token_ids or ()
     context.service.prompts.check_vocabulary(stop_ids, "stop_token_ids")
     return replace(
-        prompt or Generation(),
+        prompt or _NO_PROMPT,
         min_tokens=fields.min_tokens or 0,
         stop_on_loop=fields.stop_on_loop,
         rules=_token_rules(fields, context.service),

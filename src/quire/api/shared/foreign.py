@@ -16,7 +16,7 @@ Studio.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from difflib import get_close_matches
 
 from quire.api.shared.peers import PEERS
@@ -186,13 +186,15 @@ def shown(path: str) -> str:
     return "".join(each if each in _SAFE else "?" for each in path[:_LONGEST])
 
 
-def renamed(payload: dict[str, object], fields: Iterable[str]) -> dict[str, str]:
+def renamed(payload: dict[str, object], fields: Collection[str]) -> dict[str, str]:
     """Return the schema's name for each field that `payload` gives by another name."""
-    own = set(fields)
+    foreign = {name for name, value in payload.items() if name not in fields and value is not None}
+    if not foreign:  # as in most requests
+        return {}
     return {
         field: other
         for field, others in ALIASES.items()
-        if field in own
+        if field in fields
         for other in others
-        if other not in own and payload.get(other) is not None
+        if other in foreign
     }

@@ -83,6 +83,9 @@ class StructuredOutputs(Wire):
     json_object: bool | None = None
 
 
+_NO_OUTPUTS = StructuredOutputs()
+
+
 class Guided(Wire):
     """The field `grammar` of Text Generation Inference."""
 
@@ -140,7 +143,7 @@ class GuidedFields(Renamed):
         Raises:
             RequestError: more than one field sets a format, or a schema is not a JSON object.
         """
-        outputs = self.structured_outputs or StructuredOutputs()
+        outputs = self.structured_outputs or _NO_OUTPUTS
         asked = [
             own,
             _asked_schema(self.name_of("guided_json"), self.guided_json),

@@ -14,6 +14,7 @@ from starlette.responses import Response, StreamingResponse
 WRITE = 1 << 16
 """Bytes to gather before a write, after which the event loop gets a turn."""
 
+_COMPACT = json.JSONEncoder(separators=(",", ":"))
 _PLACE = secrets.token_hex(16)
 _QUOTED = f'"{_PLACE}"'.encode()
 
@@ -25,7 +26,7 @@ def quoted(text: str) -> bytes:
 
 def compact(value: Any) -> bytes:
     """Return a value as JSON without spaces."""
-    return json.dumps(value, separators=(",", ":")).encode()
+    return _COMPACT.encode(value).encode()
 
 
 @runtime_checkable

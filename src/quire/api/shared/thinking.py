@@ -37,6 +37,9 @@ class ReasoningOptions(Wire):
     exclude: bool | None = None
 
 
+_NO_SWITCH, _NO_OPTIONS = ThinkingSwitch(type="auto"), ReasoningOptions()
+
+
 class ThinkingFields(Wire):
     """Fields that request reasoning; the first one that sets it on or off decides."""
 
@@ -57,8 +60,7 @@ class ThinkingFields(Wire):
 
     def wanted(self) -> tuple[Thinking, str]:
         """Return the requested reasoning effort and the field that set it."""
-        switch, options = self.thinking or ThinkingSwitch(type="auto"), self.reasoning
-        options = options or ReasoningOptions()
+        switch, options = self.thinking or _NO_SWITCH, self.reasoning or _NO_OPTIONS
         think = None if isinstance(self.think, bool) else self.think
         efforts = (self.reasoning_effort, options.effort, think)
         effort = next((each for each in efforts if each is not None), None)
