@@ -71,9 +71,9 @@ def checked(name: str, folder: Path) -> StepSegments:
     return segments
 
 
-def packed(name: str, folder: Path) -> LoadedModel:
+def packed(name: str, folder: Path, **changes: int) -> LoadedModel:
     """Open a small model in codes of 4 bits."""
-    write_model(folder / "plain", CONFIGS[name])
+    write_model(folder / "plain", CONFIGS[name] | changes)
     convert(str(folder / "plain"), folder / "packed", Packing(32, 4, "affine"), (), silent)
     return open_model(str(folder / "packed"))
 
@@ -103,13 +103,14 @@ def test_segments_compute_what_models_of_any_family_do(name: str, tmp_path: Path
 @pytest.mark.parametrize(
     "name",
     [
-        *("llama", "qwen3_5_moe"),
+        *("llama", "qwen3_5_moe", "mamba2"),
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3_moe", "gemma4_moe")),
     ],
 )
 def test_a_packed_step_is_one_segment(name: str, tmp_path: Path) -> None:
-    """Routers, experts, convolutions and delta rules included."""
-    segments = open_segments(packed(name, tmp_path).model)
+    """Routers, experts, convolutions, delta rules, state spaces and their gates included."""
+    changes = {"state_size": 32} if name == "mamba2" else {}  # a multiple of a vector's length
+    segments = open_segments(packed(name, tmp_path, **changes).model)
     assert segments is not None
     (only,) = segments.stages(Attends.INSIDE).order
     assert isinstance(only, Segment)

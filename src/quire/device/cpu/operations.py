@@ -223,6 +223,12 @@ class KernelOperations(KernelDraws, KernelExperts):
             )
         return self._codings[coding]
 
+    def activate(self, name: str, x: mx.array) -> mx.array:
+        if name not in _GATES or x.dtype != mx.float32:
+            return super().activate(name, x)
+        activated: mx.array = self._ops.gate(x, mx.ones_like(x), _GATES[name])
+        return activated
+
     def gated(self, gating: Gating, x: mx.array, y: mx.array) -> mx.array:
         name = _kernel_name(gating)
         if name is None or x.dtype != mx.float32:

@@ -134,6 +134,21 @@ private:
     int64_t width_;
 };
 
+class ActivateRows : public RowInstruction {
+public:
+    ActivateRows(int x, int out, const std::string& activation, int64_t width)
+        : RowInstruction({x}, {out}, 16 * width), activation_(activation_of(activation)), ones_(width, 1.0f) {}
+    void run_rows(const Frame& frame, int64_t begin, int64_t end) const override {
+        const auto width = (int64_t)ones_.size();
+        for (int64_t row = begin; row < end; row++)
+            kernels().gate(activation_, frame.at(reads[0], row), ones_.data(), 0, width, frame.at(writes[0], row));
+    }
+
+private:
+    int activation_;
+    std::vector<float> ones_;
+};
+
 // Adds products of each row by thin matrices of its own.
 class AddLowRank : public RowInstruction {
 public:
@@ -351,6 +366,9 @@ void bind_segments(nb::module_& m) {
         .def("gate", [](Segment& s, int gates, int up, int out, const std::string& activation, int64_t width) {
             s.add<GateRows>(gates, up, out, activation, width);
         }, nb::arg("gates"), nb::arg("up"), nb::arg("out"), nb::arg("activation"), nb::arg("width"))
+        .def("activate", [](Segment& s, int x, int out, const std::string& activation) {
+            s.add<ActivateRows>(x, out, activation, s.body->width(out));
+        }, nb::arg("x"), nb::arg("out"), nb::arg("activation"))
         .def("write", [](Segment& s, int x, int pool, int group, int64_t heads) {
             s.add<WriteRows>(x, pool, group, heads, s.body->width(x));
         }, nb::arg("x"), nb::arg("pool"), nb::arg("group"), nb::arg("heads"))

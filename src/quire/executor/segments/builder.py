@@ -89,6 +89,7 @@ class SegmentBuilder(StateInstructions):
             "AsType": self._floats,
             "rms_norm": self._rms_norm,
             "rotate": self._rotate,
+            "activate": self._activate,
             "gated": self._gated,
             "experts": self._experts,
             "route": self._route,
@@ -233,6 +234,14 @@ class SegmentBuilder(StateInstructions):
         numbers = [self._whole(each) for each in (x, cosines, sines)]
         neighbours = node.attributes["neighbours"]
         self._native.rotate(*numbers, self._new(node.outputs[0]), heads, dim, half, neighbours)
+        self.instructions += 1
+
+    def _activate(self, node: Node) -> None:
+        name = _GATES.get(node.attributes["name"])
+        if name is None:
+            raise UnsupportedNode(f"activates by {node.attributes['name']}")
+        x = self._whole(node.inputs[0])
+        self._native.activate(x, self._new(node.outputs[0]), name)
         self.instructions += 1
 
     def _gated(self, node: Node) -> None:
