@@ -8,11 +8,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from quire.device.activations import Gating
 from quire.device.cache_operations import RowCopies
 from quire.device.coding import VectorCoding
 from quire.device.cpu.draws import KernelDraws
 from quire.device.cpu.experts import KernelExperts
+from quire.device.cpu.gates import KernelGates, kernel_name
 from quire.device.cpu.kernels import CPUKernels
 from quire.device.cpu.matrices import FLOATS, Matrices, known_scales
 from quire.device.recurrence import DeltaGates
@@ -24,13 +24,12 @@ from quire.device.weights import (
     Packing,
 )
 
-_GATES = {"silu": "silu", "gelu_pytorch_tanh": "gelu_pytorch_tanh", "gelu_new": "gelu_pytorch_tanh"}
 _MULTIPLE = 16
 """Channels and keys must be multiples of this, the kernels' longest vector."""
 _MOST_TAPS = 8
 
 
-class KernelOperations(KernelDraws, KernelExperts):
+class KernelOperations(KernelDraws, KernelExperts, KernelGates):
     """Operations on float32 rows by weights in float32, bfloat16 or codes. A row's bits do not
     depend on other rows.
     """
@@ -107,7 +106,7 @@ class KernelOperations(KernelDraws, KernelExperts):
 
     def gated_mlp(self, x: mx.array, mlp: GatedMatrices) -> mx.array:
         matrices = [self._matrices.of(each) for each in (mlp.gate, mlp.up, mlp.down)]
-        name = _kernel_name(mlp.gating)
+        name = kernel_name(mlp.gating)
         if x.dtype != mx.float32 or name is None or None in matrices:
             return super().gated_mlp(x, mlp)
         y: mx.array = self._ops.gated_mlp(x, *matrices, name)
@@ -223,19 +222,6 @@ class KernelOperations(KernelDraws, KernelExperts):
             )
         return self._codings[coding]
 
-    def activate(self, name: str, x: mx.array) -> mx.array:
-        if name not in _GATES or x.dtype != mx.float32:
-            return super().activate(name, x)
-        activated: mx.array = self._ops.gate(x, mx.ones_like(x), _GATES[name])
-        return activated
-
-    def gated(self, gating: Gating, x: mx.array, y: mx.array) -> mx.array:
-        name = _kernel_name(gating)
-        if name is None or x.dtype != mx.float32:
-            return super().gated(gating, x, y)
-        joined: mx.array = self._ops.gate(x, y, name)
-        return joined
-
 
 @dataclass(frozen=True, slots=True)
 class _Rotation:
@@ -253,11 +239,6 @@ class _Rotation:
 
 
 _NO_ROTATION = _Rotation(ops=None, cosines=None, sines=None, neighbours=True)
-
-
-def _kernel_name(gating: Gating) -> str | None:
-    """Return a gate's name in the extension; None if it has none."""
-    return _GATES.get(gating.activation) if gating.plain else None
 
 
 def _serves(x: mx.array, weight: PackedWeight) -> bool:

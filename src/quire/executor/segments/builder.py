@@ -89,8 +89,7 @@ class SegmentBuilder(StateInstructions):
             "AsType": self._floats,
             "rms_norm": self._rms_norm,
             "rotate": self._rotate,
-            "activate": self._activate,
-            "gated": self._gated,
+            **dict.fromkeys(("activate", "gated"), self._activated),
             "experts": self._experts,
             "route": self._route,
             "attend": self._attend,
@@ -236,22 +235,19 @@ class SegmentBuilder(StateInstructions):
         self._native.rotate(*numbers, self._new(node.outputs[0]), heads, dim, half, neighbours)
         self.instructions += 1
 
-    def _activate(self, node: Node) -> None:
-        name = _GATES.get(node.attributes["name"])
+    def _activated(self, node: Node) -> None:
+        """Add an activation, or a gate that activates one of two values."""
+        gating = node.attributes.get("gating")
+        activation = node.attributes["name"] if gating is None else gating.activation
+        name = _GATES.get(activation) if gating is None or gating.plain else None
         if name is None:
-            raise UnsupportedNode(f"activates by {node.attributes['name']}")
-        x = self._whole(node.inputs[0])
-        self._native.activate(x, self._new(node.outputs[0]), name)
-        self.instructions += 1
-
-    def _gated(self, node: Node) -> None:
-        gating = node.attributes["gating"]
-        name = _GATES.get(gating.activation) if gating.plain else None
-        if name is None:
-            raise UnsupportedNode(f"gates by {gating.activation}")
-        x, y = (self._whole(id) for id in node.inputs)
-        width = prod(row_shape(self._program.values[node.outputs[0]]))
-        self._native.gate(x, y, self._new(node.outputs[0]), name, width)
+            raise UnsupportedNode(f"activates by {activation}")
+        values = [self._whole(id) for id in node.inputs]
+        out, width = node.outputs[0], prod(row_shape(self._program.values[node.outputs[0]]))
+        if gating is None:
+            self._native.activate(*values, self._new(out), name)
+        else:
+            self._native.gate(*values, self._new(out), name, width)
         self.instructions += 1
 
     def _experts(self, node: Node) -> None:
