@@ -2,8 +2,7 @@
 
 FOLDER is a model of `shapes.py`; formats are as in `--kv-format`, `plain` and `page-4` unless said
 otherwise. For each format: a prompt of 20,000 tokens, 600 tokens after 8,000 cached ones with
-nobody beside, bursts of 32 and 256 streams, and the agents' load of `loads.py`. Graphs of more than
-64 rows, which are off over codes, are turned on.
+nobody beside, bursts of 32 and 256 streams, and the agents' load of `loads.py`.
 """
 
 from __future__ import annotations
@@ -16,8 +15,6 @@ from pathlib import Path
 from loads import QUESTION, SHARED, Asked, Options, Row, agents, at_once, bursts
 from systems import Quire
 from workload import LONG, drawn
-
-from quire.executor.graphs import formats as graphed_formats
 
 _AGAIN = 3
 _STREAMS = (32, 256)
@@ -54,7 +51,6 @@ def _graphs(system: Quire) -> list[str]:
 
 def main(folder: Path, out: Path, formats: list[str]) -> None:
     rows: list[Row] = []
-    graphed_formats.CODED_PROMPTS = True
     for each in formats:
         rows.append(measured(folder, each))
         print(json.dumps(rows[-1]), flush=True)

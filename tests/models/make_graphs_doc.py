@@ -17,7 +17,6 @@ from quire.attention.backend import AttentionCase
 from quire.cache.specs import AttentionSpec, KVLayout
 from quire.core.kv_format import KVFormat
 from quire.device.weights import Packing
-from quire.executor.graphs import formats as graphed_formats
 from quire.executor.graphs.coverage import Survey
 from quire.executor.graphs.graph_cache import MAX_ROWS, WIDE_ROWS
 from quire.executor.graphs.head import served_head
@@ -60,11 +59,8 @@ On CUDA a step is one graph, recorded from the program of the step
 "({MAX_ROWS})" stands behind a KV format, and with adapters of requests or `--batch-invariant`, it
 has up to {MAX_ROWS}.
 
-Over coded KV blocks graphs have up to {MAX_ROWS} rows, and steps with longer chunks of prompts go
-eagerly. Wider ones exist (`CODED_PROMPTS` in `executor/graphs/formats.py`): a layer decodes the
-blocks that prompts read into a workspace. They are off: on an H100, Llama 3.1 8B over page-4, those
-of 128, 256, 512 and 2,048 rows agreed in their first steps, and one of 1,024 rows gave NaN. Since
-then tokens behind a block's last one are zeros; this did not run on a card.
+Over coded KV blocks, graphs of more than {MAX_ROWS} rows decode the blocks that prompts read into a
+workspace, layer by layer.
 
 Steps of families with indexers (`deepseek_v32`, `glm_moe_dsa`) of 64 rows have up to
 {most_keys(MAX_ROWS):,} keys each.
@@ -156,8 +152,7 @@ class Line:
         if cases:
             self.formats.append(set(_served(cases)))
             indexed = has_indexers(body)
-            wide = FORMATS if graphed_formats.CODED_PROMPTS else ["plain"]
-            self.small |= {name for name in wide if indexed or not _reads_prompts(name, cases)}
+            self.small |= {name for name in FORMATS if indexed or not _reads_prompts(name, cases)}
         for kind, reason in survey.refused:
             whole = reason.startswith(("%", f"{kind}("))  # the node as it prints
             self.refused |= {f"`{kind}`" if whole else reason: None}

@@ -16,7 +16,6 @@ from quire.device.coding import Chunks, CodedChunks, VectorCoding
 from quire.device.cuda.blocks import BlockEncoder
 from quire.device.cuda.encoding import Encoder
 from quire.device.device import current_device
-from quire.executor.graphs import formats
 from quire.executor.graphs.graph_cache import GraphCache
 from quire.executor.guessing import HeadGuesser
 from quire.models.base import LanguageModel
@@ -92,10 +91,8 @@ def test_prompts_are_read_in_steps_of_many_rows(
     format: KVFormat,
     skipped: tuple[int, ...],
     compared: Compared,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Beside sequences of few rows, which the same steps take row by row."""
-    monkeypatch.setattr(formats, "CODED_PROMPTS", True)
     rounds = [
         [
             replace(each, id=f"{name}-{each.id}", max_tokens=2)

@@ -11,7 +11,6 @@ import pytest
 
 from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
-from quire.executor.graphs import formats
 from quire.executor.graphs.graph_cache import MAX_ROWS, WIDE_ROWS
 from quire.executor.graphs.runner import CUDAGraphs
 from quire.models.base import LanguageModel
@@ -75,10 +74,9 @@ def test_latents_and_short_values_are_coded(
     "family", ["llama, heads of 128", "gemma4_moe, heads of 256 and 512", *GROWN_FAMILIES[:2]]
 )
 def test_prompts_over_codes_are_read_in_steps_of_many_rows(
-    family: str, format: KVFormat, compared: Compared, monkeypatch: pytest.MonkeyPatch
+    family: str, format: KVFormat, compared: Compared
 ) -> None:
     """Beside sequences of few rows, which the same steps read from codes."""
-    monkeypatch.setattr(formats, "CODED_PROMPTS", True)
     rounds = [
         [
             replace(each, id=f"{seed}-{each.id}", max_tokens=4)

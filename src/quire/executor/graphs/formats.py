@@ -20,12 +20,6 @@ from quire.scheduler.plan import ScheduledSequence
 
 log = logging.getLogger("quire.engine")
 
-CODED_PROMPTS = False
-"""Whether graphs of more than `MAX_ROWS` rows serve formats of codes.
-
-Off: on an H100 one of 1,024 rows gave NaN, and what was mended since has not run on a card. Tests
-and `benchmarks/gpu/packed_prompts.py` turn it on.
-"""
 _SHORT_CONTEXT = 1 << 12
 """Most tokens of a context with which a graph is verified once."""
 
@@ -67,8 +61,6 @@ def reads_prompts(
     Args:
         heads: query heads by layer.
     """
-    if format.scheme != "plain" and not CODED_PROMPTS:
-        return False
     cases = _attention_cases(heads, layout, block_size, format=format)
     return all(kind_of(each.format).reads_prompts(each) for each in cases)
 
