@@ -26,6 +26,7 @@ POSTS = {
     "/tokenize": {"prompt": "Hi."},
     "/detokenize": {"tokens": [5]},
 }
+OLLAMA = {"model": NAME, "messages": BODY["messages"]}
 EVIL = "http://evil.example:8000"
 
 
@@ -47,6 +48,24 @@ def test_only_json_is_read(serve: Serve, path: str) -> None:
     for kind in ("application/json", "Application/JSON; charset=utf-8"):
         answer = HTTP.post(served.url + path, content=body, headers={"content-type": kind})
         assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded"])
+def test_bodies_of_ollamas_clients_need_no_type_but_those_of_pages_do(
+    serve: Serve, kind: str | None
+) -> None:
+    """LiteLLM sends none, and curl as in Ollama's documentation that of a form."""
+    served = serve()
+    url, body = served.url + "/api/chat", json.dumps({**OLLAMA, "stream": False}).encode()
+    headers = {} if kind is None else {"content-type": kind}
+    assert HTTP.post(url, content=body, headers=headers).status_code == 200
+    asked = len(served.engine.requests)
+    for page in ({"origin": served.url}, {"sec-fetch-site": "cross-site"}):
+        answer = HTTP.post(url, content=body, headers=headers | page)
+        assert answer.status_code == 415
+    for page in ({"origin": EVIL}, {"origin": "null"}):
+        assert HTTP.post(url, content=body, headers=headers | page).status_code == 403
+    assert len(served.engine.requests) == asked
 
 
 @pytest.mark.parametrize("path", [*POSTS, "/health", "/metrics", "/v1/models", "/openapi.json"])

@@ -9,7 +9,8 @@ which a page can pass unless the operator has named its origin:
   named.
 * A body has to be `application/json`, which a page of another origin cannot send unasked: its
   browser asks first, and CORS answers for the origins that are named. Routes that take files take
-  forms.
+  forms. Ollama reads any type as JSON, and its clients leave the header out: on its routes it may
+  be missing where nothing says that a browser sent the request.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.api.shared.auth import is_loopback
-from quire.api.shared.errors import error_response, failure_of
+from quire.api.shared.errors import error_response, failure_of, speaks_ollama
 from quire.core.config import ServerConfig
 from quire.core.errors import Forbidden, RequestError, UnsupportedMediaType
 
@@ -91,6 +92,8 @@ class PageGuard:
         has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
         if path in FORMS:
             return  # `Origin` has said which page posts it
+        if speaks_ollama(path) and not _of_a_browser(headers):
+            return
         if method != "OPTIONS" and has_body and not _is_json(headers.get("content-type", "")):
             raise UnsupportedMediaType(
                 "The body must be JSON, with the header Content-Type: application/json.",
@@ -128,6 +131,11 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _of_a_browser(headers: Headers) -> bool:
+    """Return whether a browser sent a request with a body: it says from which page."""
+    return "origin" in headers or "sec-fetch-site" in headers
 
 
 def _is_json(content_type: str) -> bool:
