@@ -18,9 +18,7 @@ from quire.device import device
 from quire.device.cuda import blocks, encoding, packed
 from quire.device.cuda.compiled import CompiledKernel
 from quire.device.verified import Check, VerifiedKernels
-from quire.executor.graphs import formats, graph_cache, opening, step_graphs
-from quire.executor.graphs.coded_pools import TokenPool
-from quire.executor.graphs.pools import LayerPool
+from quire.executor.graphs import formats, graph_cache, opening, runner, step_check, step_graphs
 from tests.device.cuda.cards import H200
 from tests.support.compiled_kernels import Needed
 
@@ -67,19 +65,10 @@ def open_blank_card(patch: pytest.MonkeyPatch, needed: Needed) -> None:
         patch.setattr(module, "compiler", lambda: _Compiler(needed))
     patch.setattr(opening, "load_extension", _Extension)
     patch.setattr(step_graphs, "Graph", _Graph)
-    for kind in (LayerPool, TokenPool):
-        patch.setattr(kind, "tolerance", float("inf"))
+    for module in (runner, step_check):
+        patch.setattr(module, "TOLERANCE", float("inf"))
     for module in (blocks, decoding, encoding):
         patch.setattr(module, "problem_of", _passed)
-    norm = mx.linalg.norm
-
-    def norm_of(array: mx.array, **axis: Any) -> mx.array:
-        """Return 0: graphed steps differ by nothing from the model, whose numbers are blank,
-        too.
-        """
-        return norm(array, **axis) if axis else mx.array(1.0)
-
-    patch.setattr(mx.linalg, "norm", norm_of)
 
 
 def _passed(check: Callable[[], str | None]) -> None:

@@ -29,9 +29,9 @@ from quire.executor.graphs import (
     graph_cache,
     opening,
     runner,
+    step_check,
     step_graphs,
 )
-from quire.executor.graphs.pools import LayerPool
 from quire.executor.graphs.recorder import Kernel
 from tests.support.emulated_steps import launch, memory_of
 from tests.support.lockstep import Lockstep
@@ -177,7 +177,8 @@ def emulate_card(monkeypatch: pytest.MonkeyPatch) -> EmulatedExtension:
     compiler = EmulatedCompiler()
     extension = EmulatedExtension(compiler)
     monkeypatch.setattr(current_device(), "operations", PreciseOperations())
-    monkeypatch.setattr(LayerPool, "tolerance", _TOLERANCE)
+    for module in (runner, step_check):
+        monkeypatch.setattr(module, "TOLERANCE", _TOLERANCE)
     for module in (opening, invariance):
         monkeypatch.setattr(module, "current_device", _CUDA)
     monkeypatch.setattr(graph_cache, "card", lambda: SMALL)

@@ -10,7 +10,6 @@ The first shapes of each KV format are verified against the model's code.
 from __future__ import annotations
 
 import logging
-import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 
@@ -20,7 +19,7 @@ from quire.cache.pools import Pools
 from quire.core.kv_format import KVFormat
 from quire.device.dtypes import noting
 from quire.device.verified import Check, Verification, verified_kernels
-from quire.executor.graphs.pool_kinds import kind_of
+from quire.executor.agreement import TOLERANCE, relative_error
 from quire.executor.inputs import StepInputs, StepUses
 from quire.models.base import ForwardContext
 
@@ -146,9 +145,9 @@ class RepeatedSteps:
             pools.replace(iter(before))
         expected = [self._model(inputs), *pools.arrays()]
         mx.eval(expected)
-        error = max(_relative_error(*each) for each in zip(found, expected, strict=True))
+        error = max(relative_error(*each) for each in zip(found, expected, strict=True))
         log.debug("compiled step of %d rows: relative error %.2g", len(expected[0]), error)
-        if error > kind_of(format).tolerance:
+        if error > TOLERANCE:
             self._stop(f"relative error {error:.2g} against the model's code")
             return expected[0]
         self._graphs[key] = graph
@@ -167,20 +166,6 @@ class RepeatedSteps:
 def _references(arrays: Sequence[mx.array]) -> list[mx.array]:
     """Return the same arrays as other objects, which keep their contents when those are written."""
     return [array[...] for array in arrays]
-
-
-def _relative_error(found: mx.array, expected: mx.array) -> float:
-    """Return the largest difference relative to the largest number, infinite if it is no number; 0
-    for codes, of which one may turn where vectors differ in their last bits.
-    """
-    if not mx.issubdtype(expected.dtype, mx.floating) or not expected.size:
-        return 0.0
-    if bool(mx.array_equal(found, expected, equal_nan=True)):
-        return 0.0
-    wide = expected.astype(mx.float32)
-    difference = mx.abs(found.astype(mx.float32) - wide).max()
-    error = float(difference / mx.maximum(mx.abs(wide).max(), 1e-30))
-    return error if math.isfinite(error) else math.inf
 
 
 class _UnknownArrays(Exception):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -11,6 +11,7 @@ import mlx.core as mx
 from quire.device.device import current_device
 from quire.executor.graphs.operands import UnsupportedNode
 from quire.executor.graphs.recorder import Buffer
+from quire.models.base import ForwardContext
 from quire.program.passes import KEEPS_ORDER
 from quire.program.replay import run_node
 from quire.program.values import FUSED, Node, Program, bound
@@ -46,16 +47,34 @@ class Segment:
             graphed: an output of the previous graph. Buffers are read only after it.
             rows: number of rows of the step.
         """
+        known = self.run(graphed, rows)
+        return [mx.contiguous(known[value]) for value in self.writes]
+
+    def run(
+        self, graphed: mx.array, rows: int, steps: Sequence[ForwardContext] = ()
+    ) -> dict[int, mx.array]:
+        """Compute the segment's nodes; return what they read and compute, by value.
+
+        Args:
+            graphed, rows: as for `compute`.
+            steps: the forward contexts of nodes that read or write pools.
+        """
         program, sizes = self.program, dict.fromkeys(self.program.symbols, rows)
-        buffers = [
-            _view(program, value, buffer, sizes=sizes) for value, buffer in self.reads.items()
-        ]
         known = {id: each.array for id, each in program.constants.items()}
-        known |= dict(zip(self.reads, mx.depends(buffers, [graphed]), strict=True))
+        known |= buffered(program, self.reads, graphed, rows=rows)
         operations = current_device().operations
         for node in self.nodes:
-            run_node(program, node, known=known, operations=operations, sizes=sizes)
-        return [mx.contiguous(known[value]) for value in self.writes]
+            run_node(program, node, known=known, operations=operations, sizes=sizes, steps=steps)
+        return known
+
+
+def buffered(
+    program: Program, buffers: Mapping[int, Buffer], graphed: mx.array, rows: int
+) -> dict[int, mx.array]:
+    """Return values as they stand in buffers behind a graph; arguments as for `Segment.compute`."""
+    sizes = dict.fromkeys(program.symbols, rows)
+    views = [_view(program, value, buffer, sizes=sizes) for value, buffer in buffers.items()]
+    return dict(zip(buffers, mx.depends(views, [graphed]), strict=True)) if views else {}
 
 
 def _view(program: Program, value: int, buffer: Buffer, sizes: Mapping[str, int]) -> mx.array:
@@ -64,6 +83,31 @@ def _view(program: Program, value: int, buffer: Buffer, sizes: Mapping[str, int]
     kind = program.values[value]
     shape = bound(kind.shape, sizes)
     return buffer.memory.view(kind.dtype)[: prod(shape)].reshape(shape)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordedNode:
+    """A node that kernels compute, with what is needed to compute it by MLX beside them.
+
+    Attributes:
+        program, node: the node, and its program.
+        end: number of kernels recorded up to its last one.
+        alone: the segment of this node alone; None if MLX cannot read its inputs.
+        results: buffers of its outputs, by value.
+    """
+
+    program: Program
+    node: Node
+    end: int
+    alone: Segment | None
+    results: Mapping[int, Buffer]
+
+    @property
+    def layer(self) -> int | None:
+        """Layer whose keys or states it reads and writes; None if it uses none."""
+        nodes = self.node.arguments if self.node.kind == FUSED else (self.node,)
+        found = [each.attributes["layer"] for each in nodes if each.kind in KEEPS_ORDER]
+        return found[0] if found else None
 
 
 def needs_pools(node: Node) -> bool:

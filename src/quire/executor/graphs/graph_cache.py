@@ -17,10 +17,10 @@ from quire.cache.pools import Pools
 from quire.cache.specs import KVLayout, recurrent_groups
 from quire.core.kv_format import KVFormat
 from quire.device.cuda.compiled import compiler
-from quire.device.cuda.driver import card
+from quire.device.cuda.driver import Graph, card
 from quire.device.cuda.extension import Extension
 from quire.device.cuda.inboxes import Inboxes
-from quire.executor.graphs.between import Segment, needs_pools
+from quire.executor.graphs.between import needs_pools
 from quire.executor.graphs.coverage import Survey
 from quire.executor.graphs.head import record_head, served_head
 from quire.executor.graphs.indexers import has_indexers
@@ -247,6 +247,14 @@ class GraphCache:
             self.made += 1
         return graph
 
+    def pieces(self, max_rows: int, format: KVFormat) -> tuple[RecordedStep, dict[int, Graph]]:
+        """Return a recorded step whose kernels are compiled, and its kernels node by node; see
+        `RecordedStep.pieces`.
+        """
+        recorded = self._recorded[format, max_rows]
+        functions = self._compiler.functions(recorded.sources)
+        return recorded, recorded.pieces(self._addresses(format), functions)
+
     def _step(self, max_rows: int, format: KVFormat, addresses: Addresses) -> RecordedStep:
         """Return the recorded step of a format and row count."""
         key = format, max_rows
@@ -294,8 +302,10 @@ class GraphCache:
             for layer, store in stores.items()
         }
         recorder = self._recorder(max_rows)
-        segments = self._record(recorder, pools, states)
-        return RecordedStep(recorder, addresses, segments, started=started)
+        recording = self._record(recorder, pools, states)
+        return RecordedStep(
+            recorder, addresses, recording.segments, nodes=recording.recorded, started=started
+        )
 
     def _recorder(self, max_rows: int) -> Recorder:
         return Recorder(
@@ -311,8 +321,8 @@ class GraphCache:
 
     def _record(
         self, recorder: Recorder, pools: dict[int, LayerPool], states: dict[int, LayerStates]
-    ) -> list[Segment]:
-        """Record the body, and the head if it has kernels. Return the segments of the body.
+    ) -> Recording:
+        """Record the body, and the head if it has kernels.
 
         Raises:
             UnsupportedNode: there is no kernel for a part of the body.
@@ -323,7 +333,7 @@ class GraphCache:
         recording.code_tails()
         if self._logits is not None and recorder.max_rows <= MAX_ROWS:
             self._record_head(recorder, recording, hidden)
-        return recording.segments
+        return recording
 
     def _hidden_buffer(self, recorder: Recorder) -> Buffer:
         return _buffer_of(recorder.address(self.hidden), self.hidden)

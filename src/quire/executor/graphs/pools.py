@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import mlx.core as mx
 
@@ -113,10 +112,7 @@ class LayerPool(ABC):
         arrays: addresses of the store's arrays.
         index: address of the keys of the layer's indexer; 0 without one.
         workspace: number of the workspace for the layer's decoded blocks, see `Workspaces`.
-        tolerance: largest difference of a step's logits from the model's, relative to their norm.
     """
-
-    tolerance: ClassVar[float] = 5e-2
 
     group: int
     block_size: int

@@ -55,7 +55,8 @@ def launches(
 
     Args:
         moved: maps addresses at recording to the current ones.
-        first: number of the first of these kernels among those of the step.
+        first: number of the first of these kernels among those of the step. The kernels before it
+            are done.
     """
     return [
         Launch(
@@ -64,7 +65,7 @@ def launches(
             each.block,
             shared=each.shared,
             arguments=tuple(moved.get(address, address) for address in each.arguments),
-            after=tuple(number - first for number in each.after),
+            after=tuple(number - first for number in each.after if number >= first),
         )
         for each, function in zip(recorded, functions, strict=True)
     ]

@@ -14,7 +14,7 @@ from quire.cache.specs import KVLayout
 from quire.device.cuda.skinny_gemm import SkinnyGemm
 from quire.device.weights import Packing
 from quire.executor.graphs import kernels, product_kernels
-from quire.executor.graphs.between import Segment, memory_of, read_by
+from quire.executor.graphs.between import RecordedNode, Segment, memory_of, read_by
 from quire.executor.graphs.embed import embed_kernel
 from quire.executor.graphs.exchange import ExchangeRecording
 from quire.executor.graphs.head_nodes import HeadRecording
@@ -70,6 +70,7 @@ class Recording(
 
     Attributes:
         segments: what MLX computes between two parts of the recorder's kernels, in order.
+        recorded: the nodes that kernels compute, in order.
         indexes: see `IndexerRecording`.
     """
 
@@ -84,6 +85,7 @@ class Recording(
         super().__init__(recorder)
         self._by_mlx = frozenset(by_mlx)
         self.segments: list[Segment] = []
+        self.recorded: list[RecordedNode] = []
         self._pools, self._layout, self._states = pools, layout, states
         self.indexes = {
             layer: Index(each.index, each.group, each.block_size) for layer, each in pools.items()
@@ -133,7 +135,10 @@ class Recording(
             if node in self._by_mlx:
                 self._segment(node)
             else:
+                before = len(self._recorder.kernels)
                 self._record(node)
+                if len(self._recorder.kernels) > before:
+                    self.recorded.append(self._just_recorded(node))
             done += last.get(number, ())
             if node in self._by_mlx:
                 continue  # MLX may read its buffers until the next graph begins
@@ -156,6 +161,28 @@ class Recording(
         segment.nodes.append(node)
         for value in node.outputs:
             segment.writes[value] = self._written(value, []).address
+
+    def _just_recorded(self, node: Node) -> RecordedNode:
+        """Return a node whose kernels have just been recorded."""
+        places = {value: self._places.get(value) for value in node.outputs}
+        results = {
+            value: place.buffer
+            for value, place in places.items()
+            if place is not None and place.buffer is not None and place.buffer.memory is not None
+        }
+        end = len(self._recorder.kernels)
+        return RecordedNode(self._program, node, end, alone=self._alone(node), results=results)
+
+    def _alone(self, node: Node) -> Segment | None:
+        """Return the segment of one node; None if MLX cannot read its inputs."""
+        segment = Segment(self._program)
+        try:
+            for value in read_by(node):
+                self._read_by_mlx(segment, value)
+        except UnsupportedNode:
+            return None
+        segment.nodes.append(node)
+        return segment
 
     def _read_by_mlx(self, segment: Segment, value: int) -> None:
         """Let a segment know a value, which may be a view of what a kernel computed."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import mlx.core as mx
 
@@ -23,15 +22,16 @@ from quire.device.cuda.extension import Extension
 from quire.device.cuda.inboxes import Inboxes
 from quire.device.ranks import WHOLE, agreed
 from quire.device.verified import Check, Verification, verified_kernels
+from quire.executor.agreement import TOLERANCE, relative_error
 from quire.executor.graphs.compiling import Compiling, KernelCompiling
 from quire.executor.graphs.formats import LongContexts, in_one_block, reads_prompts, serves_format
 from quire.executor.graphs.graph_cache import MAX_ROWS, WIDE_ROWS, GraphCache
 from quire.executor.graphs.indexers import most_keys
 from quire.executor.graphs.layout import step_numbers
 from quire.executor.graphs.operands import UnsupportedNode
-from quire.executor.graphs.pool_kinds import kind_of
 from quire.executor.graphs.states import KeptStates
-from quire.executor.graphs.step_graphs import StepGraphs
+from quire.executor.graphs.step_check import StepCheck, copied, replayed
+from quire.executor.graphs.step_graphs import StepGraphs, StepLaunch
 from quire.executor.inputs import StepInputs
 from quire.executor.step import Computed
 from quire.program.low_rank import LowRankFactors, arrays_of, shapes_of, with_low_rank
@@ -295,9 +295,17 @@ class CUDAGraphs:
 
     def _launched(self, inputs: StepInputs, max_rows: int) -> mx.array | None:
         graphs = self._graphs_of(max_rows, inputs.sequences[0].format)
-        layout = self._cache.inputs(max_rows)
-        if graphs is None:
+        launch = None if graphs is None else self._launching(inputs, max_rows)
+        if graphs is None or launch is None:
             return None
+        output = launch(graphs.first)
+        for segment, graph in graphs.following:
+            output = launch(graph, segment)
+        return output
+
+    def _launching(self, inputs: StepInputs, max_rows: int) -> StepLaunch | None:
+        """Return what launches the graphs of a step; None if its inputs have no room."""
+        layout = self._cache.inputs(max_rows)
         given, tokens = self._cache.arrays_of(inputs, layout), inputs.known_tokens
         media, size = inputs.media is not None, self._pools.block_size
         numbers = step_numbers(
@@ -305,21 +313,14 @@ class CUDAGraphs:
         )
         if numbers is None:
             return None
+        first = {
+            "inputs": list(given.values()),
+            "targets": list(given),
+            "numbers": numbers.tobytes(),
+            "numbers_target": layout.numbers if tokens is None else layout.tokens,
+        }
         rows = sum(each.count for each in inputs.sequences)
-        replay = partial(
-            self._extension.replay, workspace=self._cache.output(max_rows)[0], rows=rows
-        )
-        output = replay(
-            graph=graphs.first.handle,
-            inputs=list(given.values()),
-            targets=list(given),
-            numbers=numbers.tobytes(),
-            numbers_target=layout.numbers if tokens is None else layout.tokens,
-        )
-        for segment, graph in graphs.following:
-            found = segment.compute(output, rows)
-            output = replay(graph=graph.handle, inputs=found, targets=segment.targets)
-        return output
+        return StepLaunch(self._extension, self._cache.output(max_rows)[0], rows, first)
 
     def _graphs_of(self, max_rows: int, format: KVFormat) -> StepGraphs | None:
         """Return the graphs of a step. What is still to be written to the pools, such as copies of
@@ -334,28 +335,34 @@ class CUDAGraphs:
     def _verified(
         self, inputs: StepInputs, max_rows: int, run_eagerly: Callable[[], mx.array]
     ) -> mx.array:
-        """Run the model and compare the graph's result with its own. Return the model's result."""
+        """Check the graph, and run the model. Return the model's result.
+
+        Steps whose inputs have no room are not checked.
+        """
         format = inputs.sequences[0].format
         self._kernels.start_all(self._most_rows(format), format)
+        self._evaluate_pools()
         mx.synchronize()
         before = KeptStates(self._pools, self._layout, inputs.sequences)
-        expected = run_eagerly()
-        mx.eval(expected, *self._pools.arrays(range(len(self._layout.group))))
-        after = KeptStates(self._pools, self._layout, inputs.sequences)
-        before.restore()
+        check: StepCheck | None = None
         difference = self._unprepared(max_rows, format)
         if agreed(int(difference is None), self._part):
             try:
-                found = self._launched(inputs, max_rows)
-                if found is None:
-                    after.restore()
-                    return expected
-                whole = self._logits_of(expected) if self._cache.output(max_rows)[1] else expected
-                difference = _difference(found, whole, inputs)
+                check = self._checked(inputs, max_rows, before)
             except (DriverError, RuntimeError) as problem:
                 difference = str(problem)
-        # The graph computes the step again where rows are batch-invariant.
-        (before if self._batch_invariant else after).restore()
+            before.restore()
+            if check is None and difference is None:
+                return run_eagerly()
+        expected = run_eagerly()
+        mx.eval(expected)
+        self._evaluate_pools()
+        if check is not None:
+            difference = check.difference
+        if agreed(int(difference is None), self._part):
+            difference = self._whole_difference(check, inputs, max_rows, expected)
+        if self._batch_invariant:
+            before.restore()  # the graph computes the step again
         fine = bool(agreed(int(difference is None), self._part))
         self.verified[format, max_rows] = fine
         if fine:
@@ -364,6 +371,51 @@ class CUDAGraphs:
             why = difference or "another rank's differ"
             log.warning("CUDA graphs of %d rows disabled: %s", max_rows, why)
         return expected
+
+    def _checked(self, inputs: StepInputs, max_rows: int, before: KeptStates) -> StepCheck | None:
+        """Run the kernels node by node, then the graph. Return None if the inputs have no room."""
+        launch = self._launching(inputs, max_rows)
+        if launch is None:
+            return None
+        recorded, pieces = self._cache.pieces(max_rows, inputs.sequences[0].format)
+        check = StepCheck(recorded, inputs, before, evaluate_pools=self._evaluate_pools)
+        check.run(pieces, launch)
+        before.restore()
+        whole = self._launched(inputs, max_rows)
+        assert whole is not None, "its pieces were launched"
+        check.whole = copied(whole)
+        return check
+
+    def _whole_difference(
+        self, check: StepCheck | None, inputs: StepInputs, max_rows: int, expected: mx.array
+    ) -> str | None:
+        """Return how a graph's result differs from the model's.
+
+        Where rounding alone makes them differ, the graph must compute what its kernels do one by
+        one, and the program what the model does.
+        """
+        assert check is not None, "the graph ran"
+        logits = self._logits_of if self._cache.output(max_rows)[1] else _unchanged
+        error = relative_error(check.wanted(check.whole), logits(expected))
+        log.debug("%d rows: relative error %.2g", len(expected), error)
+        if agreed(int(error <= TOLERANCE), self._part):
+            return None
+        after = KeptStates(self._pools, self._layout, inputs.sequences)
+        check.before.restore()
+        program = logits(check.wanted(replayed(self._programs.body, inputs)))
+        after.restore()
+        pairs = {
+            "kernels in a graph": (check.whole, check.by_node),
+            "the traced program": (program, logits(expected)),
+        }
+        for what, (found, wanted) in pairs.items():
+            if (error := relative_error(found, wanted)) > TOLERANCE:
+                return f"{what}: relative error {error:.2g}"
+        return None
+
+    def _evaluate_pools(self) -> None:
+        """Compute what is still to be written to the pools."""
+        mx.eval(self._pools.arrays(range(len(self._layout.group))))
 
     def _unprepared(self, max_rows: int, format: KVFormat) -> str | None:
         """Compile a graph. Return why that fails; None if it does not."""
@@ -384,16 +436,8 @@ class CUDAGraphs:
         return Verification(Check.DECODE_STEPS_AGREE, subject)
 
 
-def _difference(found: mx.array, expected: mx.array, inputs: StepInputs) -> str | None:
-    """Return how the result of a graph differs from the model's; None if close enough."""
-    wide = expected.astype(mx.float32)
-    if inputs.narrowed:
-        found = found[inputs.wanted]
-    error = mx.linalg.norm(found.astype(mx.float32) - wide) / mx.linalg.norm(wide)
-    log.debug("%d rows: relative error %.2g", len(wide), float(error))
-    # Written so that a NaN is too much.
-    fine = float(error) <= kind_of(inputs.sequences[0].format).tolerance
-    return None if fine else f"relative error {float(error):.2g}"
+def _unchanged(hidden: mx.array) -> mx.array:
+    return hidden
 
 
 def _recordable(programs: StepPrograms) -> StepPrograms:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
 from quire.cache.formats.paging import block_rows
 from quire.cache.pools import Pools
-from quire.cache.specs import KVLayout
-from quire.cache.states import StatePool
-from quire.core.arrays import Ints
+from quire.cache.specs import KVGroup, KVLayout
 from quire.core.kv_format import KVFormat
 from quire.device.dtypes import DTYPES
 from quire.executor.graphs.records import StepRecord, by_row
@@ -107,6 +106,15 @@ def write_states(inputs: StepRecord, group: int, rows: Sequence[ScheduledSequenc
     return True
 
 
+class _Kept(NamedTuple):
+    """Some rows of an array of a layer, and their contents."""
+
+    layer: int
+    array: mx.array
+    rows: mx.array
+    contents: mx.array
+
+
 class KeptStates:
     """Copies of the recurrent states and tails of a step's sequences, for putting them back.
 
@@ -115,41 +123,50 @@ class KeptStates:
     """
 
     def __init__(self, pools: Pools, layout: KVLayout, rows: Sequence[ScheduledSequence]) -> None:
-        self._kept: list[tuple[StatePool, tuple[int, ...], Ints, list[mx.array]]] = []
-        for group in layout.groups:
-            if group.spec.recurrent is None:
-                continue
-            slots = {each.block_ids(group.index)[0] for each in rows}
-            slots |= {slot for each in rows for slot in targets_of(each, group.index)}
-            numbers = np.array(sorted(slots), np.int32)
-            pool = pools.states(group.index, rows[0].format)
-            contents = pool.export(numbers)
-            mx.eval(contents)
-            self._kept.append((pool, group.layers, numbers, contents))
-        self._tails = [
-            (array, numbers, array[numbers])
+        self._kept = [
+            _Kept(layer, array, numbers, array[numbers])
             for group in layout.groups
-            if rows[0].format.has_tail and group.spec.attention is not None
-            for array, numbers in _tail_rows(pools, group.index, rows=rows)
+            for layer, array, numbers in _written_rows(pools, group, rows)
         ]
-        mx.eval([contents for *_, contents in self._tails])
+        mx.eval([each.contents for each in self._kept])
 
-    def restore(self) -> None:
-        """Copy the states back into their slots, and the tails into theirs."""
-        for array, rows, tails in self._tails:
-            array[rows] = tails
-        mx.eval([array for array, *_ in self._tails])
-        for pool, layers, numbers, contents in self._kept:
-            pool.restore(numbers, contents)
-            mx.eval(pool.arrays(layers))
+    def restore(self, layer: int | None = None) -> None:
+        """Copy the states back into their slots, and the tails into theirs.
+
+        Args:
+            layer: only those of this layer; None means all.
+        """
+        kept = [each for each in self._kept if layer in (None, each.layer)]
+        for each in kept:
+            each.array[each.rows] = each.contents
+        mx.eval([each.array for each in kept])
+
+    def now(self, layer: int) -> list[mx.array]:
+        """Return copies of a layer's states and tails as they are now."""
+        found = [each.array[each.rows] for each in self._kept if each.layer == layer]
+        mx.eval(found)
+        return found
 
 
-def _tail_rows(
-    pools: Pools, group: int, rows: Sequence[ScheduledSequence]
-) -> list[tuple[mx.array, mx.array]]:
-    """Return the arrays of a group's tails, each with the rows that hold the tails of sequences."""
-    found = [each.tail_block(group) for each in rows]
+def _written_rows(
+    pools: Pools, group: KVGroup, rows: Sequence[ScheduledSequence]
+) -> list[tuple[int, mx.array, mx.array]]:
+    """Return a group's layers and arrays, and the rows of the sequences' states or tails."""
+    number, format = group.index, rows[0].format
+    if group.spec.recurrent is not None:
+        slots = {each.block_ids(number)[0] for each in rows}
+        slots |= {slot for each in rows for slot in targets_of(each, number)}
+        numbers = block_rows(np.array(sorted(slots), np.int32), 1)
+        pool = pools.states(number, format)
+        return [
+            (layer, array, numbers)
+            for layer in group.layers
+            for array in pool.parts(layer).values()
+        ]
+    if not format.has_tail or group.spec.attention is None:
+        return []
+    found = [each.tail_block(number) for each in rows]
     tails = np.array([each for each in found if each is not None], np.int32)
-    numbers = block_rows(tails, pools.shape(group).kv_heads)
-    stores = pools.kv(group, rows[0].format).layers.values()
-    return [(array, numbers) for store in stores for array in store.own_tails()]
+    numbers = block_rows(tails, pools.shape(number).kv_heads)
+    stores = pools.kv(number, format).layers.items()
+    return [(layer, array, numbers) for layer, store in stores for array in store.own_tails()]

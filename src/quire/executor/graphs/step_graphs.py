@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import mlx.core as mx
 
 from quire.device.cuda.driver import Graph, Launch
-from quire.executor.graphs.between import Segment
+from quire.device.cuda.extension import Extension
+from quire.executor.graphs.between import RecordedNode, Segment
 from quire.executor.graphs.recorder import Recorder, launches
 
 Addresses = tuple[int, ...]
@@ -29,6 +32,33 @@ class StepGraphs:
     following: Sequence[tuple[Segment, Graph]] = ()
 
 
+class StepLaunch:
+    """Launches the graphs of one step, in order.
+
+    Args:
+        workspace: the buffer that they write their output to.
+        rows: of the step.
+        first: what is copied before the first graph, by the arguments of `Extension.replay`.
+    """
+
+    def __init__(
+        self, extension: Extension, workspace: mx.array, rows: int, first: Mapping[str, Any]
+    ) -> None:
+        self._replay = partial(extension.replay, workspace=workspace, rows=rows)
+        self._rows, self._first = rows, first
+        self._output: mx.array | None = None
+
+    def __call__(self, graph: Graph, segment: Segment | None = None) -> mx.array:
+        """Launch a graph, behind what MLX computes for it; return the step's output."""
+        given = self._first if self._output is None else {"inputs": [], "targets": []}
+        if segment is not None:
+            assert self._output is not None, "a graph comes first"
+            found = segment.compute(self._output, self._rows)
+            given = {"inputs": found, "targets": segment.targets}
+        self._output = self._replay(graph=graph.handle, **given)
+        return self._output
+
+
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
     """Kernels of a step, with the pool addresses that they were recorded for.
@@ -37,12 +67,15 @@ class RecordedStep:
     addresses.
 
     Attributes:
+        segments: see `Recording`.
+        nodes: those that kernels compute, in order.
         started: when it was recorded, by `time.perf_counter`.
     """
 
     recorder: Recorder
     addresses: Addresses
     segments: Sequence[Segment]
+    nodes: Sequence[RecordedNode]
     started: float
 
     @property
@@ -56,17 +89,31 @@ class RecordedStep:
         first, *others = (Graph(part, kept) for part in parts)
         return StepGraphs(first, list(zip(self.segments, others, strict=True)))
 
+    def pieces(self, addresses: Addresses, functions: Sequence[int]) -> dict[int, Graph]:
+        """Return the same kernels as a graph for each node, and one for those behind all nodes, by
+        the number of the first kernel.
+        """
+        ends = [each.end for each in self.nodes]
+        firsts = [first for first in [0, *ends] if first < len(self.recorder.kernels)]
+        parts, kept = self.launches(addresses, functions, firsts[1:])
+        return {first: Graph(part, kept) for first, part in zip(firsts, parts, strict=True)}
+
     def launches(
-        self, addresses: Addresses, functions: Sequence[int]
+        self, addresses: Addresses, functions: Sequence[int], cuts: Sequence[int] | None = None
     ) -> tuple[list[list[Launch]], list[mx.array]]:
-        """Return each graph's launches for pools at `addresses`, and the arrays that they need."""
+        """Return each graph's launches for pools at `addresses`, and the arrays that they need.
+
+        Args:
+            cuts: numbers of the first kernels of the graphs behind the first one; those between
+                which MLX computes unless said otherwise.
+        """
         moved = dict(zip(self.addresses, addresses, strict=True))
         kept = self.recorder.kept
         if addresses != self.addresses:
             tables, arrays = self.recorder.moved_tables(moved)
             moved, kept = {**moved, **tables}, [*kept, *arrays]
         recorded = self.recorder.kernels
-        ends = [*self.recorder.parts, len(recorded)]
+        ends = [*(self.recorder.parts if cuts is None else cuts), len(recorded)]
         return [
             launches(recorded[first:end], functions[first:end], moved, first=first)
             for first, end in pairwise([0, *ends])

@@ -1,0 +1,42 @@
+"""Measures how far what kernels computed is from what the model's own code computes."""
+
+from __future__ import annotations
+
+import math
+
+import mlx.core as mx
+
+TOLERANCE = 5e-2
+"""Largest relative error of a row between two ways to compute it. Rounding in 16 bits makes up to a
+few hundredths."""
+_SMALL = 0.1
+"""Rows below this part of their array's typical norm are measured by that, since what remains of
+large terms that cancel is mostly rounding."""
+_ELEMENTS = 1 << 24
+"""Most elements that are compared at a time, as float32."""
+
+
+def relative_error(found: mx.array, expected: mx.array) -> float:
+    """Return the largest relative error of a row `[rows, ...]`: its difference by its own norm.
+
+    It is infinite if a result is no number. It is 0 for integers: these are codes, of which one may
+    turn where vectors differ in their last bits.
+    """
+    if not mx.issubdtype(expected.dtype, mx.floating) or not expected.size:
+        return 0.0
+    if bool(mx.array_equal(found, expected, equal_nan=True)):
+        return 0.0
+    rows = len(expected) if expected.ndim > 1 else 1
+    found, expected = found.reshape(rows, -1), expected.reshape(rows, -1)
+    step = max(1, _ELEMENTS // expected.shape[1])
+    differences, norms = list[mx.array](), list[mx.array]()
+    for first in range(0, rows, step):
+        wide = expected[first : first + step].astype(mx.float32)
+        narrow = found[first : first + step].astype(mx.float32)
+        differences.append(mx.linalg.norm(narrow - wide, axis=-1))
+        norms.append(mx.linalg.norm(wide, axis=-1))
+        mx.eval(differences[-1], norms[-1])
+    norm = mx.concatenate(norms)
+    least = mx.maximum(_SMALL * mx.sqrt(mx.mean(norm * norm)), 1e-30)
+    worst = float((mx.concatenate(differences) / mx.maximum(norm, least)).max())
+    return worst if math.isfinite(worst) else math.inf

@@ -1,0 +1,162 @@
+"""Compares the kernels of a recorded step with MLX: node by node, each from the same inputs.
+
+So a fault shows in full in the node that has it, and rounding does not add up over layers. In a
+deep model rounding may change the last hidden states more than a wrong kernel would.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+import mlx.core as mx
+
+from quire.device.cuda.driver import Graph
+from quire.device.device import current_device
+from quire.executor.agreement import TOLERANCE, relative_error
+from quire.executor.graphs.between import RecordedNode, buffered
+from quire.executor.graphs.places import shown
+from quire.executor.graphs.states import KeptStates
+from quire.executor.graphs.step_graphs import RecordedStep, StepLaunch
+from quire.executor.inputs import StepInputs
+from quire.program.low_rank import NUMBERS
+from quire.program.passes import KEEPS_ORDER
+from quire.program.replay import run_node
+from quire.program.values import FUSED, Node, Program, bound
+
+log = logging.getLogger("quire.engine")
+
+
+class StepCheck:
+    """Results of a recorded step, and how its kernels differ from MLX.
+
+    Args:
+        recorded: the step.
+        inputs: its sequences.
+        evaluate_pools: computes what MLX has written to the pools.
+
+    Attributes:
+        before: states and tails before the step.
+        difference: how the node with the largest error differs; None if none differs by more than
+            `TOLERANCE`.
+        by_node, whole: output of the kernels node by node, and of the graph.
+    """
+
+    def __init__(
+        self,
+        recorded: RecordedStep,
+        inputs: StepInputs,
+        before: KeptStates,
+        evaluate_pools: Callable[[], object],
+    ) -> None:
+        self._recorded, self._inputs, self.before = recorded, inputs, before
+        self._evaluate_pools = evaluate_pools
+        self.difference: str | None = None
+        self.by_node = self.whole = mx.zeros((0,))
+
+    def run(self, pieces: Mapping[int, Graph], launch: StepLaunch) -> None:
+        """Run the kernels node by node, beside MLX. Both write to the pools as the step does.
+
+        Args:
+            pieces: see `RecordedStep.pieces`.
+        """
+        recorded = self._recorded
+        parts = dict(zip(recorded.recorder.parts, recorded.segments, strict=True))
+        first, worst, where = 0, 0.0, ""
+        for node in recorded.nodes:
+            output = launch(pieces[first], parts.get(first))
+            first = node.end
+            error = self._error(node, output)
+            if error > worst:
+                worst, where = error, shown(node.program, node.node)
+        if first in pieces:
+            output = launch(pieces[first], parts.get(first))
+        self.by_node = copied(output)
+        log.debug("%d rows: relative error %.2g of %s", len(output), worst, where)
+        if worst > TOLERANCE:
+            self.difference = f"relative error {worst:.2g} of {where}"
+
+    def wanted(self, rows: mx.array) -> mx.array:
+        """Return those of the step's rows that the model computed to the end."""
+        return rows[self._inputs.wanted] if self._inputs.narrowed else rows
+
+    def _error(self, node: RecordedNode, output: mx.array) -> float:
+        """Return how far the kernels' results of a node are from MLX's; 0 if MLX cannot know."""
+        mx.eval(output)
+        if node.alone is None:
+            return 0.0
+        rows, layer = len(output), node.layer
+        found = buffered(node.program, node.results, output, rows=rows)
+        states = [] if layer is None else self.before.now(layer)
+        if layer is not None:
+            self.before.restore(layer)
+        known = node.alone.run(output, rows, [self._inputs])
+        pairs = _compared(node.node, found, known)
+        mx.eval(pairs)
+        if layer is not None:
+            self._evaluate_pools()
+            pairs += zip(states, self.before.now(layer), strict=True)
+        return max((relative_error(*each) for each in pairs), default=0.0)
+
+
+def _compared(
+    node: Node, found: Mapping[int, mx.array], known: Mapping[int, mx.array]
+) -> list[tuple[mx.array, mx.array]]:
+    """Return pairs of arrays that are equal but for rounding if a node's results agree."""
+    if node.kind != FUSED or node.attributes["what"] != "route":
+        return [(each, known[value]) for value, each in found.items()]
+    # Experts of equal score may replace each other, so weights and logits are compared in order of
+    # size; and those of a score that rounding changes, so all rows are measured together.
+    logits = known[node.inputs[0]]
+    chosen, weights = node.outputs
+    sides = [
+        (each[weights], mx.take_along_axis(logits, each[chosen].astype(mx.int32), axis=-1))
+        for each in (found, known)
+    ]
+    return [
+        (mx.sort(a).reshape(1, -1), mx.sort(b).reshape(1, -1)) for a, b in zip(*sides, strict=True)
+    ]
+
+
+def copied(output: mx.array) -> mx.array:
+    """Return a copy of a graph's output, which the next graph writes over."""
+    copy = mx.contiguous(output + 0)
+    mx.eval(copy)
+    return copy
+
+
+def replayed(program: Program, inputs: StepInputs) -> mx.array:
+    """Return the output of a program as it was traced, computed by MLX node by node."""
+    rows = sum(each.count for each in inputs.sequences)
+    sizes = dict.fromkeys(program.symbols, rows)
+    known = {id: each.array for id, each in program.constants.items()}
+    given = _fields(program, inputs, rows)
+    known |= {id: given[name] for name, id in program.fields.items()}
+    last = {id: number for number, node in enumerate(program.nodes) for id in node.inputs}
+    operations = current_device().operations
+    for number, node in enumerate(program.nodes):
+        run_node(program, node, known, operations=operations, sizes=sizes, steps=[inputs])
+        if node.kind in KEEPS_ORDER:  # before memory of layers adds up
+            mx.eval([known[id] for id in node.outputs])
+        for id in node.inputs:
+            if last[id] == number and id not in program.outputs:
+                known.pop(id, None)
+    (output,) = (known[id] for id in program.outputs)
+    return output
+
+
+def _fields(program: Program, inputs: StepInputs, rows: int) -> dict[str, mx.array]:
+    """Return a step's inputs by the names that programs have for them."""
+    found = {"tokens.0": inputs.tokens, "positions.0": inputs.positions.T}
+    if inputs.adapted is not None:
+        found[NUMBERS] = inputs.adapted.numbers
+    if inputs.media is not None:
+        found["media.placed"] = inputs.media.placed
+        found |= {f"media.{n}": each for n, each in enumerate(inputs.media.levels)}
+    absent = program.fields.keys() - found.keys()
+    for name in absent:
+        value = program.values[program.fields[name]]
+        found[name] = mx.zeros(
+            bound(value.shape, dict.fromkeys(program.symbols, rows)), value.dtype
+        )
+    return found
