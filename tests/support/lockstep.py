@@ -79,7 +79,9 @@ class Lockstep:
     def _exchanged(self, x: mx.array, combine: Callable[[list[mx.array]], mx.array]) -> mx.array:
         rank = self._ranks.index(getcurrent())
         number = len(self._given[rank])
-        self._given[rank].append(x)
+        given = x + 0  # a copy: this rank may write to the memory of `x` before others read it
+        mx.eval(given)
+        self._given[rank].append(given)
         if rank:
             self._ranks[0].switch()  # the leading rank goes on when it has the others' arrays
         else:

@@ -12,6 +12,8 @@ few hundredths."""
 _SMALL = 0.1
 """Rows below this part of their array's typical norm are measured by that, since what remains of
 large terms that cancel is mostly rounding."""
+_NOTHING = 1e-6
+"""Norm of a row below which it is noise to every layer: norms of layers add as much."""
 _ELEMENTS = 1 << 24
 """Most elements that are compared at a time, as float32."""
 
@@ -37,6 +39,6 @@ def relative_error(found: mx.array, expected: mx.array) -> float:
         norms.append(mx.linalg.norm(wide, axis=-1))
         mx.eval(differences[-1], norms[-1])
     norm = mx.concatenate(norms)
-    least = mx.maximum(_SMALL * mx.sqrt(mx.mean(norm * norm)), 1e-30)
+    least = mx.maximum(_SMALL * mx.sqrt(mx.mean(norm * norm)), _NOTHING)
     worst = float((mx.concatenate(differences) / mx.maximum(norm, least)).max())
     return worst if math.isfinite(worst) else math.inf

@@ -247,13 +247,14 @@ class GraphCache:
             self.made += 1
         return graph
 
-    def pieces(self, max_rows: int, format: KVFormat) -> tuple[RecordedStep, dict[int, Graph]]:
-        """Return a recorded step whose kernels are compiled, and its kernels node by node; see
-        `RecordedStep.pieces`.
-        """
-        recorded = self._recorded[format, max_rows]
+    def recorded(self, max_rows: int, format: KVFormat) -> RecordedStep:
+        """Return a step that has been recorded."""
+        return self._recorded[format, max_rows]
+
+    def piece(self, recorded: RecordedStep, kernels: range, format: KVFormat) -> Graph:
+        """Return a graph of some kernels of a step for the current pools; see `RecordedStep`."""
         functions = self._compiler.functions(recorded.sources)
-        return recorded, recorded.pieces(self._addresses(format), functions)
+        return recorded.piece(kernels, self._addresses(format), functions)
 
     def _step(self, max_rows: int, format: KVFormat, addresses: Addresses) -> RecordedStep:
         """Return the recorded step of a format and row count."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import mlx.core as mx
 
@@ -377,9 +378,11 @@ class CUDAGraphs:
         launch = self._launching(inputs, max_rows)
         if launch is None:
             return None
-        recorded, pieces = self._cache.pieces(max_rows, inputs.sequences[0].format)
+        format = inputs.sequences[0].format
+        recorded = self._cache.recorded(max_rows, format)
+        piece = partial(self._cache.piece, recorded, format=format)
         check = StepCheck(recorded, inputs, before, evaluate_pools=self._evaluate_pools)
-        check.run(pieces, launch)
+        check.run(piece, launch)
         before.restore()
         whole = self._launched(inputs, max_rows)
         assert whole is not None, "its pieces were launched"

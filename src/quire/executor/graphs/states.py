@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -130,22 +130,28 @@ class KeptStates:
         ]
         mx.eval([each.contents for each in self._kept])
 
-    def restore(self, layer: int | None = None) -> None:
-        """Copy the states back into their slots, and the tails into theirs.
+    def restore(self) -> None:
+        """Copy the states back into their slots, and the tails into theirs."""
+        _write(self._kept)
 
-        Args:
-            layer: only those of this layer; None means all.
-        """
-        kept = [each for each in self._kept if layer in (None, each.layer)]
-        for each in kept:
-            each.array[each.rows] = each.contents
-        mx.eval([each.array for each in kept])
-
-    def now(self, layer: int) -> list[mx.array]:
+    def of_layer(self, layer: int | None) -> list[mx.array]:
         """Return copies of a layer's states and tails as they are now."""
         found = [each.array[each.rows] for each in self._kept if each.layer == layer]
         mx.eval(found)
         return found
+
+    def write(self, layer: int | None, contents: list[mx.array]) -> None:
+        """Write what `of_layer` returned."""
+        own = [each for each in self._kept if each.layer == layer]
+        _write([each._replace(contents=new) for each, new in zip(own, contents, strict=True)])
+
+
+def _write(kept: Iterable[_Kept]) -> None:
+    arrays = []
+    for each in kept:
+        each.array[each.rows] = each.contents
+        arrays.append(each.array)
+    mx.eval(arrays)
 
 
 def _written_rows(

@@ -54,23 +54,27 @@ class StepCheck:
         self.difference: str | None = None
         self.by_node = self.whole = mx.zeros((0,))
 
-    def run(self, pieces: Mapping[int, Graph], launch: StepLaunch) -> None:
+    def run(self, piece: Callable[[range], Graph], launch: StepLaunch) -> None:
         """Run the kernels node by node, beside MLX. Both write to the pools as the step does.
 
         Args:
-            pieces: see `RecordedStep.pieces`.
+            piece: returns a graph of some of the kernels, for where the pools are at the time.
         """
         recorded = self._recorded
         parts = dict(zip(recorded.recorder.parts, recorded.segments, strict=True))
         first, worst, where = 0, 0.0, ""
+        graphs = list[Graph]()  # until they have run
         for node in recorded.nodes:
-            output = launch(pieces[first], parts.get(first))
+            states = self.before.of_layer(node.layer)
+            graphs.append(piece(range(first, node.end)))
+            output = launch(graphs[-1], parts.get(first))
             first = node.end
-            error = self._error(node, output)
+            error = self._error(node, output, states)
             if error > worst:
                 worst, where = error, shown(node.program, node.node)
-        if first in pieces:
-            output = launch(pieces[first], parts.get(first))
+        if first < (end := len(recorded.recorder.kernels)):
+            graphs.append(piece(range(first, end)))
+            output = launch(graphs[-1], parts.get(first))
         self.by_node = copied(output)
         log.debug("%d rows: relative error %.2g of %s", len(output), worst, where)
         if worst > TOLERANCE:
@@ -80,22 +84,25 @@ class StepCheck:
         """Return those of the step's rows that the model computed to the end."""
         return rows[self._inputs.wanted] if self._inputs.narrowed else rows
 
-    def _error(self, node: RecordedNode, output: mx.array) -> float:
-        """Return how far the kernels' results of a node are from MLX's; 0 if MLX cannot know."""
+    def _error(self, node: RecordedNode, output: mx.array, states: list[mx.array]) -> float:
+        """Return how far the kernels' results of a node are from MLX's; 0 if MLX cannot know.
+
+        Args:
+            states: states and tails of its layer before it.
+        """
         mx.eval(output)
         if node.alone is None:
             return 0.0
         rows, layer = len(output), node.layer
         found = buffered(node.program, node.results, output, rows=rows)
-        states = [] if layer is None else self.before.now(layer)
-        if layer is not None:
-            self.before.restore(layer)
+        written = self.before.of_layer(layer)
+        self.before.write(layer, states)
         known = node.alone.run(output, rows, [self._inputs])
         pairs = _compared(node.node, found, known)
         mx.eval(pairs)
         if layer is not None:
             self._evaluate_pools()
-            pairs += zip(states, self.before.now(layer), strict=True)
+            pairs += zip(written, self.before.of_layer(layer), strict=True)
         return max((relative_error(*each) for each in pairs), default=0.0)
 
 

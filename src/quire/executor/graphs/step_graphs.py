@@ -89,32 +89,30 @@ class RecordedStep:
         first, *others = (Graph(part, kept) for part in parts)
         return StepGraphs(first, list(zip(self.segments, others, strict=True)))
 
-    def pieces(self, addresses: Addresses, functions: Sequence[int]) -> dict[int, Graph]:
-        """Return the same kernels as a graph for each node, and one for those behind all nodes, by
-        the number of the first kernel.
-        """
-        ends = [each.end for each in self.nodes]
-        firsts = [first for first in [0, *ends] if first < len(self.recorder.kernels)]
-        parts, kept = self.launches(addresses, functions, firsts[1:])
-        return {first: Graph(part, kept) for first, part in zip(firsts, parts, strict=True)}
+    def piece(self, kernels: range, addresses: Addresses, functions: Sequence[int]) -> Graph:
+        """Return some of the step's kernels, which follow each other, as a graph."""
+        moved, kept = self._moved(addresses)
+        return Graph(self._launches(kernels, moved, functions), kept)
 
     def launches(
-        self, addresses: Addresses, functions: Sequence[int], cuts: Sequence[int] | None = None
+        self, addresses: Addresses, functions: Sequence[int]
     ) -> tuple[list[list[Launch]], list[mx.array]]:
-        """Return each graph's launches for pools at `addresses`, and the arrays that they need.
+        """Return each graph's launches for pools at `addresses`, and the arrays that they need."""
+        moved, kept = self._moved(addresses)
+        ends = [0, *self.recorder.parts, len(self.recorder.kernels)]
+        parts = [range(*each) for each in pairwise(ends)]
+        return [self._launches(each, moved, functions) for each in parts], kept
 
-        Args:
-            cuts: numbers of the first kernels of the graphs behind the first one; those between
-                which MLX computes unless said otherwise.
-        """
+    def _moved(self, addresses: Addresses) -> tuple[Mapping[int, int], list[mx.array]]:
+        """Return current addresses by those at recording, and the arrays that graphs need."""
         moved = dict(zip(self.addresses, addresses, strict=True))
-        kept = self.recorder.kept
-        if addresses != self.addresses:
-            tables, arrays = self.recorder.moved_tables(moved)
-            moved, kept = {**moved, **tables}, [*kept, *arrays]
-        recorded = self.recorder.kernels
-        ends = [*(self.recorder.parts if cuts is None else cuts), len(recorded)]
-        return [
-            launches(recorded[first:end], functions[first:end], moved, first=first)
-            for first, end in pairwise([0, *ends])
-        ], kept
+        if addresses == self.addresses:
+            return moved, self.recorder.kept
+        tables, arrays = self.recorder.moved_tables(moved)
+        return {**moved, **tables}, [*self.recorder.kept, *arrays]
+
+    def _launches(
+        self, kernels: range, moved: Mapping[int, int], functions: Sequence[int]
+    ) -> list[Launch]:
+        part = slice(kernels.start, kernels.stop)
+        return launches(self.recorder.kernels[part], functions[part], moved, first=kernels.start)

@@ -1,0 +1,122 @@
+"""The check of recorded steps: faults of one node show, rounding that adds up does not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+import mlx.core as mx
+import pytest
+
+from quire.core.config import EngineConfig
+from quire.executor.agreement import relative_error
+from quire.executor.graphs import opening, runner
+from quire.executor.graphs.runner import CUDAGraphs
+from quire.models.base import LanguageModel
+from quire.program.trace import StepPrograms, trace
+from quire.program.tracing import Variant
+from quire.program.values import Node
+from tests.executor.graphs.recorded import opened, served
+from tests.executor.graphs.test_recording import FAMILIES
+from tests.support.emulated_card import EmulatedCompiler, emulate_card
+from tests.support.emulated_metal import why_not
+from tests.support.parity import prompts
+
+emulated = pytest.mark.skipif(bool(why_not()), reason=why_not())
+
+PLAIN = EngineConfig("", kv_memory=64 << 20, prefix_cache=False)
+FAULTS = {
+    "rotated the other way": (
+        "x = a[i] * cosine[i] - b[i] * sine[i];",
+        "x = a[i] * cosine[i] + b[i] * sine[i];",
+    ),
+    "a head lost": ("const int own = query ? head :", "const int own = query ? head & ~1 :"),
+    "one wrong expert": (
+        "chosen[row * TOP + lane] = own_expert;",
+        "chosen[row * TOP + lane] = lane == 1 ? (own_expert + 1) % EXPERT_COUNT : own_expert;",
+    ),
+}
+
+
+def test_a_fault_of_one_row_is_as_large_as_if_it_were_of_all() -> None:
+    expected = mx.random.normal((64, 128), key=mx.random.key(0)).astype(mx.bfloat16)
+    rounded = (expected.astype(mx.float32) * 1.003).astype(mx.bfloat16)
+    assert 0 < relative_error(rounded, expected) < 0.01
+    wrong = mx.array(rounded)
+    wrong[7, :16] = 0
+    assert relative_error(wrong, expected) > 0.2
+    wrong[7, :16] = mx.nan
+    assert relative_error(wrong, expected) == float("inf")
+
+
+def test_what_remains_of_terms_that_cancel_is_measured_by_other_rows() -> None:
+    expected = mx.concatenate([mx.ones((63, 8)), mx.full((1, 8), 1e-3)])
+    assert relative_error(expected + 1e-3, expected) < 0.02
+
+
+def checked(wholes: list[CUDAGraphs], family: str) -> list[bool]:
+    """Return whether graphs of the steps of a request passed, by their number of rows."""
+    wanted = [replace(each, max_tokens=3) for each in prompts([3])]
+    served(opened(FAMILIES[family]), wanted, PLAIN)
+    (whole,) = wholes
+    return list(whole.verified.values())
+
+
+@pytest.mark.slow
+@emulated
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_a_kernel_is_named(
+    fault: str,
+    wholes: list[CUDAGraphs],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    right, wrong = FAULTS[fault]
+    functions = EmulatedCompiler.functions
+
+    def faulty(self: EmulatedCompiler, sources: Sequence[str]) -> list[int]:
+        assert any(right in each for each in sources)
+        return functions(self, [each.replace(right, wrong) for each in sources])
+
+    emulate_card(monkeypatch)
+    monkeypatch.setattr(EmulatedCompiler, "functions", faulty)
+    with caplog.at_level(logging.WARNING, "quire.engine"):
+        assert not any(checked(wholes, "qwen3_moe"))
+    node = "what=route" if "expert" in fault else "what=attention"
+    assert all("relative error" in each and node in each for each in caplog.messages)
+
+
+@pytest.mark.slow
+@emulated
+def test_results_that_only_rounding_makes_differ_agree(
+    wholes: list[CUDAGraphs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any difference from the model is too much here, as that of a deep model's rounding is."""
+    emulate_card(monkeypatch)
+    monkeypatch.setattr(runner, "TOLERANCE", 1e-6)
+    found = checked(wholes, "llama")
+    assert found
+    assert all(found)
+
+
+@pytest.mark.slow
+@emulated
+def test_a_program_that_is_not_the_model_is_named(
+    wholes: list[CUDAGraphs], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its kernels compute what the program says."""
+
+    def wrongly(node: Node) -> Node:
+        return replace(node, attributes={**node.attributes, "scale": 0.5})
+
+    def other(model: LanguageModel, variant: Variant) -> StepPrograms:
+        found = trace(model, variant)
+        nodes = (wrongly(each) if each.kind == "attend" else each for each in found.body.nodes)
+        return replace(found, body=replace(found.body, nodes=tuple(nodes)))
+
+    emulate_card(monkeypatch)
+    monkeypatch.setattr(opening, "trace", other)
+    with caplog.at_level(logging.WARNING, "quire.engine"):
+        assert not any(checked(wholes, "llama"))
+    assert all("the traced program: relative error" in each for each in caplog.messages)
