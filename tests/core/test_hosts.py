@@ -27,13 +27,16 @@ def test_a_list_of_hosts(tmp_path: Path) -> None:
 
 
 def test_an_object_with_backend_and_environment(tmp_path: Path) -> None:
-    rdma = [None, ["rdma_en2", "rdma_en3"]]
-    hosts = [{"ssh": "a", "ips": ["1"], "rdma": rdma}, {"ssh": "b", "ips": ["2"], "rdma": rdma}]
+    links = ["rdma_en2", "rdma_en3"]
+    hosts = [
+        {"ssh": "a", "ips": ["1"], "rdma": [None, links]},
+        {"ssh": "b", "ips": ["2"], "rdma": [links, None]},
+    ]
     found = read_hosts(
         written(tmp_path, {"backend": "jaccl", "envs": ["MLX_METAL_FAST_SYNCH=1"], "hosts": hosts})
     )
     assert (found.backend, found.envs) == ("jaccl", ("MLX_METAL_FAST_SYNCH=1",))
-    assert found.hosts[1].rdma == (None, ("rdma_en2", "rdma_en3"))
+    assert found.hosts[0].rdma == (None, ("rdma_en2", "rdma_en3"))
 
 
 def test_processes_of_a_machine_are_counted(tmp_path: Path) -> None:
@@ -60,6 +63,40 @@ def test_processes_of_a_machine_are_counted(tmp_path: Path) -> None:
 def test_other_content_is_refused_by_name(tmp_path: Path, content: Any, why: str) -> None:
     with pytest.raises(ModelError, match=why):
         read_hosts(written(tmp_path, content))
+
+
+def meshed(*rdma: list[str | None], backend: str = "jaccl") -> dict[str, Any]:
+    """Return a hosts file of hosts a, b and so on, with devices of RDMA."""
+    hosts = [
+        {"ssh": name, "ips": ["10.0.0.1"], "rdma": own}
+        for name, own in zip("abcd", rdma, strict=False)
+    ]
+    return {"backend": backend, "hosts": hosts}
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ({"backend": "jaccl", "hosts": TWO}, "'one' has 0 entries, and jaccl needs one for each"),
+        (meshed([None, "en2"], ["en2"]), "'b' has 1 entries"),
+        (meshed([None, "en2"], ["en2", "en2"]), "'b' must have null for itself"),
+        (meshed([None, None], ["en2", None]), "'a' names no device to 'b'"),
+        (meshed([None, "en2", "en3"], ["en2", None, None], ["en3", "en2", None]), "'b' names no"),
+    ],
+)
+def test_jaccl_needs_a_device_between_all_hosts(tmp_path: Path, content: Any, why: str) -> None:
+    with pytest.raises(ModelError, match=why):
+        read_hosts(written(tmp_path, content))
+
+
+def test_a_ring_of_jaccl_needs_devices_to_neighbours_alone(tmp_path: Path) -> None:
+    ring = [
+        [None if abs(own - other) == 2 or own == other else "en2" for other in range(4)]
+        for own in range(4)
+    ]
+    assert read_hosts(written(tmp_path, meshed(*ring, backend="jaccl-ring"))).backend
+    with pytest.raises(ModelError, match="'a' names no device to 'c'"):
+        read_hosts(written(tmp_path, meshed(*ring)))
 
 
 def test_a_file_that_is_no_json_is_refused(tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ from quire.core.errors import ModelError
 
 LOCAL = ("127.0.0.1", "localhost")
 """Names of this machine, where processes are started without ssh."""
-BACKENDS = ("ring", "nccl", "jaccl")
+JACCL_RING = "jaccl-ring"
+"""JACCL between neighbours alone, the last host's being the first."""
+BACKENDS = ("ring", "nccl", "jaccl", JACCL_RING)
 _KEYS = {"backend", "envs", "hosts"}
 _HOST_KEYS = {"ssh", "ips", "rdma"}
 
@@ -80,6 +82,8 @@ def read_hosts(path: Path) -> Hosts:
     hosts = tuple(_host(path, each) for each in whole["hosts"])
     if len(hosts) < 2:
         raise ModelError(f"{path}: at least two hosts are needed; the file has {len(hosts)}")
+    if backend.startswith("jaccl"):
+        _check_rdma(path, hosts, backend)
     # The first host is this machine: its other entries need no ssh either.
     here = hosts[0].ssh
     hosts = tuple(replace(each, ssh=LOCAL[0]) if each.ssh == here else each for each in hosts)
@@ -101,6 +105,25 @@ def _host(path: Path, entry: Any) -> Host:
         raise ModelError(f"{path}: 'rdma' of host {entry['ssh']!r} is not a list of devices")
     devices = (tuple(each) if isinstance(each, list) else each for each in rdma)
     return Host(entry["ssh"], tuple(ips), tuple(devices))
+
+
+def _check_rdma(path: Path, hosts: tuple[Host, ...], backend: str) -> None:
+    """Raise `ModelError` if a device that JACCL needs between two hosts is not named."""
+    for own, host in enumerate(hosts):
+        if len(host.rdma) != len(hosts):
+            raise ModelError(
+                f"{path}: 'rdma' of host {host.ssh!r} has {len(host.rdma)} entries, and {backend} "
+                f"needs one for each of the {len(hosts)} hosts"
+            )
+        if host.rdma[own] is not None:
+            raise ModelError(f"{path}: 'rdma' of host {host.ssh!r} must have null for itself")
+        last = len(hosts) - 1
+        for other, device in enumerate(host.rdma):
+            near = abs(other - own) in (1, last)
+            if device is None and other != own and (near or backend != JACCL_RING):
+                raise ModelError(
+                    f"{path}: 'rdma' of host {host.ssh!r} names no device to {hosts[other].ssh!r}"
+                )
 
 
 def _known(path: Path, entry: dict[str, Any], keys: set[str]) -> None:

@@ -17,6 +17,7 @@ import mlx.core as mx
 import numpy as np
 
 from quire.core.errors import ModelError
+from quire.core.hosts import JACCL_RING
 from quire.device.machine import computes_on_cuda
 
 
@@ -138,13 +139,16 @@ def join(part: Part, addresses: Addresses, backend: str = "", rdma: Sequence[Any
         }
     )
     name = chosen_backend(backend)
+    if name == JACCL_RING:
+        os.environ["MLX_JACCL_RING"] = "1"
     with TemporaryDirectory() as folder:
         for variable, content in (("MLX_HOSTFILE", addresses), ("MLX_IBV_DEVICES", rdma)):
             path = Path(folder) / variable
             path.write_text(json.dumps(content))
             os.environ[variable] = str(path)
+        by_mlx = "jaccl" if name == JACCL_RING else name
         try:
-            use_collectives(MLXCollectives(mx.distributed.init(strict=True, backend=name)))
+            use_collectives(MLXCollectives(mx.distributed.init(strict=True, backend=by_mlx)))
         except (RuntimeError, ValueError) as error:
             raise ModelError(
                 f"the processes of the split model cannot connect over {name}: {error}"
