@@ -177,8 +177,8 @@ def emulate_card(monkeypatch: pytest.MonkeyPatch) -> EmulatedExtension:
     compiler = EmulatedCompiler()
     extension = EmulatedExtension(compiler)
     monkeypatch.setattr(current_device(), "operations", PreciseOperations())
-    for module in (runner, step_check):
-        monkeypatch.setattr(module, "TOLERANCE", _TOLERANCE)
+    for name in ("TOLERANCE", "NODE_TOLERANCE"):
+        monkeypatch.setattr(step_check, name, _TOLERANCE)
     for module in (opening, invariance):
         monkeypatch.setattr(module, "current_device", _CUDA)
     monkeypatch.setattr(graph_cache, "card", lambda: SMALL)

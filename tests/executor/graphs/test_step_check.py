@@ -11,7 +11,7 @@ import pytest
 
 from quire.core.config import EngineConfig
 from quire.executor.agreement import relative_error
-from quire.executor.graphs import opening, runner
+from quire.executor.graphs import opening, step_check
 from quire.executor.graphs.runner import CUDAGraphs
 from quire.models.base import LanguageModel
 from quire.program.trace import StepPrograms, trace
@@ -94,7 +94,7 @@ def test_results_that_only_rounding_makes_differ_agree(
 ) -> None:
     """Any difference from the model is too much here, as that of a deep model's rounding is."""
     emulate_card(monkeypatch)
-    monkeypatch.setattr(runner, "TOLERANCE", 1e-6)
+    monkeypatch.setattr(step_check, "TOLERANCE", 1e-6)
     found = checked(wholes, "llama")
     assert found
     assert all(found)

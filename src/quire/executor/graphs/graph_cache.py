@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
@@ -176,13 +176,13 @@ class GraphCache:
         """Return the input buffers for graphs of `max_rows` rows."""
         rows = next(each for each in _INPUT_ROWS if max_rows <= each)
         if rows not in self._inputs:
-            many = rows > MAX_ROWS
+            many, tokens = rows > MAX_ROWS, self._pools.block_size
             self._inputs[rows] = InputLayout(
                 len(self._layout.groups),
                 rows,
                 _MAX_ENTRIES,
                 address=self._extension.pointer,
-                tile_rows=self._tile_rows() if many else (),
+                tile_rows=_tile_rows(self._layout, self.heads, tokens) if many else (),
                 workspace=self._workspaces.blocks if many else (),
                 axes=self._axes,
             )
@@ -222,7 +222,7 @@ class GraphCache:
         addresses = self._addresses(format)
         if not all(addresses):
             return False
-        return self._compiler.start(self._step(max_rows, format, addresses).sources)
+        return self._compiler.start(self.recorded(max_rows, format).sources)
 
     def graph(self, max_rows: int, format: KVFormat) -> StepGraphs | None:
         """Return a step's graphs for the current pools, when its kernels are compiled. Return None
@@ -240,26 +240,24 @@ class GraphCache:
             known = self._graphs[format] = _Graphs(addresses)
         graph = known.graphs.get(max_rows)
         if graph is None:
-            recorded = self._step(max_rows, format, addresses)
+            recorded = self.recorded(max_rows, format)
             functions = self._compiler.functions(recorded.sources)
             self._tell(max_rows, format, recorded)
             graph = known.graphs[max_rows] = recorded.graphs(addresses, functions)
             self.made += 1
         return graph
 
-    def recorded(self, max_rows: int, format: KVFormat) -> RecordedStep:
-        """Return a step that has been recorded."""
-        return self._recorded[format, max_rows]
-
-    def piece(self, recorded: RecordedStep, kernels: range, format: KVFormat) -> Graph:
-        """Return a graph of some kernels of a step for the current pools; see `RecordedStep`."""
+    def piece(self, max_rows: int, format: KVFormat, kernels: range) -> Graph:
+        """Return a graph of some kernels of a recorded step; see `RecordedStep.piece`."""
+        recorded = self.recorded(max_rows, format)
         functions = self._compiler.functions(recorded.sources)
         return recorded.piece(kernels, self._addresses(format), functions)
 
-    def _step(self, max_rows: int, format: KVFormat, addresses: Addresses) -> RecordedStep:
-        """Return the recorded step of a format and row count."""
+    def recorded(self, max_rows: int, format: KVFormat) -> RecordedStep:
+        """Return the recorded step of a format and row count, whose pools are computed."""
         key = format, max_rows
         if key not in self._recorded:
+            addresses = self._addresses(format)
             self._recorded[key] = self._record_step(max_rows, format, addresses)
         return self._recorded[key]
 
@@ -382,19 +380,24 @@ class GraphCache:
             log.debug("logits are computed behind graphs: %s", error)
             self._logits = None
 
-    def _tile_rows(self) -> list[int]:
-        """Return, for each KV group, how many rows of one sequence a tile holds."""
-        found = [WIDE_ROWS] * len(self._layout.groups)
-        for layer, heads in self.heads.items():
-            group = self._layout.group[layer]
-            spec = self._layout.groups[group].spec.attention
-            assert spec is not None, "layers that attend keep keys"
-            dims = spec.head_dim, spec.value_dim, spec.kv_heads
-            tokens = self._pools.block_size
-            shape = shape_of(*dims, heads=heads, block_size=tokens, capped=False, sinks=False)
-            rows = tile_rows(shape, card(), value_in_key=spec.value_in_key)
-            found[group] = min(found[group], rows)
-        return found
+
+def _tile_rows(layout: KVLayout, heads: Mapping[int, int], tokens: int) -> list[int]:
+    """Return, for each KV group, how many rows of one sequence a tile holds.
+
+    Args:
+        heads: of the queries, by layer.
+        tokens: of a block.
+    """
+    found = [WIDE_ROWS] * len(layout.groups)
+    for layer, count in heads.items():
+        group = layout.group[layer]
+        spec = layout.groups[group].spec.attention
+        assert spec is not None, "layers that attend keep keys"
+        dims = spec.head_dim, spec.value_dim, spec.kv_heads
+        shape = shape_of(*dims, heads=count, block_size=tokens, capped=False, sinks=False)
+        rows = tile_rows(shape, card(), value_in_key=spec.value_in_key)
+        found[group] = min(found[group], rows)
+    return found
 
 
 def _buffer_of(address: int, array: mx.array) -> Buffer:

@@ -23,15 +23,13 @@ from quire.device.cuda.extension import Extension
 from quire.device.cuda.inboxes import Inboxes
 from quire.device.ranks import WHOLE, agreed
 from quire.device.verified import Check, Verification, verified_kernels
-from quire.executor.agreement import TOLERANCE, relative_error
 from quire.executor.graphs.compiling import Compiling, KernelCompiling
 from quire.executor.graphs.formats import LongContexts, in_one_block, reads_prompts, serves_format
 from quire.executor.graphs.graph_cache import MAX_ROWS, WIDE_ROWS, GraphCache
 from quire.executor.graphs.indexers import most_keys
 from quire.executor.graphs.layout import step_numbers
 from quire.executor.graphs.operands import UnsupportedNode
-from quire.executor.graphs.states import KeptStates
-from quire.executor.graphs.step_check import StepCheck, copied, replayed
+from quire.executor.graphs.step_check import StepCheck, copied
 from quire.executor.graphs.step_graphs import StepGraphs, StepLaunch
 from quire.executor.inputs import StepInputs
 from quire.executor.step import Computed
@@ -295,7 +293,13 @@ class CUDAGraphs:
         return self._most_rows(format) > 0
 
     def _launched(self, inputs: StepInputs, max_rows: int) -> mx.array | None:
-        graphs = self._graphs_of(max_rows, inputs.sequences[0].format)
+        format = inputs.sequences[0].format
+        graphs = self._cache.graph(max_rows, format)
+        if graphs is None:
+            # What is still to be written to the pools, such as copies of blocks whose beginning a
+            # prompt shares, is launched before.
+            mx.async_eval(*self._pools.arrays(range(len(self._layout.group))))
+            graphs = self._cache.graph(max_rows, format)
         launch = None if graphs is None else self._launching(inputs, max_rows)
         if graphs is None or launch is None:
             return None
@@ -321,17 +325,7 @@ class CUDAGraphs:
             "numbers_target": layout.numbers if tokens is None else layout.tokens,
         }
         rows = sum(each.count for each in inputs.sequences)
-        return StepLaunch(self._extension, self._cache.output(max_rows)[0], rows, first)
-
-    def _graphs_of(self, max_rows: int, format: KVFormat) -> StepGraphs | None:
-        """Return the graphs of a step. What is still to be written to the pools, such as copies of
-        blocks whose beginning a prompt shares, is launched before.
-        """
-        graphs = self._cache.graph(max_rows, format)
-        if graphs is None:
-            mx.async_eval(*self._pools.arrays(range(len(self._layout.group))))
-            graphs = self._cache.graph(max_rows, format)
-        return graphs
+        return StepLaunch(self._extension, self._cache.output(max_rows)[0], rows, first=first)
 
     def _verified(
         self, inputs: StepInputs, max_rows: int, run_eagerly: Callable[[], mx.array]
@@ -342,28 +336,27 @@ class CUDAGraphs:
         """
         format = inputs.sequences[0].format
         self._kernels.start_all(self._most_rows(format), format)
-        self._evaluate_pools()
-        mx.synchronize()
-        before = KeptStates(self._pools, self._layout, inputs.sequences)
-        check: StepCheck | None = None
+        check = StepCheck(self._layout, self._pools, inputs)
         difference = self._unprepared(max_rows, format)
-        if agreed(int(difference is None), self._part):
+        ready = agreed(int(difference is None), self._part)
+        if ready:
             try:
-                check = self._checked(inputs, max_rows, before)
+                launch = self._launching(inputs, max_rows)
+                if launch is None:
+                    return run_eagerly()
+                piece = partial(self._cache.piece, max_rows, format)
+                difference = check.run_nodes(self._cache.recorded(max_rows, format), piece, launch)
+                check.whole = copied(self._launched(inputs, max_rows))
             except (DriverError, RuntimeError) as problem:
                 difference = str(problem)
-            before.restore()
-            if check is None and difference is None:
-                return run_eagerly()
-        expected = run_eagerly()
-        mx.eval(expected)
-        self._evaluate_pools()
-        if check is not None:
-            difference = check.difference
-        if agreed(int(difference is None), self._part):
-            difference = self._whole_difference(check, inputs, max_rows, expected)
+        expected = check.run_model(run_eagerly)
+        if agreed(int(ready and difference is None), self._part):
+            logits = self._logits_of if self._cache.output(max_rows)[1] else None
+            difference = check.whole_difference(
+                expected, logits, program=self._programs.body, part=self._part
+            )
         if self._batch_invariant:
-            before.restore()  # the graph computes the step again
+            check.before.restore()  # the graph computes the step again
         fine = bool(agreed(int(difference is None), self._part))
         self.verified[format, max_rows] = fine
         if fine:
@@ -372,53 +365,6 @@ class CUDAGraphs:
             why = difference or "another rank's differ"
             log.warning("CUDA graphs of %d rows disabled: %s", max_rows, why)
         return expected
-
-    def _checked(self, inputs: StepInputs, max_rows: int, before: KeptStates) -> StepCheck | None:
-        """Run the kernels node by node, then the graph. Return None if the inputs have no room."""
-        launch = self._launching(inputs, max_rows)
-        if launch is None:
-            return None
-        format = inputs.sequences[0].format
-        recorded = self._cache.recorded(max_rows, format)
-        piece = partial(self._cache.piece, recorded, format=format)
-        check = StepCheck(recorded, inputs, before, evaluate_pools=self._evaluate_pools)
-        check.run(piece, launch)
-        before.restore()
-        whole = self._launched(inputs, max_rows)
-        assert whole is not None, "its pieces were launched"
-        check.whole = copied(whole)
-        return check
-
-    def _whole_difference(
-        self, check: StepCheck | None, inputs: StepInputs, max_rows: int, expected: mx.array
-    ) -> str | None:
-        """Return how a graph's result differs from the model's.
-
-        Where rounding alone makes them differ, the graph must compute what its kernels do one by
-        one, and the program what the model does.
-        """
-        assert check is not None, "the graph ran"
-        logits = self._logits_of if self._cache.output(max_rows)[1] else _unchanged
-        error = relative_error(check.wanted(check.whole), logits(expected))
-        log.debug("%d rows: relative error %.2g", len(expected), error)
-        if agreed(int(error <= TOLERANCE), self._part):
-            return None
-        after = KeptStates(self._pools, self._layout, inputs.sequences)
-        check.before.restore()
-        program = logits(check.wanted(replayed(self._programs.body, inputs)))
-        after.restore()
-        pairs = {
-            "kernels in a graph": (check.whole, check.by_node),
-            "the traced program": (program, logits(expected)),
-        }
-        for what, (found, wanted) in pairs.items():
-            if (error := relative_error(found, wanted)) > TOLERANCE:
-                return f"{what}: relative error {error:.2g}"
-        return None
-
-    def _evaluate_pools(self) -> None:
-        """Compute what is still to be written to the pools."""
-        mx.eval(self._pools.arrays(range(len(self._layout.group))))
 
     def _unprepared(self, max_rows: int, format: KVFormat) -> str | None:
         """Compile a graph. Return why that fails; None if it does not."""
@@ -437,10 +383,6 @@ class CUDAGraphs:
         if self._part.size > 1:
             subject = *subject, self._part
         return Verification(Check.DECODE_STEPS_AGREE, subject)
-
-
-def _unchanged(hidden: mx.array) -> mx.array:
-    return hidden
 
 
 def _recordable(programs: StepPrograms) -> StepPrograms:

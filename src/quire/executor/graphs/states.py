@@ -124,7 +124,7 @@ class KeptStates:
 
     def __init__(self, pools: Pools, layout: KVLayout, rows: Sequence[ScheduledSequence]) -> None:
         self._kept = [
-            _Kept(layer, array, numbers, array[numbers])
+            _Kept(layer, array, numbers, contents=array[numbers])
             for group in layout.groups
             for layer, array, numbers in _written_rows(pools, group, rows)
         ]

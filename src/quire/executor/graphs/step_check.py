@@ -11,8 +11,11 @@ from collections.abc import Callable, Mapping
 
 import mlx.core as mx
 
+from quire.cache.pools import Pools
+from quire.cache.specs import KVLayout
 from quire.device.cuda.driver import Graph
 from quire.device.device import current_device
+from quire.device.ranks import Part, agreed
 from quire.executor.agreement import TOLERANCE, relative_error
 from quire.executor.graphs.between import RecordedNode, buffered
 from quire.executor.graphs.places import shown
@@ -26,41 +29,39 @@ from quire.program.values import FUSED, Node, Program, bound
 
 log = logging.getLogger("quire.engine")
 
+NODE_TOLERANCE = 3e-2
+"""Largest relative error of a row of a node's results. Rounding in 16 bits makes up to 0.01."""
+
 
 class StepCheck:
-    """Results of a recorded step, and how its kernels differ from MLX.
+    """A check of the graphs of a step, which several ways compute. Each writes to the pools.
 
     Args:
-        recorded: the step.
-        inputs: its sequences.
-        evaluate_pools: computes what MLX has written to the pools.
+        inputs: the step's sequences, all of one format.
 
     Attributes:
         before: states and tails before the step.
-        difference: how the node with the largest error differs; None if none differs by more than
-            `TOLERANCE`.
-        by_node, whole: output of the kernels node by node, and of the graph.
+        whole: output of the graph.
     """
 
-    def __init__(
-        self,
-        recorded: RecordedStep,
-        inputs: StepInputs,
-        before: KeptStates,
-        evaluate_pools: Callable[[], object],
-    ) -> None:
-        self._recorded, self._inputs, self.before = recorded, inputs, before
-        self._evaluate_pools = evaluate_pools
-        self.difference: str | None = None
-        self.by_node = self.whole = mx.zeros((0,))
+    def __init__(self, layout: KVLayout, pools: Pools, inputs: StepInputs) -> None:
+        self._layout, self._pools, self._inputs = layout, pools, inputs
+        self._evaluate_pools()
+        mx.synchronize()
+        self.before = self._states()
+        self.whole = self._by_node = mx.zeros((0,))
 
-    def run(self, piece: Callable[[range], Graph], launch: StepLaunch) -> None:
-        """Run the kernels node by node, beside MLX. Both write to the pools as the step does.
+    def run_nodes(
+        self, recorded: RecordedStep, piece: Callable[[range], Graph], launch: StepLaunch
+    ) -> str | None:
+        """Run the kernels node by node, beside MLX.
 
         Args:
             piece: returns a graph of some of the kernels, for where the pools are at the time.
+
+        Returns:
+            How the node with the largest error differs; None if none is above `NODE_TOLERANCE`.
         """
-        recorded = self._recorded
         parts = dict(zip(recorded.recorder.parts, recorded.segments, strict=True))
         first, worst, where = 0, 0.0, ""
         graphs = list[Graph]()  # until they have run
@@ -75,14 +76,63 @@ class StepCheck:
         if first < (end := len(recorded.recorder.kernels)):
             graphs.append(piece(range(first, end)))
             output = launch(graphs[-1], parts.get(first))
-        self.by_node = copied(output)
+        self._by_node = copied(output)
+        self.before.restore()
         log.debug("%d rows: relative error %.2g of %s", len(output), worst, where)
-        if worst > TOLERANCE:
-            self.difference = f"relative error {worst:.2g} of {where}"
+        return None if worst <= NODE_TOLERANCE else f"relative error {worst:.2g} of {where}"
 
-    def wanted(self, rows: mx.array) -> mx.array:
-        """Return those of the step's rows that the model computed to the end."""
-        return rows[self._inputs.wanted] if self._inputs.narrowed else rows
+    def run_model(self, run_eagerly: Callable[[], mx.array]) -> mx.array:
+        """Run the model, whose states and tails then stay."""
+        self.before.restore()
+        expected = run_eagerly()
+        mx.eval(expected)
+        self._evaluate_pools()
+        return expected
+
+    def whole_difference(
+        self,
+        expected: mx.array,
+        logits: Callable[[mx.array], mx.array] | None,
+        program: Program,
+        part: Part,
+    ) -> str | None:
+        """Return how the graph's result differs from the model's; None if it agrees.
+
+        Where rounding alone makes them differ, the graph must compute what its kernels do one by
+        one, and the program what the model does.
+
+        Args:
+            expected: the model's hidden states.
+            logits: computes logits, if these are the graph's output.
+        """
+        narrowed = self._inputs.wanted if self._inputs.narrowed else None
+        wanted = expected if logits is None else logits(expected)
+        whole = self.whole if narrowed is None else self.whole[narrowed]
+        error = relative_error(whole, wanted)
+        log.debug("%d rows: relative error %.2g", len(expected), error)
+        if agreed(int(error <= TOLERANCE), part):
+            return None
+        after = self._states()
+        self.before.restore()
+        found = replayed(program, self._inputs)
+        after.restore()
+        found = found if narrowed is None else found[narrowed]
+        pairs = {
+            "kernels in a graph": (self.whole, self._by_node),
+            "the traced program": (found, expected),
+        }
+        errors = {what: relative_error(*each) for what, each in pairs.items()}
+        worst = max(errors, key=errors.__getitem__)
+        return (
+            None if errors[worst] <= TOLERANCE else f"{worst}: relative error {errors[worst]:.2g}"
+        )
+
+    def _states(self) -> KeptStates:
+        return KeptStates(self._pools, self._layout, self._inputs.sequences)
+
+    def _evaluate_pools(self) -> None:
+        """Compute what MLX has written to the pools."""
+        mx.eval(self._pools.arrays(range(len(self._layout.group))))
 
     def _error(self, node: RecordedNode, output: mx.array, states: list[mx.array]) -> float:
         """Return how far the kernels' results of a node are from MLX's; 0 if MLX cannot know.
@@ -125,8 +175,9 @@ def _compared(
     ]
 
 
-def copied(output: mx.array) -> mx.array:
+def copied(output: mx.array | None) -> mx.array:
     """Return a copy of a graph's output, which the next graph writes over."""
+    assert output is not None, "the step has a graph"
     copy = mx.contiguous(output + 0)
     mx.eval(copy)
     return copy
