@@ -293,13 +293,7 @@ class CUDAGraphs:
         return self._most_rows(format) > 0
 
     def _launched(self, inputs: StepInputs, max_rows: int) -> mx.array | None:
-        format = inputs.sequences[0].format
-        graphs = self._cache.graph(max_rows, format)
-        if graphs is None:
-            # What is still to be written to the pools, such as copies of blocks whose beginning a
-            # prompt shares, is launched before.
-            mx.async_eval(*self._pools.arrays(range(len(self._layout.group))))
-            graphs = self._cache.graph(max_rows, format)
+        graphs = self._graphs_of(max_rows, inputs.sequences[0].format)
         launch = None if graphs is None else self._launching(inputs, max_rows)
         if graphs is None or launch is None:
             return None
@@ -327,6 +321,16 @@ class CUDAGraphs:
         rows = sum(each.count for each in inputs.sequences)
         return StepLaunch(self._extension, self._cache.output(max_rows)[0], rows, first=first)
 
+    def _graphs_of(self, max_rows: int, format: KVFormat) -> StepGraphs | None:
+        """Return the graphs of a step. What is still to be written to the pools, such as copies of
+        blocks whose beginning a prompt shares, is launched before.
+        """
+        graphs = self._cache.graph(max_rows, format)
+        if graphs is None:
+            mx.async_eval(*self._pools.arrays(range(len(self._layout.group))))
+            graphs = self._cache.graph(max_rows, format)
+        return graphs
+
     def _verified(
         self, inputs: StepInputs, max_rows: int, run_eagerly: Callable[[], mx.array]
     ) -> mx.array:
@@ -337,7 +341,7 @@ class CUDAGraphs:
         format = inputs.sequences[0].format
         self._kernels.start_all(self._most_rows(format), format)
         check = StepCheck(self._layout, self._pools, inputs)
-        difference = self._unprepared(max_rows, format)
+        difference = _problem_of(partial(self._cache.graph, max_rows, format))
         ready = agreed(int(difference is None), self._part)
         if ready:
             try:
@@ -366,14 +370,6 @@ class CUDAGraphs:
             log.warning("CUDA graphs of %d rows disabled: %s", max_rows, why)
         return expected
 
-    def _unprepared(self, max_rows: int, format: KVFormat) -> str | None:
-        """Compile a graph. Return why that fails; None if it does not."""
-        try:
-            self._cache.graph(max_rows, format)
-        except (DriverError, RuntimeError, UnsupportedNode) as problem:
-            return str(problem)
-        return None
-
     def _verification(self, format: KVFormat, max_rows: int) -> Verification:
         """Return the verification of graphs of `max_rows` rows against the model."""
         width = self._cache.hidden.shape[-1]  # more if states of layers are captured
@@ -383,6 +379,15 @@ class CUDAGraphs:
         if self._part.size > 1:
             subject = *subject, self._part
         return Verification(Check.DECODE_STEPS_AGREE, subject)
+
+
+def _problem_of(prepare: Callable[[], object]) -> str | None:
+    """Compile a graph. Return why that fails; None if it does not."""
+    try:
+        prepare()
+    except (DriverError, RuntimeError, UnsupportedNode) as problem:
+        return str(problem)
+    return None
 
 
 def _recordable(programs: StepPrograms) -> StepPrograms:
