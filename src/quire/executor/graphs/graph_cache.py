@@ -121,6 +121,8 @@ class GraphCache:
         self.made = 0
         self._recorded: dict[tuple[KVFormat, int], RecordedStep] = {}
         """Recorded steps by format and rows."""
+        self._functions: dict[tuple[KVFormat, int], Sequence[int]] = {}
+        """The compiled kernels of recorded steps."""
         self._told: set[tuple[KVFormat, int]] = set()
         """Formats and rows of the steps that a log line has named."""
         self._copies: dict[int, tuple[mx.array, mx.array]] = {}
@@ -242,16 +244,16 @@ class GraphCache:
         if graph is None:
             recorded = self.recorded(max_rows, format)
             functions = self._compiler.functions(recorded.sources)
+            self._functions[format, max_rows] = functions
             self._tell(max_rows, format, recorded)
             graph = known.graphs[max_rows] = recorded.graphs(addresses, functions)
             self.made += 1
         return graph
 
     def piece(self, max_rows: int, format: KVFormat, kernels: range) -> Graph:
-        """Return a graph of some kernels of a recorded step; see `RecordedStep.piece`."""
-        recorded = self.recorded(max_rows, format)
-        functions = self._compiler.functions(recorded.sources)
-        return recorded.piece(kernels, self._addresses(format), functions)
+        """Return a graph of some kernels of a step that has graphs; see `RecordedStep.piece`."""
+        functions = self._functions[format, max_rows]
+        return self.recorded(max_rows, format).piece(kernels, self._addresses(format), functions)
 
     def recorded(self, max_rows: int, format: KVFormat) -> RecordedStep:
         """Return the recorded step of a format and row count, whose pools are computed."""
