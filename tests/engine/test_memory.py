@@ -8,12 +8,18 @@ from pathlib import Path
 import psutil
 import pytest
 
+from quire.cache.block_manager import BlockManager
+from quire.cache.blocks import Block, PoolKey
 from quire.core.config import EngineConfig
 from quire.core.errors import ModelError
+from quire.core.kv_format import KVFormat
 from quire.core.request import Request, SamplingParams
 from quire.device.device import current_device
+from quire.engine import memory
 from quire.engine.factory import open_engine
-from quire.engine.memory import check_context, kv_budget
+from quire.engine.memory import check_context, kv_budget, open_blocks
+from quire.engine.warm_up import _own_engine
+from quire.models.weights.loader import open_model
 from tests.support.tiny_models import tiny_model
 
 
@@ -21,6 +27,38 @@ def test_the_budget_is_what_was_asked_for_or_a_share_of_what_is_free() -> None:
     assert kv_budget(EngineConfig("", kv_memory=12345), 0) == 12345
     free = current_device().free_memory()
     assert 0 < kv_budget(EngineConfig(""), 0) < free
+
+
+@pytest.mark.parametrize(("prefix_cache", "blocks"), [(True, 125), (False, 16)])
+def test_pools_claim_much_at_first_only_for_a_prefix_cache(
+    prefix_cache: bool, blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Engines of warm-up have none: the next engine asked for memory that they had claimed."""
+    monkeypatch.setattr(current_device(), "kv_first", 0.125)
+    config, key = EngineConfig("", prefix_cache=prefix_cache), PoolKey(0, KVFormat())
+    manager = open_blocks(config, 1000, lambda key: 1, disk=None)
+    assert manager.allocate(key, 1) is not None
+    assert manager.capacity.pool(key).capacity == blocks
+
+
+def test_engines_of_warm_up_claim_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(current_device(), "kv_first", 0.125)
+    folder = str(tiny_model(tmp_path, "llama"))
+    claimed, budget = list[int](), 64 << 20
+
+    class Watched(BlockManager):
+        def allocate(self, key: PoolKey, count: int) -> list[Block] | None:
+            found = super().allocate(key, count)
+            claimed.append(self.capacity.claimed)
+            return found
+
+    monkeypatch.setattr(memory, "BlockManager", Watched)
+    engine = _own_engine(open_model(folder), EngineConfig(folder, kv_memory=budget))
+    engine.add(Request("r", (1, 2, 3), max_tokens=2))
+    while engine.has_work:
+        engine.step()
+    assert claimed
+    assert max(claimed) < budget // 16
 
 
 def test_more_than_is_free_is_refused_with_both_numbers() -> None:

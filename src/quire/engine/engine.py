@@ -102,7 +102,7 @@ class Engine:
         self._offered = offered(config.block_size, config.kv_format.group_size)
         check_default(config.kv_format, self._offered, config.block_size)
         check_format(config, self._names.format(wanted=None), executor.serves)
-        manager = open_blocks(budget, executor.block_bytes, disk)
+        manager = open_blocks(config, budget, executor.block_bytes, disk=disk)
         limits = Limits(self._groups, manager, config.block_size, max_context=context)
         context = check_context(limits.context(self._names.format(wanted=None)), context)
         prefill_budget = PrefillBudget(

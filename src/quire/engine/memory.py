@@ -104,10 +104,17 @@ def kv_budget(config: EngineConfig, weights: int, *, unread: int = 0) -> int:
 
 
 def open_blocks(
-    budget: int, block_bytes: Callable[[PoolKey], int], disk: DiskTier | None
+    config: EngineConfig,
+    budget: int,
+    block_bytes: Callable[[PoolKey], int],
+    disk: DiskTier | None,
 ) -> BlockManager:
-    """Return the manager of an engine's blocks; for arguments see `BlockManager`."""
-    first = int(current_device().kv_first * budget)
+    """Return the manager of an engine's blocks; for further arguments see `BlockManager`.
+
+    Without a prefix cache pools take what runs. The engines of warm-up have none: while one lives,
+    the memory that the next one asks for must be free.
+    """
+    first = int(current_device().kv_first * budget) if config.prefix_cache else 0
     return BlockManager(budget, block_bytes, disk.accepts if disk else None, first_bytes=first)
 
 
