@@ -57,6 +57,20 @@ def test_an_h200_gets_the_cuts_that_were_measured_on_it() -> None:
     assert SkinnyGemm(4096, 4096, 64, 8, RTX_4090).cut == Cut(1, 16, 1, 3)
 
 
+def test_one_row_gets_the_cuts_that_were_measured_on_an_h100() -> None:
+    def cut(inputs: int, outputs: int, *kind: bool) -> Cut:
+        return SkinnyGemm(inputs, outputs, 64, 1, H200, *kind).cut
+
+    assert cut(2816, 704, True, True) == Cut(1, 8, 2, 4)
+    assert cut(704, 2816, False, True) == Cut(1, 4, 2, 4)
+    assert cut(2816, 2112, True) == Cut(1, 8, 4, 3)
+    assert cut(4096, 14_336, True) == Cut(1, 4, 4, 2)
+    assert cut(4096, 6144) == cut(2816, 8192) == Cut(1, 8, 2, 2)
+    assert cut(4096, 4096) == cut(8192, 2816) == Cut(1, 16, 4, 2)
+    assert cut(14_336, 4096) == cut(2816, 128) == Cut(1, 16, 2, 2)
+    assert cut(2112, 2816) == Cut(1, 4, 2, 4)
+
+
 @pytest.mark.parametrize("card", CARDS, ids=str)
 def test_sums_are_added_up_alike_for_all_rows_where_they_must(card: Card) -> None:
     for (inputs, outputs), gated, experts in CUTS:

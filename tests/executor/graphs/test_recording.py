@@ -423,3 +423,19 @@ def test_weights_that_are_not_packed_are_refused() -> None:
     use_device_products(model)
     with pytest.raises(UnsupportedNode, match=r"a product with a matrix of mlx\.core\.float32"):
         _record(model)
+
+
+def test_last_products_of_experts_may_read_the_tiles_at_their_start() -> None:
+    kernels, _ = recorded(FAMILIES["qwen3_moe"], 2)
+    lasts = [
+        n
+        for n, each in enumerate(kernels)
+        if "FIRST" not in each.source and "EXPERTS 1" in each.source
+    ]
+    assert lasts
+    for number in lasts:
+        (before,) = kernels[number].after
+        text = kernels[before].source
+        # Who starts others only once the router's kernel is done.
+        assert text.count("others_may_start()") == 2
+        assert "READY wait_for_others(), others_may_start()" in text

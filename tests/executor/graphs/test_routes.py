@@ -55,9 +55,9 @@ EVERYDAY = "sigmoid, groups"
     "name",
     [name if name == EVERYDAY else pytest.param(name, marks=pytest.mark.slow) for name in CASES],
 )
-@pytest.mark.parametrize("apart", [False, True], ids=["together", "apart"])
-def test_routes_are_the_routers_own(name: str, apart: bool) -> None:
-    case, rows = CASES[name], 5
+@pytest.mark.parametrize("way", ["together", "apart", "one row"])
+def test_routes_are_the_routers_own(name: str, way: str) -> None:
+    case, rows = CASES[name], 1 if way == "one row" else 5
     random = np.random.default_rng(3)
     logits = mx.array(random.normal(size=(rows, case.experts)).astype(np.float32) * 2)
     logits = logits.astype(case.dtype)
@@ -73,7 +73,7 @@ def test_routes_are_the_routers_own(name: str, apart: bool) -> None:
     shares = np.take_along_axis(np.array(weights), order, 1)
 
     route = Route.of(case.router, case.experts, correction, per_expert, case.dtype)
-    pairs = 8 * route.k
+    pairs = (1 if way == "one row" else 8) * route.k
     most = min(pairs, case.experts + pairs // EXPERT_TILE)
     outputs = [guarded(np.zeros(pairs, kind)) for kind in (np.int32, np.float32, np.int32)]
     outputs.append(guarded(np.full(3 * most, 7, np.int32)))
@@ -82,7 +82,9 @@ def test_routes_are_the_routers_own(name: str, apart: bool) -> None:
         given.append(guarded(np.array([0.0] if each is None else each, np.float32)))
     addresses = tuple(int(each.ctypes.data) for each in (*given, *outputs))
     one, (chosen_by, order_by) = (1, 1, 1), (addresses[:6], (addresses[0], addresses[4]))
-    if apart:
+    if way == "one row":
+        launch(Kernel(route.alone(), one, 32, 0, addresses, ()))
+    elif way == "apart":
         launch(Kernel(route.scoring(), (2, 1, 1), SCORING_THREADS, 0, chosen_by, ()))
         grouped, text = (*order_by, *addresses[6:]), route.grouping(most, EXPERT_TILE)
         launch(Kernel(text, one, ROUTE_THREADS, 0, grouped, ()))
@@ -96,6 +98,9 @@ def test_routes_are_the_routers_own(name: str, apart: bool) -> None:
     )
     tiles = outputs[3].reshape(-1, 3)
     assert tiles[:, 2].sum() == rows * route.k
+    if way == "one row":
+        assert outputs[2].tolist() == tiles[:, 1].tolist() == list(range(route.k))
+        assert tiles[:, 0].tolist() == outputs[0].tolist()
 
 
 @pytest.mark.slow
@@ -104,5 +109,8 @@ def test_routers_compile(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     more = (mx.zeros(1) if each else None for each in (case.corrected, case.per_expert))
     route = Route.of(case.router, case.experts, *more, case.dtype)
-    for text in (route.text(40), route.scoring(), route.grouping(40, EXPERT_TILE)):
+    for text in (
+        *(route.text(40), route.alone()),
+        *(route.scoring(), route.grouping(40, EXPERT_TILE)),
+    ):
         assert_compiles(text, tmp_path)

@@ -151,6 +151,8 @@ class SkinnyGemm:
             tiles //= 2
 
     def _wanted(self, tiles: int) -> Cut:
+        if self.rows == 1 and self.bits == 4 and self.mode == "affine" and not self.batch_invariant:
+            return self._of_one_row()
         if self.experts:
             alone = self.rows == 1 and not self.batch_invariant
             return (
@@ -172,6 +174,26 @@ class SkinnyGemm:
         if 2 * blocks <= 3 * most - 24:  # else few would have a second thread block
             return Cut(1, 8, 4, stages=2) if self.rows <= 2 else Cut(1, 8, 2, stages=3)
         return Cut(2, 8, 2, stages=3)
+
+    def _of_one_row(self) -> Cut:
+        """Return the cut for one row, which waits for the slowest warp of each thread block.
+
+        Those of `benchmarks/gpu/one_row.py --cuts` on an H100, for the shapes of Gemma 4 26B-A4B
+        and Llama 3.1 8B.
+        """
+        most, groups = self.card.multiprocessors, self.inputs // 64
+        if self.experts:
+            return Cut(1, 8, 2, stages=4) if self.gated else Cut(1, 4, 2, stages=4)
+        if self.gated:
+            few = self.outputs // 16 <= 2 * most
+            return Cut(1, 8, 4, stages=3) if few else Cut(1, 4, 4, stages=2)
+        if self.outputs // 32 > most:
+            few = self.outputs // 16 <= 3 * most - 24
+            return Cut(1, 8, 4, stages=2) if few else Cut(1, 8, 2, stages=2)
+        if self.outputs // 16 > most and groups <= 48:
+            return Cut(1, 4, 2, stages=4)
+        few = self.outputs // 16 <= most or groups > 128
+        return Cut(1, 16, 2 if few else 4, stages=2)
 
     def _gated(self, tiles: int) -> Cut:
         if self.batch_invariant:

@@ -20,6 +20,8 @@ from quire.program.values import FUSED, Program
 
 _MOST_BLOCKS = 4
 """Thread blocks per multiprocessor of the card, which keep all of them busy."""
+_BLOCKS_OF_ONE_ROW = 8
+"""The same for one row, whose thread blocks start sooner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,8 @@ class Head:
     @property
     def grid(self) -> tuple[int, int, int]:
         """Return the number of thread blocks: enough for all rows and to fill the card."""
-        blocks = self.card.multiprocessors * (_MOST_BLOCKS if self.tiles == 1 else 1)
+        most = _BLOCKS_OF_ONE_ROW if self.max_rows == 1 else _MOST_BLOCKS
+        blocks = self.card.multiprocessors * (most if self.tiles == 1 else 1)
         return -(-self.max_rows // (8 * self.tiles)), blocks, 1
 
     @property

@@ -51,12 +51,15 @@ def source_text(
     head: str = "",
     before: str = "",
     resident: int | None = None,
+    *,
+    starts_others: bool = True,
 ) -> str:
     """Return the source of a kernel.
 
     Args:
         resident: thread blocks that a multiprocessor should hold at a time.
         before: C lines that may run before earlier kernels have finished.
+        starts_others: whether the next kernel may start with this one; else the body says when.
     """
     lines = [f"#define {name} {value}" for name, value in defines.items()]
     bounds = str(threads) if resident is None else f"{threads}, {resident}"
@@ -69,7 +72,7 @@ def source_text(
             _DEPENDENCIES,
             head,
             f"{signature} kernel({', '.join(parameters)}) {{",
-            "others_may_start();",
+            "others_may_start();" * starts_others,
             before,
             "" if "wait_for_others();" in body or "READY" in defines else "wait_for_others();",
             body,

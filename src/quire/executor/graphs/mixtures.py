@@ -73,14 +73,14 @@ class MixtureRecording(ValueRecording):
         arguments += [chosen.address, weights.address]
         grouped = [order.address, tiles.address]
         if recorder.max_rows <= _ROUTED_TOGETHER:
-            source, writes = kernel.text(max_tiles, tile), [*routed, order, tiles]
+            alone = recorder.max_rows == 1
             recorder.add(
-                source,
+                kernel.alone() if alone else kernel.text(max_tiles, tile),
                 (1, 1, 1),
-                ROUTE_THREADS,
+                32 if alone else ROUTE_THREADS,
                 arguments=[*arguments, *grouped],
                 reads=reads,
-                writes=writes,
+                writes=[*routed, order, tiles],
             )
         else:
             grid = -(-32 * recorder.max_rows // SCORING_THREADS), 1, 1

@@ -185,7 +185,10 @@ def _product(
         head += gemm.functions
         parameters = [*parameters, *["float* sums", "unsigned* flags"] * gemm.sharing]
     head += functions
-    defines = {**gemm.defines, **more, "READY": "wait_for_others()"}
+    # Kernels of experts' last products read the tiles before they wait for the first ones.
+    late = isinstance(gemm, SkinnyGemm) and gemm.experts and "FIRST" in more
+    ready = "wait_for_others(), others_may_start()" if late else "wait_for_others()"
+    defines = {**gemm.defines, **more, "READY": ready}
     before = "\n".join(lines)
     return source_text(
         parameters,
@@ -195,4 +198,5 @@ def _product(
         head=head,
         before=before,
         resident=gemm.resident,
+        starts_others=not late,
     )

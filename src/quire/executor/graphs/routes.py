@@ -71,6 +71,15 @@ class Route:
         body = kernel_text(_OWN, "route.cuh") + "__syncthreads();\n" + self._grouping()
         return kernels.source_text(parameters, body, ROUTE_THREADS, defines=defines)
 
+    def alone(self) -> str:
+        """Return the source of a kernel that routes one row, and groups its pairs, in one warp.
+
+        Parameters: as of `text`.
+        """
+        parameters = [*self._parameters(), "int* order", "int* tiles"]
+        defines = {**self._defines(), "ALONE": 1}
+        return kernels.source_text(parameters, kernel_text(_OWN, "route.cuh"), 32, defines=defines)
+
     def scoring(self) -> str:
         """Return the source of a kernel that routes, in thread blocks of `SCORING_THREADS`.
 
@@ -112,6 +121,7 @@ class Route:
         return {
             "EXPERT_COUNT": self.experts,
             "TOP": self.k,
+            "ALONE": 0,
             "CORRECTED": int(correction is not None),
             "PER_EXPERT": int(per_expert is not None),
             **self._rule(),

@@ -129,17 +129,6 @@
   }
 #ifdef READY
   READY;
-  if (begin + stream < end && (begin + stream + 1) * UNIT > fresh) {
-    const int pass = begin + stream, stop = min(high - pass * UNIT, UNIT);
-    const size_t vector = vector0(block_of(pass), pass);
-    await_all();
-    for (int at = max(fresh - pass * UNIT, 0); at < stop; at++) {
-      for (int n = lane; n < K_CHUNKS; n += 32) fetch_key(keys + (vector + at) * K_DIM, at, n);
-      for (int n = lane; n < V_CHUNKS; n += 32) fetch_value(values + (vector + at) * V_STRIDE, at, n);
-    }
-    end_turn();
-    await_all();
-  }
 #endif
 #endif
 
@@ -165,6 +154,20 @@
       #pragma unroll
       for (int i = 0; i < 4; i++) out[c][e][i] = 0.f;
   }
+#if defined(READY) && !CODED
+  // Queries are on their way meanwhile.
+  if (begin + stream < end && (begin + stream + 1) * UNIT > fresh) {
+    const int pass = begin + stream, stop = min(high - pass * UNIT, UNIT);
+    const size_t vector = vector0(block_of(pass), pass);
+    await_all();
+    for (int at = max(fresh - pass * UNIT, 0); at < stop; at++) {
+      for (int n = lane; n < K_CHUNKS; n += 32) fetch_key(keys + (vector + at) * K_DIM, at, n);
+      for (int n = lane; n < V_CHUNKS; n += 32) fetch_value(values + (vector + at) * V_STRIDE, at, n);
+    }
+    end_turn();
+    await_all();
+  }
+#endif
   const float scale = numbers[0], cap = numbers[1];
 
   // Which row and which chunk a lane names to `ldmatrix`, of 16 rows and two chunks.

@@ -16,7 +16,8 @@
   // is taken off by the sum of x, a product with ones. Other codes are unpacked before they are multiplied.
   // Of 64 columns, a lane of a quad reads 16 neighbours; where integers of 4 bits are in groups of 32, it reads 8
   // of each group, so that a product is of one group.
-  // With EXPERTS, a tile is up to 8 * TILES pairs of row and expert: expert, first place, count.
+  // With EXPERTS, a tile is up to 8 * TILES pairs of row and expert: expert, first place, count. The kernel of
+  // first products waits for the tiles. That of the last ones starts only when those have waited.
   // WHOLE: chunks have no rest. OTHERS: a gate multiplies other rows, each so many elements behind the one before.
   constexpr int SETS = GATED ? 2 : 1, MATRICES = SETS * PARTS;
   // In pieces of 16 bytes: a row's codes and a row of x in a chunk, a chunk's codes, a chunk.
@@ -28,9 +29,16 @@
   extern __shared__ uint4 memory[];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, quad = lane & 3, r = lane >> 2;
 #if EXPERTS
+#if FIRST
   READY;
+#endif
   const int first = tiles[blockIdx.y * 3 + 1], count = tiles[blockIdx.y * 3 + 2];
-  if (count == 0) return;
+  if (count == 0) {
+#if !FIRST
+    READY;
+#endif
+    return;
+  }
   const size_t expert = tiles[blockIdx.y * 3];
   const int N = w_shape[1], words = w_shape[2];
 #else
@@ -101,7 +109,7 @@
     copy_codes(warp + s * WARPS, s);
     end_turn();
   }
-#if !EXPERTS
+#if !(EXPERTS && FIRST)
   READY;
 #endif
   constexpr int X_COPIES = (ROWS * X + 31) / 32;

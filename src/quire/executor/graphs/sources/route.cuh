@@ -1,6 +1,7 @@
   // The TOP best of EXPERT_COUNT experts of each row, and their weights, as the routers of
   // `models/layers/routers.py` say. A warp a row.
   // SCORES: 0 softmax, 1 sigmoid, 2 SparseMixer. PROBABLE: softmax ranks probabilities, not logits.
+  // ALONE: there is one row, whose pairs are tiles of their own in `order` and `tiles`, see `group.cuh`.
   // OPEN of GROUPS groups of experts are open to a row, ranked by the sum of their COUNTED best.
   constexpr int EACH = (EXPERT_COUNT + 31) / 32;
   const float NOTHING = __int_as_float(0xff800000);
@@ -147,6 +148,12 @@
 #endif
         chosen[row * TOP + lane] = own_expert;
         weights[row * TOP + lane] = __bfloat162float(__float2bfloat16(weight));
+#if ALONE
+        order[lane] = lane;
+        tiles[lane * 3] = own_expert;
+        tiles[lane * 3 + 1] = lane;
+        tiles[lane * 3 + 2] = 1;
+#endif
       }
     }
   }
