@@ -427,15 +427,12 @@ def test_weights_that_are_not_packed_are_refused() -> None:
 
 def test_last_products_of_experts_may_read_the_tiles_at_their_start() -> None:
     kernels, _ = recorded(FAMILIES["qwen3_moe"], 2)
-    lasts = [
-        n
-        for n, each in enumerate(kernels)
-        if "FIRST" not in each.source and "EXPERTS 1" in each.source
-    ]
+    experts = [n for n, each in enumerate(kernels) if "EXPERTS 1" in each.source]
+    lasts = [n for n in experts if "FIRST 1" not in kernels[n].source]
     assert lasts
     for number in lasts:
         (before,) = kernels[number].after
         text = kernels[before].source
-        # Who starts others only once the router's kernel is done.
+        # It starts others once the router's kernel is done: their name is defined and called once.
         assert text.count("others_may_start()") == 2
         assert "READY wait_for_others(), others_may_start()" in text
