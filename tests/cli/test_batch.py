@@ -16,7 +16,7 @@ import pytest
 from openai import OpenAI
 
 from quire.api.batches.lines import Answers, BatchRequest
-from quire.api.batches.sending import answer
+from quire.api.batches.sending import answer_request
 from quire.core.errors import QuireError
 from tests.support.child import Child, quire_serve
 from tests.support.waiting import wait_until
@@ -172,7 +172,7 @@ async def test_a_proxys_date_to_come_back_at_is_no_number(
     transport = httpx.MockTransport(busy_once)
     async with httpx.AsyncClient(transport=transport, base_url="http://proxy") as client:
         with Answers(tmp_path / "out") as written:
-            assert await answer(client, BatchRequest("a", "/v1/score", b"{}"), written)
+            assert await answer_request(client, BatchRequest("a", "/v1/score", b"{}"), written)
     assert slept == [1]
     assert answers(tmp_path / "out")["a"]["status_code"] == 200
 

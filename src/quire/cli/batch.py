@@ -13,7 +13,7 @@ from pydantic import Field
 from rich.console import Console
 
 from quire.api.batches.lines import Answers, BatchRequest, requests_in
-from quire.api.batches.sending import answer
+from quire.api.batches.sending import answer_request
 from quire.api.shared.priority import PRIORITY_HEADER
 from quire.cli.keys import ClientOptions
 from quire.cli.load import unreachable
@@ -106,7 +106,7 @@ class _Run:
 
             async def worker() -> None:
                 for request in waiting:
-                    good = await answer(client, request, self._answers, _TRIES)
+                    good = await answer_request(client, request, self._answers, tries=_TRIES)
                     self._failed += not good
                     self._done()
 

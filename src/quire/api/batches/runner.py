@@ -16,7 +16,7 @@ import httpx
 from starlette.types import ASGIApp
 
 from quire.api.batches.lines import Answers, BadLine, BatchRequest, requests_in
-from quire.api.batches.sending import answer
+from quire.api.batches.sending import answer_request
 from quire.api.batches.store import BatchRecord, CallerFiles, FileStore
 from quire.api.shared.auth import as_caller
 from quire.api.shared.priority import PRIORITY_HEADER
@@ -146,7 +146,7 @@ class BatchRunner:
         answers: Answers,
     ) -> None:
         try:
-            good = await answer(client, request, answers)
+            good = await answer_request(client, request, answers)
             batch = files.batches.get(batch_id, "batch")
             files.batches.note(
                 replace(batch, succeeded=batch.succeeded + good, failed=batch.failed + (not good))

@@ -15,7 +15,7 @@ _BUSY = (429, 503)
 _LONGEST_WAIT_S = 30
 
 
-async def answer(
+async def answer_request(
     client: httpx.AsyncClient, request: BatchRequest, answers: Answers, tries: int | None = None
 ) -> bool:
     """Send a request and write its answer. Return whether its status is 200.

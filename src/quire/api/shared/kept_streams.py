@@ -184,7 +184,7 @@ class KeptStreams:
         """
         if not _ID.fullmatch(stream_id):
             what = f"'{HEADER}' must be 16 to 64 letters, digits, '-' and '_'."
-            raise RequestError(what, param=HEADER)
+            raise RequestError(what, param=HEADER, code="invalid_value")
         if stream_id in self._streams:
             what = f"'{HEADER}' is the id of an existing stream; choose a new id."
             raise RequestError(what, param=HEADER, code="stream_exists")
