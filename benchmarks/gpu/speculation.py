@@ -156,6 +156,9 @@ class Oracle:
     def token_s(self, sequences: int) -> float:
         return 0.0
 
+    def reading_s(self, query: DraftQuery) -> float:
+        return 0.0
+
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft | None]:
         return [self._draft(each) for each in queries]
 

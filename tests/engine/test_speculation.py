@@ -61,6 +61,9 @@ class Scripted:
     def token_s(self, sequences: int) -> float:
         return 0.0
 
+    def reading_s(self, query: DraftQuery) -> float:
+        return 0.0
+
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft | None]:
         self.asked_together = max(self.asked_together, len(queries))
         return [self._draft(each) for each in queries]

@@ -24,6 +24,9 @@ class _Zeros:
     def token_s(self, sequences: int) -> float:
         return 0.0
 
+    def reading_s(self, query: DraftQuery) -> float:
+        return 0.0
+
     def propose(self, queries: Seq[DraftQuery]) -> list[Draft | None]:
         self.limits = [each.limit for each in queries]
         return [Draft((0,) * each.limit, self.name) for each in queries]

@@ -41,6 +41,9 @@ class Oracle:
     def token_s(self, sequences: int) -> float:
         return 0.0
 
+    def reading_s(self, query: DraftQuery) -> float:
+        return 0.0
+
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft | None]:
         return [
             Draft(tuple(self._guess(q, len(q.tokens) + n) for n in range(q.limit)), self.name)

@@ -99,6 +99,10 @@ class StatesDrafter(ModelDrafter):
                 self._states.drop_before(query.number, self._offsets[query.number] + read)
         return drafts
 
+    def _unread(self, query: DraftQuery) -> int:
+        read, there = self._read(query.number), self._states.span(query.number)
+        return there.stop - (there.start if read is None else self._offsets[query.number] + read)
+
     def _shift(self, number: int) -> int:
         return self._offsets[number] + self.skipped
 

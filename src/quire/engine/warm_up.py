@@ -173,6 +173,9 @@ class _WrongDrafts:
     def token_s(self, sequences: int) -> float:
         return 0.0
 
+    def reading_s(self, query: DraftQuery) -> float:
+        return 0.0
+
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft | None]:
         return [Draft(self._tokens[: each.limit], self.name) for each in queries]
 

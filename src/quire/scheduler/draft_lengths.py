@@ -27,7 +27,7 @@ _PROMISES = 1 - 1 / 256
 """Decay factor of promised and accepted tokens for each token that is promised."""
 _ASSUMED = 16.0
 """Promised tokens that count as accepted before any were compared."""
-_IN_VAIN = 0.03
+_IN_VAIN = 0.01
 """Most of the time of steps without drafts that asking drafters in vain may take."""
 _MOST_PASSED = 64
 """Most steps that are planned without asking drafters."""
@@ -41,11 +41,14 @@ class Candidate(NamedTuple):
         most: number of drafted tokens available.
         token_s: seconds of drafting one more token, for all candidates of a drafter at once; 0 if
             the tokens are there already.
+        reading_s: seconds of a step that its drafter needs to read the sequence first: all that
+            this takes, spread over steps to come.
     """
 
     rate: float
     most: int
     token_s: float = 0.0
+    reading_s: float = 0.0
 
 
 def most_drafts(sequences: int) -> int:
@@ -178,14 +181,16 @@ class WorthwhileDrafts:
         if seconds is None or not drafts:
             return lengths
         wait_s = self._waits.seconds(rows)
-        trust, expected, drafting_s = self._trust.ratio, float(rows), 0.0
+        trust, expected = self._trust.ratio, float(rows)
+        drafting_s = reading_s = 0.0
         best = 0
         best_rate = (_BEGINNING if beginning else _GOING_ON) * rows / seconds[0]
         for count, (unlikelihood, depth, number) in enumerate(drafts, 1):
             expected -= trust * unlikelihood
             if token_s := candidates[number].token_s:
                 drafting_s = max(drafting_s, depth * token_s)
-            rate = expected / (seconds[count] + wait_s + drafting_s)
+                reading_s += candidates[number].reading_s if depth == 1 else 0.0
+            rate = expected / (seconds[count] + wait_s + drafting_s + reading_s)
             if rate > best_rate:
                 best, best_rate = count, rate
         if not best and beginning:

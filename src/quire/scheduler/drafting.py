@@ -38,6 +38,12 @@ in each step.
 """
 
 
+_READ_FOR = 128
+"""Most steps over which a drafter's reading of a prompt is spread. Few answers are as long as they
+may be.
+"""
+
+
 class _Found(NamedTuple):
     """A candidate and its draft, which is None until it is made."""
 
@@ -51,6 +57,29 @@ class _Asked(NamedTuple):
     sequence: Sequence
     state: DraftState
     query: DraftQuery
+
+
+class _Pauses:
+    """Spaces out questions that find no draft worth its rows, so that asking takes little time."""
+
+    def __init__(self, lengths: DraftLengths) -> None:
+        self._lengths = lengths
+        self._left = 0
+        self.steps = 1
+        """Number of steps since the last question, this one included."""
+
+    def passes(self) -> bool:
+        """Return whether to plan this step without asking."""
+        if self._left:
+            self._left -= 1
+            self.steps += 1
+            return True
+        return False
+
+    def asked(self, asking_s: float, step_s: float, *, in_vain: bool) -> None:
+        """Note how long asking took; for the times see `DraftLengths.steps_to_pass`."""
+        self.steps = 1
+        self._left = self._lengths.steps_to_pass(asking_s, step_s) if in_vain else 0
 
 
 class Drafting:
@@ -79,8 +108,12 @@ class Drafting:
         """Seconds that drafters which compute took, since the engine last set it to 0."""
         self._planned_at = clock()
         """Time of the last plan for which the engine asked `wants_tokens`."""
-        self._passed = 0
-        """Number of steps still to be planned without asking drafters ahead."""
+        self._step_s = 0.0
+        """Seconds between the last two of these times."""
+        self._asking, self._guessing = _Pauses(lengths), _Pauses(lengths)
+        """Pauses between questions to drafters ahead, and between those whether a head should
+        guess.
+        """
         self._rates: dict[Grade, float] = {}
         self._compared: Counter[Grade] = Counter()
         self._trusted: dict[str, float] = {}
@@ -100,16 +133,14 @@ class Drafting:
         for a sequence whose last token is still on the device. Drafters are asked less often where
         asking takes much of a step.
         """
-        started, before = self._clock(), self._planned_at
-        self._planned_at = started
+        started = self._clock()
+        self._step_s, self._planned_at = started - self._planned_at, started
         if any(sequence.progress.drafts for sequence in running):
             return True
-        if self._passed and not any(self._guessed.values()):
-            self._passed -= 1
+        if not any(self._guessed.values()) and self._asking.passes():
             return False
         wants = self._pays_ahead(running)
-        if not wants:
-            self._passed = self._lengths.steps_to_pass(self._clock() - started, started - before)
+        self._asking.asked(self._clock() - started, self._step_s, in_vain=not wants)
         return wants
 
     def _pays_ahead(self, running: Seq[Sequence]) -> bool:
@@ -132,17 +163,19 @@ class Drafting:
         self._guessed[drafter.name] = 0
         states = [each.drafting for each in running]
         own = [state for state in states if state is not None and drafter.name in state.drafters]
-        if not own:
+        if not own or self._guessing.passes():
             return 0
+        started, steps = self._clock(), self._guessing.steps
         token_s = self._token_s(drafter, len(own))
         candidates = [Candidate(self._rate(state, grade), drafter.most, token_s) for state in own]
         beginning = not any(each.progress.drafts for each in running)
         length = max(self._lengths.choose(candidates, len(running), beginning=beginning))
-        self._trust(drafter, asked=length > 0)
+        self._trust(drafter, asked=length > 0, steps=steps)
         if not length:
             for state in own:
-                self._reconsider(state, grade)
+                self._reconsider(state, grade, steps)
         self._guessed[drafter.name] = length
+        self._guessing.asked(self._clock() - started, self._step_s, in_vain=not length)
         return length
 
     def drafts(self, limits: Seq[tuple[Sequence, int]], rows: int, room: int) -> dict[int, Draft]:
@@ -232,7 +265,8 @@ class Drafting:
                 for each in own:
                     rate = self._rate(each.state, (drafter.name, 0))
                     most = 1 + min(each.query.limit, guessed or each.query.limit)
-                    _keep_likelier(best, each, _Found(Candidate(rate, most, token_s)))
+                    candidate = Candidate(rate, most, token_s, _reading_s(drafter, each))
+                    _keep_likelier(best, each, _Found(candidate))
                 continue
             started = self._clock()
             drafts = drafter.propose([each.query for each in own]) if own else ()
@@ -270,33 +304,39 @@ class Drafting:
             rate, known = self._rate(each.state, grade), best.get(each.query.number)
             if known is None or known.candidate.rate < rate:
                 leading.append(each)
-                candidates.append(Candidate(rate, each.query.limit, token_s))
+                reading_s = _reading_s(drafter, each)
+                candidates.append(Candidate(rate, each.query.limit, token_s, reading_s))
         lengths = self._lengths.choose(candidates, rows, beginning=ahead)
         if token_s:
-            self._trust(drafter, asked=any(lengths))
+            self._trust(drafter, asked=any(lengths), steps=self._asking.steps)
         chosen = []
         for each, length in zip(leading, lengths, strict=True):
             if length:
                 chosen.append(each._replace(query=each.query._replace(limit=length)))
             else:
-                self._reconsider(each.state, (drafter.name, 0))
+                self._reconsider(each.state, (drafter.name, 0), self._asking.steps)
         return chosen
 
     def _token_s(self, drafter: Drafter, sequences: int) -> float:
         """Return the expected seconds of drafting one more token for so many sequences."""
         return drafter.token_s(sequences) * self._trusted.get(drafter.name, 1.0)
 
-    def _trust(self, drafter: Drafter, *, asked: bool) -> None:
-        """Note whether a drafter is asked, so that one that seemed expensive is tried again."""
-        before = self._trusted.get(drafter.name, 1.0)
-        self._trusted[drafter.name] = 1.0 if asked else before * (1 - _REGAINED)
+    def _trust(self, drafter: Drafter, *, asked: bool, steps: int) -> None:
+        """Note whether a drafter is asked, so that one that seemed expensive is tried again.
 
-    def _reconsider(self, state: DraftState, grade: Grade) -> None:
-        """Raise the estimated acceptance of a drafter that is not asked, so that it is
-        tried again.
+        Args:
+            steps: number of steps since the last note.
+        """
+        before = self._trusted.get(drafter.name, 1.0)
+        self._trusted[drafter.name] = 1.0 if asked else before * (1 - _REGAINED) ** steps
+
+    def _reconsider(self, state: DraftState, grade: Grade, steps: int) -> None:
+        """Raise the estimated acceptance of a drafter that was not asked in so many steps, so that
+        it is tried again.
         """
         if grade in state.rates:
-            state.rates[grade] += _REGAINED * (_FIRST_RATE - state.rates[grade])
+            kept = (1 - _REGAINED) ** steps
+            state.rates[grade] = _FIRST_RATE + kept * (state.rates[grade] - _FIRST_RATE)
 
     def _found(self, asked: _Asked, draft: Draft) -> _Found | None:
         """Return a draft without its tail that cannot be right."""
@@ -316,6 +356,11 @@ class Drafting:
     def _rate(self, state: DraftState, grade: Grade) -> float:
         own = state.rates.get(grade)
         return self._rates.get(grade, _FIRST_RATE) if own is None else own
+
+
+def _reading_s(drafter: Drafter, asked: _Asked) -> float:
+    """Return the seconds that a drafter must read of a sequence for each step that may be left."""
+    return drafter.reading_s(asked.query) / max(1, min(_READ_FOR, asked.sequence.tokens_left))
 
 
 def _keep_likelier(best: dict[int, _Found], asked: _Asked, found: _Found) -> None:

@@ -76,6 +76,12 @@ class Drafter(Protocol):
         """
         ...
 
+    def reading_s(self, query: DraftQuery) -> float:
+        """Return the seconds in which it reads what it has not read of a sequence, before its first
+        draft; 0 if it reads nothing.
+        """
+        ...
+
     def propose(self, queries: Seq[DraftQuery]) -> Seq[Draft | None]:
         """Return a draft for each query, or None. Tokens beyond the query's limit are ignored."""
         ...

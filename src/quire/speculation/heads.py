@@ -43,6 +43,9 @@ class HeadDrafter:
     def token_s(self, sequences: int) -> float:
         return self._times.seconds(max(1, sequences))
 
+    def reading_s(self, query: DraftQuery) -> float:
+        return 0.0
+
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft | None]:
         return [self._draft(each) for each in queries]
 

@@ -35,6 +35,9 @@ class NGramDrafter:
     def token_s(self, sequences: int) -> float:
         return 0.0
 
+    def reading_s(self, query: DraftQuery) -> float:
+        return 0.0
+
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft | None]:
         return [self._draft(each) for each in queries]
 
@@ -82,6 +85,9 @@ class PredictionDrafter:
     def token_s(self, sequences: int) -> float:
         return 0.0
 
+    def reading_s(self, query: DraftQuery) -> float:
+        return 0.0
+
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft | None]:
         return [self._draft(each) for each in queries]
 
@@ -112,6 +118,9 @@ class CachedDrafter:
     looks_ahead = True
 
     def token_s(self, sequences: int) -> float:
+        return 0.0
+
+    def reading_s(self, query: DraftQuery) -> float:
         return 0.0
 
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft | None]:
