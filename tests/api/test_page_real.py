@@ -6,11 +6,13 @@ import base64
 import json
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.e2e.asking import SKILLS
 from tests.media.files import greys, video
 from tests.support.child import Child
+from tests.support.waiting import HANG_S, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -51,3 +53,34 @@ def test_a_sound_and_a_video_are_played_sent_and_understood(page: Any, child: Ch
     page.reload()
     page.wait_for_selector(".user audio")
     page.wait_for_selector(".user video")
+
+
+def test_the_live_view_shows_what_each_drafter_guessed(page: Any, child: Child) -> None:
+    """Its figures are those of /metrics, and what `usage` said of the request is among them."""
+    before = child.samples()
+    text = "The red boat lies at the old pier. The red boat lies at the old pier."
+    body = {
+        "messages": [{"role": "user", "content": f"Say: {text}"}],
+        "prediction": {"type": "content", "content": text},
+        "temperature": 0,
+    }
+    answer = httpx.post(f"{child.url}/v1/chat/completions", json=body, timeout=HANG_S).json()
+    accepted = answer["usage"]["completion_tokens_details"]["accepted_prediction_tokens"]
+    assert accepted > 5
+    page.goto(f"{child.url}/#live")
+    card = page.locator(".card:has-text('Guessed tokens')")
+    row = card.locator('li:has-text("the request\'s expected answer") .bar-value')
+    row.wait_for()
+    wait_until(lambda: _guessed(child, "accepted_draft") > _guessed(before, "accepted_draft"))
+    right, drafted = (_guessed(child, name) for name in ("accepted_draft", "drafted"))
+    wait_until(lambda: row.text_content() == f"{right:.0f} of {drafted:.0f}")
+
+
+def _guessed(samples: Child | dict[str, float], name: str) -> float:
+    """Return the server's count of tokens from expected answers."""
+    samples = samples.samples() if isinstance(samples, Child) else samples
+    return sum(
+        value
+        for each, value in samples.items()
+        if each.startswith(f"quire_{name}_tokens_total") and 'drafter="prediction"' in each
+    )

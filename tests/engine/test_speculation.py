@@ -22,6 +22,7 @@ from quire.scheduler.draft_lengths import EveryDraft, WorthwhileDrafts
 from quire.scheduler.drafting import Drafting
 from quire.scheduler.drafts import Draft, DraftQuery
 from quire.scheduler.scheduler import Scheduler
+from quire.scheduler.step_times import StepTimes
 from tests.support.everyday import everyday
 from tests.support.opened import Open
 from tests.support.parity import Company, Generated, assert_same, prompts
@@ -186,7 +187,7 @@ def test_the_device_computes_layers_while_the_host_prepares_sampling(
 
 
 @pytest.mark.parametrize("recorded", [False, True])
-def test_waits_in_which_graphs_were_recorded_are_not_those_of_drafts(
+def test_nothing_is_learnt_from_steps_for_which_graphs_were_recorded(
     opened: Open, recorded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = opened("llama")
@@ -194,15 +195,17 @@ def test_waits_in_which_graphs_were_recorded_are_not_those_of_drafts(
     wanted = prompts((3,), tokens=12)
     plain = Company(loaded, config).run(wanted)
     company = Company(loaded, config, (Scripted(plain, KINDS["right"], 3),), EveryDraft())
-    collect, waits = EagerExecutor.collect, list[float]()
+    collect, waits, times = EagerExecutor.collect, list[float](), list[int]()
     monkeypatch.setattr(
         EagerExecutor, "collect", lambda executor: replace(collect(executor), recorded=recorded)
     )
     monkeypatch.setattr(
         WorthwhileDrafts, "observe_wait", lambda lengths, seconds, rows: waits.append(seconds)
     )
+    monkeypatch.setattr(StepTimes, "observe", lambda table, rows, seconds: times.append(rows))
     company.run(wanted)
     assert bool(waits) is not recorded
+    assert bool(times) is not recorded
 
 
 def test_what_came_true_is_counted_and_reported_while_the_device_computes(

@@ -292,9 +292,14 @@ class Engine:
         self._faults = 0
 
     def _observe(self, plan: StepPlan, result: StepResult, waited_s: float | None) -> None:
-        """Record how long a finished step ran, and how long the device waited for it."""
+        """Record how long a finished step ran, and how long the device waited for it.
+
+        Nothing is learnt from a step for which a graph was recorded or verified.
+        """
+        if result.recorded:
+            return
         _observe_duration(self._scheduler, plan, result)
-        if waited_s is not None and not result.recorded:
+        if waited_s is not None:
             self._worthwhile.observe_wait(waited_s, plan.generating)
 
     def _wait_for_others(self) -> None:
