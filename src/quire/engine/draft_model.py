@@ -130,7 +130,7 @@ class ModelDrafter:
         return self._guess_times.seconds(max(1, sequences)) or 0.0
 
     def reading_s(self, query: DraftQuery) -> float:
-        unread = self._unread(query)
+        unread = len(query.tokens) - (self._read(query.number) or 0)
         return 0.0 if unread <= _FEW_READ else self._read_times.seconds(unread) or 0.0
 
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft | None]:
@@ -152,10 +152,6 @@ class ModelDrafter:
         """Return how many tokens of a sequence are read; None if it is not followed."""
         followed = self._followed.get(number)
         return None if followed is None else followed.own.progress.computed
-
-    def _unread(self, query: DraftQuery) -> int:
-        """Return how many known tokens of a sequence are to be read."""
-        return len(query.tokens) - (self._read(query.number) or 0)
 
     def _shift(self, number: int) -> int:
         """Return the position in a sequence of the draft model's first token."""

@@ -99,9 +99,11 @@ class StatesDrafter(ModelDrafter):
                 self._states.drop_before(query.number, self._offsets[query.number] + read)
         return drafts
 
-    def _unread(self, query: DraftQuery) -> int:
-        read, there = self._read(query.number), self._states.span(query.number)
-        return there.stop - (there.start if read is None else self._offsets[query.number] + read)
+    def reading_s(self, query: DraftQuery) -> float:
+        number = query.number
+        known = self._read(number) is not None
+        first = self._offsets[number] if known else self._states.span(number).start
+        return super().reading_s(query._replace(tokens=query.tokens[first:]))
 
     def _shift(self, number: int) -> int:
         return self._offsets[number] + self.skipped

@@ -292,15 +292,11 @@ class Engine:
         self._faults = 0
 
     def _observe(self, plan: StepPlan, result: StepResult, waited_s: float | None) -> None:
-        """Record how long a finished step ran, and how long the device waited for it.
-
-        Nothing is learnt from a step for which a graph was recorded or verified.
-        """
-        if result.recorded:
-            return
-        _observe_duration(self._scheduler, plan, result)
-        if waited_s is not None:
-            self._worthwhile.observe_wait(waited_s, plan.generating)
+        """Record the times of a finished step, unless a graph was recorded or verified for it."""
+        if not result.recorded:
+            _observe_duration(self._scheduler, plan, result)
+            if waited_s is not None:
+                self._worthwhile.observe_wait(waited_s, plan.generating)
 
     def _wait_for_others(self) -> None:
         """Sleep briefly if only the grammar compiler or the disk has work."""
