@@ -62,6 +62,14 @@ def test_drafts_that_have_to_be_computed_are_fewer() -> None:
     assert min(chosen.choose([candidate] * 4, 4)) > chosen.choose([candidate], 4)[0] == 0
 
 
+def test_prompts_that_drafters_read_first_count_for_each_sequence() -> None:
+    chosen = lengths(1.0, 0.05)
+    read, unread = Candidate(0.8, 4, token_s=0.05), Candidate(0.8, 4, token_s=0.05, reading_s=0.6)
+    assert min(chosen.choose([read] * 4, 4)) > 0
+    assert chosen.choose([unread], 1)[0] > 0
+    assert chosen.choose([unread] * 4, 4) == [0] * 4
+
+
 def test_waits_in_which_graphs_were_recorded_do_not_count() -> None:
     chosen = lengths(1.0, 0.01)
     for wait_s in (0.1, 900.0, 700.0, 800.0, 0.1):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import Any
 
 from quire.core.kv_format import KVFormat
 from quire.core.request import Request
-from quire.scheduler.draft_lengths import EveryDraft
+from quire.scheduler.draft_lengths import Candidate, EveryDraft, WorthwhileDrafts
 from quire.scheduler.drafting import Drafting
 from quire.scheduler.drafts import Draft, DraftQuery
 from quire.scheduler.sequence import Sequence, SequenceParts
+from quire.speculation.heads import HeadDrafter
 
 
 class _Zeros:
@@ -56,3 +58,25 @@ def test_drafts_of_all_sequences_share_the_rows_that_a_step_has_left() -> None:
 def test_many_sequences_are_asked_for_no_more_tokens_than_are_considered() -> None:
     assert _drafted(sequences=1, room=1000)[0].limits == [17]
     assert set(_drafted(sequences=256, room=1000)[0].limits) == {2}
+
+
+def test_a_head_that_would_guess_in_vain_is_seldom_considered() -> None:
+    """Considering takes time of the host, as asking does."""
+    considered, now = 0, 0.0
+
+    class Dear(WorthwhileDrafts):
+        def choose(self, candidates: Seq[Candidate], *args: Any, **named: Any) -> list[int]:
+            nonlocal considered, now
+            considered, now = considered + 1, now + 0.2
+            return [0] * len(candidates)
+
+    drafter = HeadDrafter()
+    lengths = Dear(lambda first, last: None)
+    drafting = Drafting((drafter,), lengths, 100, clock=lambda: now)
+    parts = SequenceParts(drafters=frozenset({drafter.name}))
+    sequence = Sequence(Request("r", (1, 2)), KVFormat(), b"", 0, parts)
+    for _ in range(100):
+        assert not drafting.wants_tokens([sequence])
+        assert drafting.worth_guessing(drafter, [sequence]) == 0
+        now += 1.0
+    assert considered < 10
