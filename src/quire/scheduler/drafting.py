@@ -265,7 +265,7 @@ class Drafting:
                 for each in own:
                     rate = self._rate(each.state, (drafter.name, 0))
                     most = 1 + min(each.query.limit, guessed or each.query.limit)
-                    candidate = Candidate(rate, most, token_s, _reading_s(drafter, each))
+                    candidate = Candidate(rate, most, token_s, reading_s=_reading_s(drafter, each))
                     _keep_likelier(best, each, _Found(candidate))
                 continue
             started = self._clock()
@@ -305,7 +305,7 @@ class Drafting:
             if known is None or known.candidate.rate < rate:
                 leading.append(each)
                 reading_s = _reading_s(drafter, each)
-                candidates.append(Candidate(rate, each.query.limit, token_s, reading_s))
+                candidates.append(Candidate(rate, each.query.limit, token_s, reading_s=reading_s))
         lengths = self._lengths.choose(candidates, rows, beginning=ahead)
         if token_s:
             self._trust(drafter, asked=any(lengths), steps=self._asking.steps)
