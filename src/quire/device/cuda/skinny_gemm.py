@@ -192,8 +192,9 @@ class SkinnyGemm:
             return Cut(1, 8, 4, stages=2) if few else Cut(1, 8, 2, stages=2)
         if self.outputs // 16 > most and groups <= 48:
             return Cut(1, 4, 2, stages=4)
-        few = self.outputs // 16 <= most or groups > 128
-        return Cut(1, 16, 2 if few else 4, stages=2)
+        if self.outputs // 16 <= most:
+            return Cut(1, 16, 2, stages=2)
+        return Cut(1, 16, 4, stages=2) if groups <= 128 else Cut(2, 16, 2, stages=2)
 
     def _gated(self, tiles: int) -> Cut:
         if self.batch_invariant:
