@@ -59,7 +59,8 @@ class StepCheck:
     def run_nodes(
         self, recorded: RecordedStep, piece: Callable[[range], Graph], launch: StepLaunch
     ) -> str | None:
-        """Run the kernels node by node, beside MLX.
+        """Run the kernels, and each kind of node that they compute beside MLX once: layers run the
+        same kernels with other weights.
 
         Args:
             piece: returns a graph of some of the kernels, for where the pools are at the time.
@@ -73,7 +74,18 @@ class StepCheck:
         if 0 in parts:  # MLX computes the first nodes, behind a graph without kernels
             graphs.append(piece(range(0)))
             launch(graphs[-1])
+        begin, seen = 0, dict[tuple[object, ...], RecordedNode]()
         for node in recorded.nodes:
+            kernels = recorded.recorder.kernels[begin : node.end]
+            kind = tuple((each.source, each.grid) for each in kernels)
+            if first < begin and (begin in parts or kind not in seen):
+                graphs.append(piece(range(first, begin)))
+                launch(graphs[-1], parts.get(first))
+                first = begin
+            begin = node.end
+            if kind in seen:
+                continue
+            seen[kind] = node
             states = self.before.of_layer(node.layer)
             graphs.append(piece(range(first, node.end)))
             output = launch(graphs[-1], parts.get(first))
@@ -86,7 +98,7 @@ class StepCheck:
         self.before.restore()
         numbers = [number_of(each) for each in errors]
         worst = max(numbers)
-        node = recorded.nodes[numbers.index(worst)]
+        node = list(seen.values())[numbers.index(worst)]
         where = shown(node.program, node.node)
         log.debug("%d rows: relative error %.2g of %s", len(output), worst, where)
         return None if worst <= NODE_TOLERANCE else f"relative error {worst:.2g} of {where}"
