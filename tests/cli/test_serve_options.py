@@ -96,6 +96,7 @@ def test_a_draft_model_is_named_with_the_way_to_speculate() -> None:
         (("--media-folder", "a" * 5000), "too long for a path"),
         (("--adapter", "a" * 5000), "too long for a path"),
         (("--port", "65536"), "at most 65,535"),
+        (("--host", ""), "must not be empty"),
         (("--kv-memory", "inf"), "number of bytes"),
         (("--kv-memory", "8PB"), "number of bytes"),
         (("--request-timeout", "0"), "more than 0"),

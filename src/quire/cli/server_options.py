@@ -164,6 +164,7 @@ class ServerOptions(
     )
     host: str = Field(
         _SERVER.host,
+        min_length=1,
         description=f"address to listen on; default: {_SERVER.host}, this machine only",
     )
     port: Port = Field(_SERVER.port, description="port to listen on; 0: a free one")

@@ -8,5 +8,4 @@ import numpy as np
 import numpy.typing as npt
 
 Ints = npt.NDArray[np.int32]
-Integers = npt.NDArray[np.integer[Any]]
 Floats = npt.NDArray[np.float64]
