@@ -32,6 +32,7 @@ from quire.executor.graphs import (
     step_check,
     step_graphs,
 )
+from quire.executor.graphs.pools import LayerPool
 from quire.executor.graphs.recorder import Kernel
 from tests.support.emulated_steps import launch, memory_of
 from tests.support.lockstep import Lockstep
@@ -177,8 +178,8 @@ def emulate_card(monkeypatch: pytest.MonkeyPatch) -> EmulatedExtension:
     compiler = EmulatedCompiler()
     extension = EmulatedExtension(compiler)
     monkeypatch.setattr(current_device(), "operations", PreciseOperations())
-    for name in ("TOLERANCE", "NODE_TOLERANCE"):
-        monkeypatch.setattr(step_check, name, _TOLERANCE)
+    monkeypatch.setattr(LayerPool, "tolerance", _TOLERANCE)
+    monkeypatch.setattr(step_check, "NODE_TOLERANCE", _TOLERANCE)
     for module in (opening, invariance):
         monkeypatch.setattr(module, "current_device", _CUDA)
     monkeypatch.setattr(graph_cache, "card", lambda: SMALL)

@@ -19,7 +19,8 @@ from quire.cache.pools import Pools
 from quire.core.kv_format import KVFormat
 from quire.device.dtypes import noting
 from quire.device.verified import Check, Verification, verified_kernels
-from quire.executor.agreement import TOLERANCE, relative_error
+from quire.executor.agreement import whole_error
+from quire.executor.graphs.pool_kinds import kind_of
 from quire.executor.inputs import StepInputs, StepUses
 from quire.models.base import ForwardContext
 
@@ -145,9 +146,9 @@ class RepeatedSteps:
             pools.replace(iter(before))
         expected = [self._model(inputs), *pools.arrays()]
         mx.eval(expected)
-        error = max(relative_error(*each) for each in zip(found, expected, strict=True))
+        error = max(whole_error(*each) for each in zip(found, expected, strict=True))
         log.debug("compiled step of %d rows: relative error %.2g", len(expected[0]), error)
-        if error > TOLERANCE:
+        if error > kind_of(format).tolerance:
             self._stop(f"relative error {error:.2g} against the model's code")
             return expected[0]
         self._graphs[key] = graph

@@ -12,6 +12,7 @@ from quire.core.kv_format import KVFormat
 from quire.executor.executor import StepResult
 from quire.executor.graphs import runner
 from quire.executor.graphs.runner import CUDAGraphs
+from quire.executor.graphs.step_check import StepCheck
 from tests.executor.graphs.recorded import opened
 from tests.executor.graphs.test_recording import FAMILIES
 from tests.support.emulated_card import EmulatedExtension, emulate_card
@@ -31,7 +32,7 @@ def test_a_larger_graph_serves_the_steps_of_one_that_differs(
 
     found = iter(["relative error nan"])
     monkeypatch.setattr(EmulatedExtension, "replay", replay)
-    monkeypatch.setattr(runner, "_difference", lambda *_: next(found, None))
+    monkeypatch.setattr(StepCheck, "difference", lambda *_, **__: next(found, None))
     company = Company(opened(FAMILIES["llama"]), PLAIN)
     executor = executor_of(company.engine)
     results: list[StepResult] = []

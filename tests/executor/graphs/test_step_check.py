@@ -1,4 +1,4 @@
-"""The check of recorded steps: faults of one node show, rounding that adds up does not."""
+"""The check of recorded steps: faults of a node are named, rounding that adds up is none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 
 from quire.core.config import EngineConfig
 from quire.executor.agreement import relative_error
-from quire.executor.graphs import opening, step_check
+from quire.executor.graphs import opening
+from quire.executor.graphs.pools import LayerPool
 from quire.executor.graphs.runner import CUDAGraphs
 from quire.models.base import LanguageModel
 from quire.program.trace import StepPrograms, trace
@@ -80,6 +81,7 @@ def test_a_fault_of_a_kernel_is_named(
         return functions(self, [each.replace(right, wrong) for each in sources])
 
     emulate_card(monkeypatch)
+    monkeypatch.setattr(LayerPool, "tolerance", 1e-6)  # of a small model one expert is little
     monkeypatch.setattr(EmulatedCompiler, "functions", faulty)
     with caplog.at_level(logging.WARNING, "quire.engine"):
         assert not any(checked(wholes, "qwen3_moe"))
@@ -94,7 +96,7 @@ def test_results_that_only_rounding_makes_differ_agree(
 ) -> None:
     """Any difference from the model is too much here, as that of a deep model's rounding is."""
     emulate_card(monkeypatch)
-    monkeypatch.setattr(step_check, "TOLERANCE", 1e-6)
+    monkeypatch.setattr(LayerPool, "tolerance", 1e-6)
     found = checked(wholes, "llama")
     assert found
     assert all(found)

@@ -29,7 +29,8 @@ from quire.executor.graphs.graph_cache import MAX_ROWS, WIDE_ROWS, GraphCache
 from quire.executor.graphs.indexers import most_keys
 from quire.executor.graphs.layout import step_numbers
 from quire.executor.graphs.operands import UnsupportedNode
-from quire.executor.graphs.step_check import StepCheck, copied
+from quire.executor.graphs.pool_kinds import kind_of
+from quire.executor.graphs.step_check import StepCheck
 from quire.executor.graphs.step_graphs import StepGraphs, StepLaunch
 from quire.executor.inputs import StepInputs
 from quire.executor.step import Computed
@@ -334,30 +335,28 @@ class CUDAGraphs:
     def _verified(
         self, inputs: StepInputs, max_rows: int, run_eagerly: Callable[[], mx.array]
     ) -> mx.array:
-        """Check the graph, and run the model. Return the model's result.
+        """Run the model and check the graph. Return the model's result.
 
         Steps whose inputs have no room are not checked.
         """
         format = inputs.sequences[0].format
         self._kernels.start_all(self._most_rows(format), format)
-        check = StepCheck(self._layout, self._pools, inputs)
+        tolerance = kind_of(format).tolerance
+        check = StepCheck(
+            self._layout, self._pools, inputs, run_eagerly=run_eagerly, tolerance=tolerance
+        )
         difference = _problem_of(partial(self._cache.graph, max_rows, format))
-        ready = agreed(int(difference is None), self._part)
-        if ready:
-            try:
-                launch = self._launching(inputs, max_rows)
-                if launch is None:
-                    return run_eagerly()
-                piece = partial(self._cache.piece, max_rows, format)
-                difference = check.run_nodes(self._cache.recorded(max_rows, format), piece, launch)
-                check.whole = copied(self._launched(inputs, max_rows))
-            except (DriverError, RuntimeError) as problem:
-                difference = str(problem)
-        expected = check.run_model(run_eagerly)
-        if agreed(int(ready and difference is None), self._part):
-            logits = self._logits_of if self._cache.output(max_rows)[1] else None
-            difference = check.whole_difference(
-                expected, logits, program=self._programs.body, part=self._part
+        if agreed(int(difference is None), self._part):
+            launch = self._launching(inputs, max_rows)
+            if launch is None:
+                return check.expected
+            cache, piece = self._cache, partial(self._cache.piece, max_rows, format)
+            difference = check.difference(
+                partial(self._launched, inputs, max_rows),
+                self._logits_of if self._cache.output(max_rows)[1] else None,
+                lambda: (cache.recorded(max_rows, format), piece, launch),
+                program=self._programs.body,
+                part=self._part,
             )
         if self._batch_invariant:
             check.before.restore()  # the graph computes the step again
@@ -368,7 +367,7 @@ class CUDAGraphs:
         else:
             why = difference or "another rank's differ"
             log.warning("CUDA graphs of %d rows disabled: %s", max_rows, why)
-        return expected
+        return check.expected
 
     def _verification(self, format: KVFormat, max_rows: int) -> Verification:
         """Return the verification of graphs of `max_rows` rows against the model."""

@@ -1,22 +1,24 @@
-"""Compares the kernels of a recorded step with MLX: node by node, each from the same inputs.
+"""Compares a recorded step with the model; where they differ, its kernels with MLX node by node.
 
-So a fault shows in full in the node that has it, and rounding does not add up over layers. In a
-deep model rounding may change the last hidden states more than a wrong kernel would.
+A node computes from the same inputs on both sides, so a fault shows in full in the node that has
+it, and rounding does not add up over layers. In a deep model rounding may change the last hidden
+states more than a wrong kernel would.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 
 import mlx.core as mx
 
 from quire.cache.pools import Pools
 from quire.cache.specs import KVLayout
-from quire.device.cuda.driver import Graph
+from quire.device.cuda.driver import DriverError, Graph
 from quire.device.device import current_device
 from quire.device.ranks import Part, agreed
-from quire.executor.agreement import TOLERANCE, number_of, relative_error, worst_row
+from quire.executor.agreement import number_of, whole_error, worst_row
 from quire.executor.graphs.between import RecordedNode, buffered
 from quire.executor.graphs.places import shown
 from quire.executor.graphs.states import KeptStates
@@ -43,20 +45,97 @@ class StepCheck:
 
     Args:
         inputs: the step's sequences, all of one format.
+        run_eagerly: runs the model, whose states and tails stay in the end.
+        tolerance: largest error of the graph's result.
 
     Attributes:
         before: states and tails before the step.
-        whole: output of the graph.
+        expected: the model's hidden states.
     """
 
-    def __init__(self, layout: KVLayout, pools: Pools, inputs: StepInputs) -> None:
+    def __init__(
+        self,
+        layout: KVLayout,
+        pools: Pools,
+        inputs: StepInputs,
+        *,
+        run_eagerly: Callable[[], mx.array],
+        tolerance: float,
+    ) -> None:
         self._layout, self._pools, self._inputs = layout, pools, inputs
+        self._tolerance = tolerance
         self._evaluate_pools()
         mx.synchronize()
         self.before = self._states()
-        self.whole = self._by_node = mx.zeros((0,))
+        self.expected = run_eagerly()
+        mx.eval(self.expected)
+        self._evaluate_pools()
+        self._after = self._states()
+        self._whole = self._by_node = mx.zeros((0,))
 
-    def run_nodes(
+    def difference(
+        self,
+        run_graph: Callable[[], mx.array | None],
+        logits: Callable[[mx.array], mx.array] | None,
+        nodes: Callable[[], tuple[RecordedStep, Callable[[range], Graph], StepLaunch]],
+        program: Program,
+        part: Part,
+    ) -> str | None:
+        """Return how the graph's result differs from the model's; None if it agrees.
+
+        Args:
+            run_graph: returns the graph's output.
+            logits: computes logits, if these are the graph's output.
+            nodes: returns the arguments of `_differing_node`.
+        """
+        problem, error = None, math.inf
+        self.before.restore()
+        try:
+            self._whole = copied(run_graph())
+            error = whole_error(self._wanted(self._whole), self._as_output(self.expected, logits))
+            log.debug("%d rows: relative error %.2g", len(self.expected), error)
+        except (DriverError, RuntimeError) as failure:
+            problem = str(failure)
+        standing = 0 if problem else 1 + (error <= self._tolerance)
+        if (worst := agreed(standing, part)) == 1:
+            problem = self._unexplained(error, logits, nodes, program=program, part=part)
+        elif worst == 0:
+            problem = problem or "another rank's failed"
+        self._after.restore()
+        return problem
+
+    def _unexplained(
+        self,
+        error: float,
+        logits: Callable[[mx.array], mx.array] | None,
+        nodes: Callable[[], tuple[RecordedStep, Callable[[range], Graph], StepLaunch]],
+        *,
+        program: Program,
+        part: Part,
+    ) -> str | None:
+        """Return how the graph differs but by rounding; None if rounding is all.
+
+        All nodes must agree, the graph must compute what its kernels do one by one, and be about as
+        far from the model as from its own program when MLX computes that.
+        """
+        self.before.restore()
+        try:
+            problem = self._differing_node(*nodes())
+        except (DriverError, RuntimeError) as failure:
+            problem = str(failure)
+        if not agreed(int(problem is None), part):
+            return problem or "another rank's nodes differ"
+        self.before.restore()
+        found = self._wanted(replayed(program, self._inputs))
+        rounding = whole_error(self._wanted(self._whole), self._as_output(found, logits))
+        log.info("%d rows: error %.2g, by rounding %.2g", len(self.expected), error, rounding)
+        if (alone := whole_error(self._whole, self._by_node)) > self._tolerance:
+            return f"kernels in a graph: relative error {alone:.2g}"
+        if error <= max(self._tolerance, _TIMES_ROUNDING * rounding):
+            return None
+        return f"the traced program: relative error {error:.2g}, by rounding {rounding:.2g}"
+
+    def _differing_node(
         self, recorded: RecordedStep, piece: Callable[[range], Graph], launch: StepLaunch
     ) -> str | None:
         """Run the kernels, and each kind of node that they compute beside MLX once: layers run the
@@ -103,49 +182,13 @@ class StepCheck:
         log.debug("%d rows: relative error %.2g of %s", len(output), worst, where)
         return None if worst <= NODE_TOLERANCE else f"relative error {worst:.2g} of {where}"
 
-    def run_model(self, run_eagerly: Callable[[], mx.array]) -> mx.array:
-        """Run the model, whose states and tails then stay."""
-        self.before.restore()
-        expected = run_eagerly()
-        mx.eval(expected)
-        self._evaluate_pools()
-        return expected
+    @staticmethod
+    def _as_output(hidden: mx.array, logits: Callable[[mx.array], mx.array] | None) -> mx.array:
+        return hidden if logits is None else logits(hidden)
 
-    def whole_difference(
-        self,
-        expected: mx.array,
-        logits: Callable[[mx.array], mx.array] | None,
-        program: Program,
-        part: Part,
-    ) -> str | None:
-        """Return how the graph's result differs from the model's; None if it agrees.
-
-        Rounding alone may make them differ: as much as the graph differs from its own program when
-        MLX computes that. The graph must also compute what its kernels do one by one.
-
-        Args:
-            expected: the model's hidden states.
-            logits: computes logits, if these are the graph's output.
-        """
-        narrowed = self._inputs.wanted if self._inputs.narrowed else None
-        wanted = expected if logits is None else logits(expected)
-        whole = self.whole if narrowed is None else self.whole[narrowed]
-        error = relative_error(whole, wanted)
-        log.debug("%d rows: relative error %.2g", len(expected), error)
-        if agreed(int(error <= TOLERANCE), part):
-            return None
-        after = self._states()
-        self.before.restore()
-        found = replayed(program, self._inputs)
-        after.restore()
-        program_rows = found if narrowed is None else found[narrowed]
-        rounding = relative_error(whole, program_rows if logits is None else logits(program_rows))
-        log.info("%d rows: relative error %.2g, by rounding %.2g", len(expected), error, rounding)
-        if (alone := relative_error(self.whole, self._by_node)) > TOLERANCE:
-            return f"kernels in a graph: relative error {alone:.2g}"
-        if error <= _TIMES_ROUNDING * rounding:
-            return None
-        return f"the traced program: relative error {error:.2g}, by rounding {rounding:.2g}"
+    def _wanted(self, rows: mx.array) -> mx.array:
+        """Return the rows of a graph's output that the model computes, too."""
+        return rows[self._inputs.wanted] if self._inputs.narrowed else rows
 
     def _states(self) -> KeptStates:
         return KeptStates(self._pools, self._layout, self._inputs.sequences)
