@@ -18,7 +18,9 @@ from quire.device import device
 from quire.device.cuda import blocks, encoding, packed
 from quire.device.cuda.compiled import CompiledKernel
 from quire.device.verified import Check, VerifiedKernels
-from quire.executor.graphs import formats, graph_cache, opening, step_check, step_graphs
+from quire.executor.graphs import formats, graph_cache, opening, step_graphs
+from quire.executor.graphs.coded_pools import TokenPool
+from quire.executor.graphs.pools import LayerPool
 from tests.device.cuda.cards import H200
 from tests.support.compiled_kernels import Needed
 
@@ -65,8 +67,8 @@ def open_blank_card(patch: pytest.MonkeyPatch, needed: Needed) -> None:
         patch.setattr(module, "compiler", lambda: _Compiler(needed))
     patch.setattr(opening, "load_extension", _Extension)
     patch.setattr(step_graphs, "Graph", _Graph)
-    for name in ("TOLERANCE", "NODE_TOLERANCE"):
-        patch.setattr(step_check, name, float("inf"))
+    for kind in (LayerPool, TokenPool):
+        patch.setattr(kind, "tolerance", float("inf"))
     for module in (blocks, decoding, encoding):
         patch.setattr(module, "problem_of", _passed)
 
