@@ -17,7 +17,7 @@ from quire.attention.paged import decoding
 from quire.device import device
 from quire.device.cuda import blocks, encoding, packed
 from quire.device.cuda.compiled import CompiledKernel
-from quire.device.verified import Check, VerifiedKernels
+from quire.device.verified import Check, Verification, VerifiedKernels
 from quire.executor.graphs import formats, graph_cache, opening, step_graphs
 from quire.executor.graphs.coded_pools import TokenPool
 from quire.executor.graphs.pools import LayerPool
@@ -59,8 +59,9 @@ def open_blank_card(patch: pytest.MonkeyPatch, needed: Needed) -> None:
     device._default_device.cache_clear()
     mx.disable_compile()
     patch.setattr(CompiledKernel, "__call__", blank)
-    patch.setattr(VerifiedKernels, "holds", lambda self, verification: verification.check in _FOUND)
-    patch.setattr(VerifiedKernels, "add", lambda self, verification: None)
+    known = set[Verification]()
+    patch.setattr(VerifiedKernels, "holds", lambda _, own: own.check in _FOUND or own in known)
+    patch.setattr(VerifiedKernels, "add", lambda _, own: known.add(own))
     for module in (graph_cache, packed):
         patch.setattr(module, "card", lambda: H200)
     for module in (graph_cache, formats):
