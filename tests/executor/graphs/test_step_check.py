@@ -14,6 +14,7 @@ from quire.executor.agreement import relative_error
 from quire.executor.graphs import opening
 from quire.executor.graphs.pools import LayerPool
 from quire.executor.graphs.runner import CUDAGraphs
+from quire.executor.graphs.step_check import by_rounding
 from quire.models.base import LanguageModel
 from quire.program.trace import StepPrograms, trace
 from quire.program.tracing import Variant
@@ -54,6 +55,12 @@ def test_a_fault_of_one_row_is_as_large_as_if_it_were_of_all() -> None:
 def test_what_remains_of_terms_that_cancel_is_measured_by_other_rows() -> None:
     expected = mx.concatenate([mx.ones((63, 8)), mx.full((1, 8), 1e-3)])
     assert relative_error(expected + 1e-3, expected) < 0.02
+
+
+def test_rounding_explains_errors_of_its_size_and_no_nan() -> None:
+    assert by_rounding(0.3, 0.2, tolerance=0.05)
+    assert not by_rounding(0.3, 0.1, tolerance=0.05)
+    assert not by_rounding(float("inf"), float("inf"), tolerance=0.05)
 
 
 def checked(wholes: list[CUDAGraphs], family: str) -> list[bool]:

@@ -131,7 +131,7 @@ class StepCheck:
         log.info("%d rows: error %.2g, by rounding %.2g", len(self.expected), error, rounding)
         if (alone := whole_error(self._whole, self._by_node)) > self._tolerance:
             return f"kernels in a graph: relative error {alone:.2g}"
-        if error <= max(self._tolerance, _TIMES_ROUNDING * rounding):
+        if by_rounding(error, rounding, self._tolerance):
             return None
         return f"the traced program: relative error {error:.2g}, by rounding {rounding:.2g}"
 
@@ -245,6 +245,15 @@ def _compared(
     return [
         (mx.sort(a).reshape(1, -1), mx.sort(b).reshape(1, -1)) for a, b in zip(*sides, strict=True)
     ]
+
+
+def by_rounding(error: float, rounding: float, tolerance: float) -> bool:
+    """Return whether rounding explains a graph's error; nothing explains a NaN.
+
+    Args:
+        rounding: error of the graph beside its program, computed by MLX.
+    """
+    return math.isfinite(error) and error <= max(tolerance, _TIMES_ROUNDING * rounding)
 
 
 def copied(output: mx.array | None) -> mx.array:
