@@ -86,6 +86,20 @@ class GGUFFile:
             self.matrix(f"{block}attn_v", kv_heads * dim, hidden)
         self.matrix(f"{block}attn_output", hidden, heads * dim)
 
+    def heads(self, kv_heads: int, dim: int, rope_theta: float) -> None:
+        """Add the settings of attention whose layers are alike."""
+        self.writer.add_head_count_kv(kv_heads)
+        self.writer.add_key_length(dim)
+        self.writer.add_value_length(dim)
+        self.writer.add_rope_dimension_count(dim)
+        self.writer.add_rope_freq_base(rope_theta)
+
+    def ends(self) -> None:
+        """Add the embedding, a head of its own, and the norm between layers and head."""
+        for name in ("token_embd", "output"):
+            self.matrix(name, self.config["vocab_size"], self.config["hidden_size"])
+        self.norms("", self.config["hidden_size"], "output_norm")
+
     def close(self) -> None:
         """Write everything."""
         self.writer.write_header_to_file()
@@ -100,14 +114,8 @@ def write_llama(path: Path, config: dict[str, Any]) -> None:
     hidden, dim, kv_heads = (
         config[name] for name in ("hidden_size", "head_dim", "num_key_value_heads")
     )
-    file.writer.add_head_count_kv(kv_heads)
-    file.writer.add_key_length(dim)
-    file.writer.add_value_length(dim)
-    file.writer.add_rope_dimension_count(dim)
-    file.writer.add_rope_freq_base(config["rope_theta"])
-    for name in ("token_embd", "output"):
-        file.matrix(name, config["vocab_size"], hidden)
-    file.norms("", hidden, "output_norm")
+    file.heads(kv_heads, dim, config["rope_theta"])
+    file.ends()
     for layer in range(config["num_hidden_layers"]):
         block = f"blk.{layer}."
         file.attention(block, kv_heads, dim)
@@ -175,11 +183,7 @@ def write_gpt_oss(path: Path, config: dict[str, Any]) -> None:
         )
     )
     rope = config["rope_parameters"]
-    writer.add_head_count_kv(kv_heads)
-    writer.add_key_length(dim)
-    writer.add_value_length(dim)
-    writer.add_rope_dimension_count(dim)
-    writer.add_rope_freq_base(rope["rope_theta"])
+    file.heads(kv_heads, dim, rope["rope_theta"])
     writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
     writer.add_rope_scaling_factor(rope["factor"])
     writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
@@ -190,9 +194,7 @@ def write_gpt_oss(path: Path, config: dict[str, Any]) -> None:
     packed: _Kind | None = None
     if config.get("quantization", {}).get("mode") == "mxfp4":
         packed, file.kind = _Kind.MXFP4, _Kind.Q8_0
-    for name in ("token_embd", "output"):
-        file.matrix(name, config["vocab_size"], hidden)
-    file.norms("", hidden, "output_norm")
+    file.ends()
     for layer in range(config["num_hidden_layers"]):
         block = f"blk.{layer}."
         file.attention(block, kv_heads, dim)

@@ -25,7 +25,7 @@ def whole_error(found: mx.array, expected: mx.array) -> float:
     It is 0 for integers: these are codes, of which one may turn where vectors differ in their last
     bits.
     """
-    if not mx.issubdtype(expected.dtype, mx.floating) or not expected.size:
+    if not _has_numbers(expected):
         return 0.0
     if bool(mx.array_equal(found, expected, equal_nan=True)):
         return 0.0
@@ -34,23 +34,18 @@ def whole_error(found: mx.array, expected: mx.array) -> float:
     return number_of(difference / mx.maximum(mx.linalg.norm(wide.flatten()), 1e-30))
 
 
-def relative_error(found: mx.array, expected: mx.array) -> float:
-    """Return the largest relative error of a row `[rows, ...]`: its difference by its own norm.
-
-    It is infinite if a result is no number, and 0 for integers.
-    """
-    return number_of(worst_row(found, expected))
-
-
 def number_of(error: mx.array) -> float:
-    """Return a result of `worst_row`, infinite if it is no number."""
-    worst = float(error)
-    return worst if math.isfinite(worst) else math.inf
+    """Return an error as a number of Python's, infinite if it is none."""
+    number = float(error)
+    return number if math.isfinite(number) else math.inf
 
 
 def worst_row(found: mx.array, expected: mx.array) -> mx.array:
-    """Return what `relative_error` does, not yet computed."""
-    if not mx.issubdtype(expected.dtype, mx.floating) or not expected.size:
+    """Return the largest relative error of a row `[rows, ...]`: its difference by its own norm.
+
+    It is not yet computed. It is 0 for integers, as in `whole_error`.
+    """
+    if not _has_numbers(expected):
         return mx.array(0.0)
     rows = len(expected) if expected.ndim > 1 else 1
     found, expected = found.reshape(rows, -1), expected.reshape(rows, -1)
@@ -66,3 +61,7 @@ def worst_row(found: mx.array, expected: mx.array) -> mx.array:
     norm = mx.concatenate(norms)
     least = mx.maximum(_SMALL * mx.sqrt(mx.mean(norm * norm)), _NOTHING)
     return (mx.concatenate(differences) / mx.maximum(norm, least)).max()
+
+
+def _has_numbers(array: mx.array) -> bool:
+    return mx.issubdtype(array.dtype, mx.floating) and array.size > 0

@@ -21,7 +21,7 @@ from quire.program.values import FUSED, Program
 _MOST_BLOCKS = 4
 """Thread blocks per multiprocessor of the card, which keep all of them busy."""
 _BLOCKS_OF_ONE_ROW = 8
-"""The same for one row, whose thread blocks start sooner."""
+"""Thread blocks per multiprocessor in graphs of one row, where each has less to do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from quire.executor.graphs.indexers import most_keys
 from quire.executor.graphs.layout import step_numbers
 from quire.executor.graphs.operands import UnsupportedNode
 from quire.executor.graphs.pool_kinds import kind_of
-from quire.executor.graphs.step_check import StepCheck
+from quire.executor.graphs.step_check import NodeGraphs, StepCheck
 from quire.executor.graphs.step_graphs import StepGraphs, StepLaunch
 from quire.executor.inputs import StepInputs
 from quire.executor.step import Computed
@@ -354,7 +354,7 @@ class CUDAGraphs:
             difference = check.difference(
                 partial(self._launched, inputs, max_rows),
                 self._logits_of if self._cache.output(max_rows)[1] else None,
-                lambda: (cache.recorded(max_rows, format), piece, launch),
+                lambda: NodeGraphs(cache.recorded(max_rows, format), piece, launch),
                 program=self._programs.body,
                 part=self._part,
             )

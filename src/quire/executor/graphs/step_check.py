@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -38,6 +39,19 @@ _TIMES_ROUNDING = 2
 """How many times as far from the model as from its program, computed by MLX, a graph may be."""
 _FEW_ROWS = 64
 """Rows up to which the host does not wait for a node's results."""
+
+
+class NodeGraphs(NamedTuple):
+    """What runs a step's kernels node by node.
+
+    Attributes:
+        piece: returns a graph of some of the kernels, for where the pools are at the time.
+        launch: launches these graphs in order.
+    """
+
+    recorded: RecordedStep
+    piece: Callable[[range], Graph]
+    launch: StepLaunch
 
 
 class StepCheck:
@@ -77,7 +91,7 @@ class StepCheck:
         self,
         run_graph: Callable[[], mx.array | None],
         logits: Callable[[mx.array], mx.array] | None,
-        nodes: Callable[[], tuple[RecordedStep, Callable[[range], Graph], StepLaunch]],
+        nodes: Callable[[], NodeGraphs],
         program: Program,
         part: Part,
     ) -> str | None:
@@ -86,7 +100,7 @@ class StepCheck:
         Args:
             run_graph: returns the graph's output.
             logits: computes logits, if these are the graph's output.
-            nodes: returns the arguments of `_differing_node`.
+            nodes: returns what runs the kernels node by node; asked where the graph differs.
         """
         problem, error = None, math.inf
         self.before.restore()
@@ -108,7 +122,7 @@ class StepCheck:
         self,
         error: float,
         logits: Callable[[mx.array], mx.array] | None,
-        nodes: Callable[[], tuple[RecordedStep, Callable[[range], Graph], StepLaunch]],
+        nodes: Callable[[], NodeGraphs],
         *,
         program: Program,
         part: Part,
@@ -120,7 +134,7 @@ class StepCheck:
         """
         self.before.restore()
         try:
-            problem = self._differing_node(*nodes())
+            problem = self._differing_node(nodes())
         except (DriverError, RuntimeError) as failure:
             problem = str(failure)
         if not agreed(int(problem is None), part):
@@ -135,18 +149,14 @@ class StepCheck:
             return None
         return f"the traced program: relative error {error:.2g}, by rounding {rounding:.2g}"
 
-    def _differing_node(
-        self, recorded: RecordedStep, piece: Callable[[range], Graph], launch: StepLaunch
-    ) -> str | None:
+    def _differing_node(self, graphs_of: NodeGraphs) -> str | None:
         """Run the kernels, and each kind of node that they compute beside MLX once: layers run the
         same kernels with other weights.
-
-        Args:
-            piece: returns a graph of some of the kernels, for where the pools are at the time.
 
         Returns:
             How the node with the largest error differs; None if none is above `NODE_TOLERANCE`.
         """
+        recorded, piece, launch = graphs_of
         parts = dict(zip(recorded.recorder.parts, recorded.segments, strict=True))
         first, errors = 0, list[mx.array]()
         graphs = list[Graph]()  # until they have run
