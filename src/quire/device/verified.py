@@ -54,14 +54,19 @@ class Verification:
         return json.dumps([self.check.value, _plain(self.subject)])
 
 
+def relative_norm(found: mx.array, expected: mx.array) -> mx.array:
+    """Return the norm of the difference, relative to that of `expected`; computed in float32."""
+    wide = expected.astype(mx.float32)
+    return mx.linalg.norm(found.astype(mx.float32) - wide) / mx.linalg.norm(wide)
+
+
 def disagreement(found: mx.array, expected: mx.array, allowed: float) -> str | None:
     """Return how far a kernel's result is from the expected one; None if close enough.
 
     Args:
-        allowed: largest norm of the difference, relative to that of `expected`.
+        allowed: largest `relative_norm`.
     """
-    wide = expected.astype(mx.float32)
-    error = float(mx.linalg.norm(found.astype(mx.float32) - wide) / mx.linalg.norm(wide))
+    error = float(relative_norm(found, expected))
     # Written so that a NaN is too much.
     return None if error <= allowed else f"relative error {error:.2g}, allowed {allowed:.2g}"
 

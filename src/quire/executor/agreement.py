@@ -10,6 +10,8 @@ import math
 
 import mlx.core as mx
 
+from quire.device.verified import relative_norm
+
 _SMALL = 0.1
 """Rows below this part of their array's typical norm are measured by that, since what remains of
 large terms that cancel is mostly rounding."""
@@ -29,9 +31,7 @@ def whole_error(found: mx.array, expected: mx.array) -> float:
         return 0.0
     if bool(mx.array_equal(found, expected, equal_nan=True)):
         return 0.0
-    wide = expected.astype(mx.float32)
-    difference = mx.linalg.norm((found.astype(mx.float32) - wide).flatten())
-    return number_of(difference / mx.maximum(mx.linalg.norm(wide.flatten()), 1e-30))
+    return number_of(relative_norm(found, expected))
 
 
 def number_of(error: mx.array) -> float:
