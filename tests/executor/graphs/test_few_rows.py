@@ -59,11 +59,11 @@ def test_few_rows_have_the_inputs_that_arrays_give(
     for _ in range(20):
         own = rows(numbers, len(layout.groups))
         tokens = [token for each in own for token in each.tokens] if known else None
-        few = step_numbers(own, layout, memory, SIZE, tokens=tokens)
+        few = step_numbers(own, layout, memory, SIZE, max_rows=64, tokens=tokens)
         assert not calls, "no metadata is built for few rows"
         with monkeypatch.context() as patch:
             patch.setattr(layouts, "serves_few", lambda rows: False)
-            many = step_numbers(own, layout, memory, SIZE, tokens=tokens)
+            many = step_numbers(own, layout, memory, SIZE, max_rows=64, tokens=tokens)
         assert few is not None
         assert many is not None
         assert np.array_equal(few, many)
@@ -76,4 +76,4 @@ def test_block_tables_longer_than_the_buffer_are_refused() -> None:
     layout = KVLayout.of(SPECS["one group"])
     memory = InputLayout(1, 64, 1, lambda array: 1 << 40)
     (long,) = rows(random.Random(3), 1)[:1]
-    assert step_numbers([long._replace(start=40)], layout, memory, SIZE) is None
+    assert step_numbers([long._replace(start=40)], layout, memory, SIZE, max_rows=64) is None

@@ -97,7 +97,7 @@ def test_inputs_say_which_rows_are_media(media: bool) -> None:
     shown = scheduled("b", 3, 4, [[2]], KVFormat(), images=(PlacedMedia(2, item),))
     layout = KVLayout.of((FullKV(1, 64),))
     memory = InputLayout(1, 64, 100, lambda array: 0, axes=3)
-    numbers = step_numbers([text, shown], layout, memory, 64, media=media)
+    numbers = step_numbers([text, shown], layout, memory, 64, max_rows=64, media=media)
     assert numbers is not None
     step = numbers.view(np.uint8)[: step_type(64, 1, 3).itemsize].view(step_type(64, 1, 3))
     assert np.flatnonzero(step["placed"][0]).tolist() == ([1, 2, 3] if media else [])

@@ -13,10 +13,13 @@ from quire.attention.metadata import AttentionMetadata, build_metadata
 from quire.attention.reference import ReferenceBackend
 from quire.cache.formats.base import LayerShape
 from quire.cache.formats.registry import make_store
-from quire.cache.specs import AttentionSpec, FullKV, WindowKV
+from quire.cache.specs import AttentionSpec, FullKV, KVLayout, WindowKV
 from quire.core.kv_format import KVFormat
+from quire.executor.graphs import coded_pools, prompt_rows
 from quire.executor.graphs.formats import LongContexts
+from quire.executor.graphs.layout import InputLayout, max_tiles, step_numbers
 from tests.attention.rows import HandRows
+from tests.engine.rows import scheduled
 from tests.executor.graphs.layers import attended, code_tails
 from tests.support.emulated_metal import why_not
 
@@ -68,7 +71,36 @@ EVERYDAY = "page"
 )
 def test_prompts_see_what_the_format_says(name: str) -> None:
     """Steps of many rows against the reference, which has all rows of a sequence in one."""
-    case = CASES[name]
+    assert_steps_agree(CASES[name], STEPS)
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+@pytest.mark.parametrize("name", ["page", pytest.param("uniform", marks=pytest.mark.slow)])
+def test_rows_behind_the_most_streams_read_the_workspace(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (prompt_rows, coded_pools):
+        monkeypatch.setattr(module, "STREAMS", 4)
+    assert_steps_agree(CASES[name], [(60, 3, 2), (2, 2, 5), (1, 4, 1)])
+
+
+@pytest.mark.parametrize("max_rows", [128, 512])
+def test_a_step_has_no_more_tiles_than_its_graph(max_rows: int) -> None:
+    """Inputs of graphs of up to 512 rows have room for the tiles of the largest of them."""
+    rows = [scheduled(chr(200 + n), 63, 2, [[2 * n, 2 * n + 1]], PAGE) for n in range(20)]
+    memory = InputLayout(1, 512, 1000, lambda array: 0, tile_rows=[32], workspace=[1000])
+    layout = KVLayout.of((FullKV(2, 64),))
+    numbers = step_numbers(rows, layout, memory, 64, max_rows=max_rows)
+    assert 2 * len(rows) > max_tiles(128, 32)
+    assert (numbers is None) == (2 * len(rows) > max_tiles(max_rows, 32))
+
+
+def assert_steps_agree(case: Case, steps: Sequence[Sequence[int]]) -> None:
+    """Assert that steps compute what the reference does.
+
+    Args:
+        steps: how many rows each sequence has, step by step.
+    """
     spec, heads = case.spec, {"q": case.heads, "k": case.spec.kv_heads, "v": case.spec.kv_heads}
     ours, theirs = (make_store(LayerShape.of(spec, 64, mx.bfloat16), case.format) for _ in range(2))
     for store in (ours, theirs):
@@ -76,7 +108,7 @@ def test_prompts_see_what_the_format_says(name: str) -> None:
         if case.format.has_tail:
             store.resize_tails(TAILS, ())
     reached = [0] * len(TABLES)
-    for number, counts in enumerate(STEPS):
+    for number, counts in enumerate(steps):
         metadata = metadata_of(case, reached, counts)
         total = sum(counts)
         sizes = {"q": spec.head_dim, "k": spec.head_dim, "v": spec.value_dim}

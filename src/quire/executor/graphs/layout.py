@@ -165,15 +165,18 @@ def step_numbers(
     memory: InputLayout,
     block_size: int,
     *,
+    max_rows: int,
     media: bool = False,
     tokens: Sequence[int] | None = None,
 ) -> Ints | None:
     """Return a step's inputs except its media, in the layout of `InputLayout`.
 
-    None if the block tables are too long, if prompts' blocks do not fit a workspace, if positions
-    differ between axes or are no whole numbers, or if a state goes to too many slots.
+    None if the block tables are too long, if prompts' blocks do not fit a workspace or its readers'
+    tiles the graph, if positions differ between axes or are no whole numbers, or if a state goes to
+    too many slots.
 
     Args:
+        max_rows: rows of the graph, at most those of `memory`.
         media: whether rows of media replace embeddings; without it they are attended to.
         tokens: the rows' tokens; None if some are on the device. Then the inputs start behind
             tokens.
@@ -208,7 +211,7 @@ def step_numbers(
         return None
     if not _write_states(step, layout, rows):
         return None
-    if not _write_groups(step, memory, found, prompts=prompts):
+    if not _write_groups(step, memory, found, prompts=prompts, max_rows=max_rows):
         return None
     numbers[first:] = np.concatenate(tables) if tables else ()
     return numbers
@@ -219,6 +222,7 @@ def _write_groups(
     memory: InputLayout,
     found: Mapping[int, AttentionMetadata],
     prompts: Mapping[int, PromptRows | None],
+    max_rows: int,
 ) -> bool:
     """Write the inputs of KV groups, by their numbers; see `write_prompts`."""
     entries, behind = 0, sum(len(each.block_table) for each in found.values())
@@ -230,7 +234,7 @@ def _write_groups(
         if own is None:
             continue
         assert tile_rows is not None, "rows read a workspace in steps of many rows"
-        tiles, room = max_tiles(memory.max_rows, tile_rows), memory.workspace[number]
+        tiles, room = max_tiles(max_rows, tile_rows), memory.workspace[number]
         if not write_prompts(group, own, behind, room=room, tile_rows=tile_rows, tiles=tiles):
             return False
         behind += len(own.table)
@@ -368,5 +372,5 @@ def write_group(
 
 
 def max_tiles(max_rows: int, tile_rows: int) -> int:
-    """Return the most tiles of `tile_rows` rows that a step may have."""
+    """Return the most tiles of `tile_rows` rows of one sequence in a graph of `max_rows` rows."""
     return min(max_rows, max_rows // (FEW_ROWS + 1) + max_rows // tile_rows + 1)

@@ -40,8 +40,8 @@ class PromptRows:
 
     @staticmethod
     def of(metadata: AttentionMetadata) -> PromptRows | None:
-        """Return the rows of a step, from the first sequence on that has many or that writes to two
-        blocks; None without one.
+        """Return the rows of a step, from the first sequence on that has many, that writes to two
+        blocks, or whose rows are not among the first `STREAMS`; None without one.
         """
         start = _first_sequence(metadata)
         if start == metadata.sequences:
@@ -62,7 +62,7 @@ class PromptRows:
 
 def _first_sequence(metadata: AttentionMetadata) -> int:
     """Return the number of the first sequence that reads a workspace."""
-    many = metadata.counts > FEW_ROWS
+    many = (metadata.counts > FEW_ROWS) | (metadata.query_starts[1:] > STREAMS)
     if metadata.tails is not None:
         own, starts = metadata.keys // metadata.block_size, metadata.query_starts
         many |= own[starts[:-1]] != own[starts[1:] - 1]
@@ -121,13 +121,13 @@ def write_prompts(
         tiles: the most tiles.
 
     Returns:
-        False if they do not fit, or too many rows read codes.
+        False if they do not fit.
     """
     if rows is None:
         return True
     (part,) = cut(rows.metadata, 0, 1, rows_many=tile_rows)
     count, written = len(part.tiles), len(rows.written)
-    if len(rows.ids) > room or rows.first > STREAMS or count > tiles:
+    if len(rows.ids) > room or count > tiles:
         return False
     shift = np.array([rows.first, 0, 0, 0, entries + len(rows.ids), 0], np.int32)
     group["prompts"][0, :count] = part.tiles + shift

@@ -307,9 +307,14 @@ class CUDAGraphs:
         """Return what launches the graphs of a step; None if its inputs have no room."""
         layout = self._cache.inputs(max_rows)
         given, tokens = self._cache.arrays_of(inputs, layout), inputs.known_tokens
-        media, size = inputs.media is not None, self._pools.block_size
         numbers = step_numbers(
-            inputs.sequences, self._layout, layout, block_size=size, media=media, tokens=tokens
+            inputs.sequences,
+            self._layout,
+            layout,
+            block_size=self._pools.block_size,
+            max_rows=max_rows,
+            media=inputs.media is not None,
+            tokens=tokens,
         )
         if numbers is None:
             return None
