@@ -200,17 +200,18 @@ def test_another_models_folder(opened: Callable[[str], LoadedModel], tmp_path: P
 
 
 def test_a_folder_that_cannot_be_used_ends_the_start(
-    opened: Callable[[str], LoadedModel], tmp_path: Path
+    opened: Callable[[str], LoadedModel], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     loaded, settings = opened("llama"), config(tmp_path)
     first = company(loaded, settings)
     first.run([LONG])
-    with pytest.raises(ModelError, match=r"kv-disk .* is in use by process"):
+    with pytest.raises(ModelError, match=f"^kv-disk: {tmp_path} is in use by process"):
         company(loaded, settings)
     first.engine.close()
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(ModelError, match=f"kv-disk {tmp_path}/file"):
+    with pytest.raises(ModelError, match=f"^kv-disk: {tmp_path}/file: File exists$"):
         company(loaded, config(tmp_path / "file"))
+    assert "disabled" not in caplog.text  # the error says it
     third = company(loaded, settings)
     third.run([LATER[0]])
     assert cached(third, "repeated") >= 256

@@ -38,7 +38,7 @@ def same(a: HostBlock, b: HostBlock) -> bool:
 
 def tier(folder: Path, *, model: str = "m", queue_bytes: int = 64 * MB) -> DiskTier:
     opened = DiskTier(DiskConfig(str(folder), 64 * MB), model, model, queue_bytes=queue_bytes)
-    assert opened.drain(HANG_S)
+    opened.wait_open(HANG_S)
     return opened
 
 

@@ -17,6 +17,7 @@ from openai import OpenAI
 
 from quire.api.batches.lines import Answers, BatchRequest
 from quire.api.batches.sending import answer_request
+from quire.cli import main
 from quire.core.errors import QuireError
 from tests.support.child import Child, quire_serve
 from tests.support.waiting import wait_until
@@ -96,6 +97,12 @@ def test_wrong_files_are_named(tmp_path: Path, text: str, said: str) -> None:
     ran = subprocess.run(command(into, tmp_path / "out"), capture_output=True, text=True)
     assert ran.returncode == 2
     assert said in ran.stderr
+
+
+def test_an_endless_line_ends_the_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["batch", "/dev/zero", str(tmp_path / "out")]) == 2
+    said = "quire batch: /dev/zero: a line is larger than the limit of 256 MiB\n"
+    assert capsys.readouterr().err == said
 
 
 def test_one_process_writes_answers(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from quire.cli import main
 from quire.cli.commands import parse
 from quire.cli.run import RunCommand
 
+ENDLESS = "/dev/zero: the file is larger than the limit of 1 MiB"
+
 
 def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     """Return the one line that a command line is refused with."""
@@ -48,7 +50,7 @@ def test_a_wrong_argument_takes_one_line(
 def test_a_wrong_dialect_is_refused_before_anything_is_opened(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["serve", "/no/such/model", "--dialect", "foo"]) == 1
+    assert main(["serve", "no-such/model", "--dialect", "foo"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("quire: no dialect 'foo'; there are gemma4,")
 
@@ -65,6 +67,15 @@ def test_a_wrong_dialect_is_refused_before_anything_is_opened(
         (("serve", "--served-name", "\udcff"), r"'\udcff' cannot be a model's name"),
         (("serve", "--api-key", ""), "--api-key: the key is empty"),
         (("serve", "--api-key-file", "/dev/null"), "--api-key-file: the file is empty"),
+        (("serve", "--api-key-file", "/dev/zero"), f"--api-key-file: {ENDLESS}"),
+        (("serve", "--metrics-key-file", "/dev/zero"), f"--metrics-key-file: {ENDLESS}"),
+        (("serve", "--mcp-servers", "/dev/zero"), f"--mcp-servers: {ENDLESS}"),
+        (("serve", "--hosts", "/dev/zero"), "/dev/zero: cannot be read as a hosts file: the file"),
+        (("serve", "--config", "/dev/zero"), ENDLESS),
+        (("serve", "/no/such/model"), "'/no/such/model' is neither a folder nor a hub id"),
+        (("serve", "quire-demo", "b=../model"), "'../model' is neither a folder nor a hub id"),
+        (("serve", "--speculate", "draft=../model"), "'../model' is neither a folder nor a hub"),
+        (("serve", "/dev"), "/dev: no config.json"),
         (("ps", "--url", "http://[::1"), "not a URL: 'http://[::1': Invalid IPv6 URL"),
         (("ps", "--url", "http://here:99999"), "not a URL: 'http://here:99999': Port out of"),
     ],

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 from httptools import HttpParserUpgrade, HttpRequestParser
@@ -73,6 +74,16 @@ class _Parser(HttpRequestParser):
             if not self.offered:
                 raise
             self._protocol.decline(data[end.args[0] :])
+
+
+async def _send_unchunked(cycle: RequestResponseCycle, message: Any) -> None:
+    """Send a part of an answer without chunks, which HTTP/1.0 does not have. The end of the
+    connection ends the body; uvicorn would send chunks if the length is unknown.
+    """
+    cycle.chunked_encoding = False
+    if message["type"] == "http.response.body":
+        cycle.expected_content_length = len(message.get("body", b""))
+    await RequestResponseCycle.send(cycle, message)
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -144,6 +155,8 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.parser.offered:
             return
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            self.cycle.send = partial(_send_unchunked, self.cycle)  # type: ignore[method-assign]
         waiting = (each for each in self._unanswered if not each.response_complete)
         self._unanswered = (*waiting, self.cycle)
         if 1 < len(self._unanswered) <= _MAX_AHEAD:

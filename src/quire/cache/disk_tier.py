@@ -36,6 +36,11 @@ _FIRST_RATE = 500e6
 _SMOOTHING = 0.2
 
 
+def log_disabled(reason: str) -> None:
+    """Log that the engine goes on without its disk tier."""
+    log.warning("the disk tier is disabled: %s", reason)
+
+
 @dataclass(slots=True, weakref_slot=True)
 class PendingRead:
     """Blocks being read.
@@ -123,6 +128,8 @@ class DiskTier:
         self._rate = _FIRST_RATE
         self._paused_until = self._busy_until = -_PAUSE_S
         self._opened = self._closing = False
+        self._logs_failure = False
+        """Whether `wait_open` has returned; until then its caller reports a failure."""
         self._thread = Thread(target=self._run, name="quire-disk", daemon=True)
         self._thread.start()
 
@@ -218,9 +225,13 @@ class DiskTier:
                 self._changed.wait(seconds)
 
     def wait_open(self, seconds: float) -> None:
-        """Wait until the folder is open or has failed to open, at most for some seconds."""
+        """Wait until the folder is open or has failed to open, at most for some seconds.
+
+        The caller looks at `failure` and reports it. A later failure is logged here.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._opened, seconds)
+            self._logs_failure = True
 
     def drain(self, seconds: float) -> bool:
         """Wait until the folder is open and the queues are empty. Return False if not in time."""
@@ -294,9 +305,10 @@ class DiskTier:
                 self.counters.bytes = file_bytes
 
     def _fail(self, reason: str) -> None:
-        log.warning("the disk tier is disabled: %s", reason)
         store, self._store = self._store, None
         with self._changed:
+            if self._logs_failure:
+                log_disabled(reason)
             self.failure = reason
             self._opened = True
             self.counters.dropped += len(self._queued)

@@ -18,7 +18,7 @@ from pydantic import Field
 from rich.console import Console
 
 from quire.cli.bench_levels import Level, show, summarise
-from quire.cli.files import check_writable
+from quire.cli.files import check_writable, read
 from quire.cli.keys import ClientOptions
 from quire.cli.load import LoadError, Target, Timings, closed_loop, send
 from quire.cli.progress import StartStage, shown
@@ -27,6 +27,7 @@ from quire.cli.settings import Command
 from quire.cli.values import Count, Counts, File, Flag, Seconds
 from quire.cli.waiting import loaded
 from quire.core.errors import QuireError
+from quire.core.limited_files import TEXT_BYTES
 
 T = TypeVar("T")
 
@@ -317,7 +318,9 @@ class BenchCommand(ClientOptions, Command):
 
     async def _load(self, model: str, target: Target) -> Load:
         """Return the requests, with prompts of about the wanted number of tokens."""
-        prompt = self.prompt_file.read_text() if self.prompt_file else None
+        prompt = None
+        if self.prompt_file is not None:
+            prompt = read(self.prompt_file, "--prompt-file", TEXT_BYTES)
         load = Load(
             model=model,
             endpoint=self.endpoint,

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from quire.cli.chat_terminal import HELP, Terminal
 from quire.cli.conversation import Chat, ChatError, Message
+from quire.cli.files import read
 from quire.cli.keys import ClientOptions
 from quire.cli.own_server import loading_server
 from quire.cli.served import Server
@@ -96,5 +97,5 @@ class ChatCommand(ClientOptions, Command):
             usage = {"include_usage": True, "continuous_usage_stats": True}
             asked |= {"stream_options": usage, "return_progress": True}
         if self.tools:
-            asked["tools"] = json.loads(self.tools.read_text())
+            asked["tools"] = json.loads(read(self.tools, "--tools"))
         return asked

@@ -18,6 +18,12 @@ from quire.cli.conversation import Chat, ChatError, Message
 from quire.cli.pictures import Draw, picture_format, terminal_attributes
 from quire.cli.settings import said
 from quire.core.errors import QuireError
+from quire.core.limited_files import (
+    MEDIA_BYTES,
+    TEXT_BYTES,
+    read_limited_bytes,
+    read_limited_text,
+)
 
 _ACTS = {
     "/file FILE": "send a picture, sound or video along with the next message; may be given again; "
@@ -153,7 +159,7 @@ class Terminal:
             ChatError: there is none, or its file cannot be read.
         """
         try:
-            kept = json.loads(kept_file().read_text())
+            kept = json.loads(read_limited_text(kept_file(), TEXT_BYTES))
             self._chat.system, self._chat.messages = kept["system"], list(kept["messages"])
         except FileNotFoundError as error:
             raise ChatError("--resume: no conversation has been kept yet") from error
@@ -256,18 +262,18 @@ class Terminal:
             ChatError: the model does not take this kind of file.
         """
         file = Path(path).expanduser()
-        kind, data = _kind(file), base64.b64encode(file.read_bytes()).decode()
+        kind, data = _kind(file), read_limited_bytes(file, MEDIA_BYTES)
         model = self._chat.settings["model"]
         taken = self._chat.server.model(model).get("modalities")
         if taken is not None and kind not in taken:
             raise ChatError(f"{model} takes no {kind}, only {', '.join(taken)}")
         mime = mimetypes.guess_type(file.name)[0] or f"{kind}/{file.suffix[1:] or 'png'}"
-        part, url = f"{kind}_url", f"data:{mime};base64,{data}"
+        part, url = f"{kind}_url", f"data:{mime};base64,{base64.b64encode(data).decode()}"
         self._names[url] = file.name
         self._files.append({"type": part, part: {"url": url}})
         self._note(f"{file.name} is sent with the next message")
         if kind == "image" and self._draw is not None:
-            print(self._draw(file.read_bytes()), file=self._console.file)
+            print(self._draw(data), file=self._console.file)
 
     @cached_property
     def _draw(self) -> Draw | None:

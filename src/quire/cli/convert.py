@@ -17,6 +17,7 @@ from quire.cli.progress import StartStage, shown
 from quire.cli.settings import Command
 from quire.cli.values import File, Flag, Folder, Model, Names, Whole
 from quire.core.errors import QuireError
+from quire.core.limited_files import TEXT_BYTES
 from quire.demo import place
 from quire.device.loading import load_mlx
 from quire.device.private import use_private_cache
@@ -77,7 +78,7 @@ class ConvertCommand(Command):
                 read or is packed already.
         """
         if self.text is not None:
-            read(self.text, "--text")
+            read(self.text, "--text", TEXT_BYTES)
         check_writable(self.report, "--json")
         use_private_cache()
         load_mlx()

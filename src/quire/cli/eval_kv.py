@@ -19,6 +19,7 @@ from quire.cli.values import Count, File, Flag, Model, Names, Numbers, Paths, Pl
 from quire.core.errors import QuireError
 from quire.core.kv_choice import offered, parse_format
 from quire.core.kv_format import KVFormat
+from quire.core.limited_files import TEXT_BYTES
 from quire.demo import place
 from quire.device.loading import load_mlx
 from quire.device.private import use_private_cache
@@ -78,9 +79,9 @@ class EvalKVCommand(Command):
         """
         formats = _formats(self.formats)
         for skills in self.skills:
-            read(skills, "--skills")
+            read(skills, "--skills", TEXT_BYTES)
         if self.text is not None:
-            read(self.text, "--text")
+            read(self.text, "--text", TEXT_BYTES)
         check_writable(self.report, "--json")
         check_writable(self.plot, "--plot")
         use_private_cache()

@@ -6,16 +6,17 @@ from pathlib import Path
 
 from quire.cli.settings import said
 from quire.core.errors import QuireError
+from quire.core.limited_files import SETTINGS_BYTES, read_limited_text
 
 
-def read(path: Path, option: str) -> str:
+def read(path: Path, option: str, limit: int = SETTINGS_BYTES) -> str:
     """Return a file's text.
 
     Raises:
-        QuireError: it cannot be read.
+        QuireError: it cannot be read, or has more than `limit` bytes.
     """
     try:
-        return path.read_text("utf-8")
+        return read_limited_text(path, limit)
     except (OSError, UnicodeDecodeError) as error:
         raise QuireError(f"{option}: {said(error)}") from error
 

@@ -26,6 +26,7 @@ from quire.cli.kv_texts import Text, conversation, fully_judged, prompt_of, size
 from quire.cli.progress import StartStage, silent
 from quire.core.errors import ModelError
 from quire.core.kv_format import KVFormat
+from quire.core.limited_files import TEXT_BYTES, read_limited_text
 from quire.device.device import open_device
 from quire.device.dtypes import DTYPES
 from quire.executor.inputs import StepInputs
@@ -279,7 +280,7 @@ def texts_of(
 ) -> list[Text]:
     """Return the first `tokens` of a file, or conversations with about as many."""
     if file is not None:
-        read = tokenizer.encode(file.read_text(encoding="utf-8"))
+        read = tokenizer.encode(read_limited_text(file, TEXT_BYTES))
         return [fully_judged(read[:tokens])]
     count, each = max(1, tokens // _CONVERSATION), min(tokens, _CONVERSATION)
     return [conversation(tokenizer, template, length=each, seed=seed) for seed in range(count)]

@@ -47,6 +47,7 @@ from pydantic_settings import (
 from quire.cli.values import File, Flag
 from quire.core.complaints import complaint
 from quire.core.errors import QuireError
+from quire.core.limited_files import SETTINGS_BYTES, read_limited_text
 
 PREFIX = "QUIRE_"
 MODELS = "models"
@@ -260,7 +261,7 @@ def read_file(path: Path | str | None) -> dict[str, Any]:
     """
     file = config_file(path)
     try:
-        return tomllib.loads(file.read_text("utf-8"))
+        return tomllib.loads(read_limited_text(file, SETTINGS_BYTES))
     except FileNotFoundError as error:
         if not path:
             return {}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.core.errors import ModelError
+from quire.core.limited_files import TEXT_BYTES, read_limited_text
 
 _POINTER = b"version https://git-lfs.github.com/"
 
@@ -33,7 +34,7 @@ def read_text(path: Path) -> str | None:
         ModelError: the file is there but cannot be read as UTF-8.
     """
     try:
-        return path.read_text(encoding="utf-8")
+        return read_limited_text(path, TEXT_BYTES)
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.core.errors import ModelError
+from quire.core.limited_files import SETTINGS_BYTES, read_limited_text
 
 LOCAL = ("127.0.0.1", "localhost")
 """Names of this machine, where processes are started without ssh."""
@@ -67,9 +68,10 @@ def read_hosts(path: Path) -> Hosts:
         ModelError: it is no such file, or names something that is not known.
     """
     try:
-        data = json.loads(path.read_text())
+        data = json.loads(read_limited_text(path, SETTINGS_BYTES))
     except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: cannot be read as a hosts file: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ModelError(f"{path}: cannot be read as a hosts file: {reason}") from error
     whole = {"hosts": data} if isinstance(data, list) else data
     if not isinstance(whole, dict) or not isinstance(whole.get("hosts"), list):
         raise ModelError(f"{path}: a hosts file must be a list of hosts, or an object with 'hosts'")

@@ -85,5 +85,5 @@ def _ready_disk(config: DiskConfig, loaded: LoadedModel, open_disk: OpenDisk) ->
     disk.wait_open(_DISK_OPEN_S)
     if disk.failure is not None:
         disk.close()
-        raise ModelError(f"kv-disk {config.path}: {disk.failure}")
+        raise ModelError(f"kv-disk: {disk.failure}")
     return disk

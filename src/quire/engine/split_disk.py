@@ -16,7 +16,7 @@ from itertools import count
 from pathlib import Path
 from weakref import ReferenceType, ref
 
-from quire.cache.disk_tier import DiskTier, PendingRead
+from quire.cache.disk_tier import DiskTier, PendingRead, log_disabled
 from quire.cache.host_block import HostBlock, block_bytes_of
 from quire.core.config import DiskConfig
 from quire.device.ranks import Part
@@ -177,6 +177,8 @@ class FollowingDisk:
 
     def __init__(self, tier: DiskTier, report: Callable[[Report], None]) -> None:
         tier.wait_open(_OPEN_S)
+        if tier.failure is not None:
+            log_disabled(tier.failure)
         self._tier, self._report = tier, report
         self._reads: dict[int, PendingRead] = {}
 

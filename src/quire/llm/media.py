@@ -14,6 +14,7 @@ import numpy as np
 from PIL import Image
 
 from quire.core.errors import RequestError
+from quire.core.limited_files import MEDIA_BYTES, read_limited_bytes
 
 _KINDS = ("image", "audio", "video")
 _PDF = "application/pdf"
@@ -99,7 +100,7 @@ def _file(path: Path, param: str) -> dict[str, Any]:
 
 def _read(path: Path, param: str) -> str:
     try:
-        data = path.expanduser().read_bytes()
+        data = read_limited_bytes(path.expanduser(), MEDIA_BYTES)
     except OSError as error:
         raise _refused(param, f"{path}: {error.strerror}") from error
     return _data_url(mimetypes.guess_type(path.name)[0] or "application/octet-stream", data)

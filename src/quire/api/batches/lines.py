@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from quire.core.errors import QuireError
+from quire.core.limited_files import TEXT_BYTES, limited_lines
 
 ROUTES = (
     *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
@@ -63,18 +64,17 @@ def requests_in(path: Path, url: str | None = None) -> Iterator[BatchRequest]:
     """
     seen: set[str] = set()
     try:
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if not line.strip():
-                    continue
-                try:
-                    request = _request(line, url)
-                    if request.custom_id in seen:
-                        raise ValueError(f"the custom_id {request.custom_id!r} is used twice")
-                except ValueError as error:
-                    raise BadLine(str(path), number, str(error)) from error
-                seen.add(request.custom_id)
-                yield request
+        for number, line in enumerate(limited_lines(path, TEXT_BYTES), 1):
+            if not line.strip():
+                continue
+            try:
+                request = _request(line, url)
+                if request.custom_id in seen:
+                    raise ValueError(f"the custom_id {request.custom_id!r} is used twice")
+            except ValueError as error:
+                raise BadLine(str(path), number, str(error)) from error
+            seen.add(request.custom_id)
+            yield request
     except OSError as error:
         raise BadLine(str(path), 0, error.strerror or str(error)) from error
 
@@ -144,14 +144,13 @@ class Answers:
         statuses: dict[str, int] = {}
         size = 0
         try:
-            with self._path.open("rb") as lines:
-                for line in lines:
-                    if not line.endswith(b"\n") and _may_start_an_answer(line):
-                        os.ftruncate(self._file.fileno(), size)
-                        break
-                    answer = json.loads(line)
-                    statuses[answer["custom_id"]] = answer["response"]["status_code"]
-                    size += len(line)
+            for line in limited_lines(self._path, TEXT_BYTES):
+                if not line.endswith(b"\n") and _may_start_an_answer(line):
+                    os.ftruncate(self._file.fileno(), size)
+                    break
+                answer = json.loads(line)
+                statuses[answer["custom_id"]] = answer["response"]["status_code"]
+                size += len(line)
         except (ValueError, KeyError, TypeError) as error:
             raise QuireError(
                 f"{self._path}: has lines that are not a batch's answers; choose another output "

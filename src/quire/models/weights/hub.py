@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from quire.core.errors import ModelError
+from quire.core.model_place import parse_hub_id
 
 _FILES = ("*.json", "*.safetensors", "*.jinja", "*.model")
-_PART = r"(?![.-])(?:(?!--|\.\.)[\w.-])+(?<![.-])"
-_HUB_ID = re.compile(rf"({_PART}/{_PART})(?::([^\s:]+))?", re.ASCII)
 
 
 def find_folder(path_or_hub_id: str) -> Path:
@@ -34,13 +32,7 @@ def find_folder(path_or_hub_id: str) -> Path:
         return as_folder(gguf)
     if folder.is_dir():
         return folder
-    hub_id = _HUB_ID.fullmatch(path_or_hub_id)
-    if hub_id is None:
-        raise ModelError(
-            f"{path_or_hub_id!r} is neither a folder nor a hub id (owner/name, or "
-            "owner/name:file.gguf)"
-        )
-    repository, wanted = hub_id.groups()
+    repository, wanted = parse_hub_id(path_or_hub_id)
     if wanted is None:
         folder = _snapshot(repository, _FILES)
         if any(folder.glob("*.safetensors")):
