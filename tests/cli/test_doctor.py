@@ -23,6 +23,7 @@ from quire.device.cpu.cores import Cores
 from quire.device.device import CPU, current_device
 from quire.device.gpu_kernels import Kernel
 from tests.support.gguf_files import write_gguf
+from tests.support.served import FAMILIES
 from tests.support.tiny_models import tiny_model
 
 
@@ -135,3 +136,16 @@ def test_the_program_of_a_model_is_printed(capsys: pytest.CaptureFixture[str]) -
     assert lines[0] == "program of T"
     assert sum("attend(" in line for line in lines) == 8  # the embedded model's layers
     assert "program of R" in lines  # the head
+
+
+def test_the_programs_of_encoders_are_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = FAMILIES["qwen3_omni_moe"].write(tmp_path / "model")
+    assert main(["doctor", "--program", str(folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    starts = {"image": "N", "audio": "one item", "video": "one item"}
+    for kind, symbols in starts.items():
+        (first,) = (n for n, line in enumerate(lines) if line.startswith(f"encoder of {kind} "))
+        assert lines[first + 1] == f"program of {symbols}"
+    assert sum("attend_groups(" in line for line in lines) > 3

@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 from quire.core.errors import ModelError, RequestError
-from quire.device import bidirectional
+from quire.device.operations import UnfusedOperations
 from quire.models.base import MediaEncoder
 from quire.models.registry import build
 from quire.models.vision.gemma4 import Gemma4VisionArguments
@@ -114,7 +114,8 @@ def test_attention_in_tiles_is_attention_at_once(
     vision = _vision(tmp_path / "model", config, random_weights(config))
     image = picture(10, 12, values=48, tokens=30)
     at_once = image_features(vision, image)
-    monkeypatch.setattr(bidirectional, "_SCORE_BYTES", 7 * 3 * 120 * 4)  # seven rows
+    seven_rows = 7 * 3 * 120 * 4
+    monkeypatch.setattr(UnfusedOperations, "score_bytes", seven_rows)
     assert _differ(image_features(vision, image), at_once) < 1e-5
 
 

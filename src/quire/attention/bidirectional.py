@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from quire.core.arrays import Ints
-from quire.device.bidirectional import attend
+from quire.device.device import current_device
 from quire.device.dtypes import from_host
 
 _FINE, _EIGHTHS = 32, 8
@@ -79,11 +79,11 @@ class BidirectionalRows:
     def attend(
         self, q: mx.array, k: mx.array, v: mx.array, scale: float, reach: int | None
     ) -> mx.array:
-        """Attend for rows `[T, heads, head_dim]`; for arguments see `attend`."""
-        outs: list[mx.array] = []
+        """Attend for rows `[T, heads, head_dim]`; for arguments see `Operations.attend_groups`."""
+        attend, outs = current_device().operations.attend_groups, list[mx.array]()
         for batch in self._batches:
             own = batch.of(q), batch.of(k), batch.of(v)
-            out = attend(*own, scale, reach=reach, lengths=batch.lengths)
+            out = attend(*own, scale=scale, reach=reach, lengths=batch.lengths)
             outs.append(out.flatten(0, 1))
         if self._places is None:
             return outs[0]

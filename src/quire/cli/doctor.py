@@ -81,14 +81,24 @@ class DoctorCommand(ProcessorOptions, TableOptions, Command):
 
 
 def _program(model: str | None) -> str:
-    """Return the programs of a model's steps as text."""
+    """Return the programs of a model's steps and of its encoders as text.
+
+    An encoder's program is for an item of one shape: that of a blank file.
+    """
     from quire.device.device import open_device
+    from quire.media.processors import open_processors
     from quire.models.weights.loader import open_model
-    from quire.program.trace import trace
+    from quire.program.trace import trace, trace_encoder
 
     open_device("auto")
-    programs = trace(open_model(place(model)).model)
-    return f"{programs.body}\n{programs.head}"
+    loaded = open_model(place(model))
+    programs = trace(loaded.model)
+    texts = [str(programs.body), str(programs.head)]
+    for kind, processor in open_processors(loaded.path, loaded.model.encoders).items():
+        for shape in dict.fromkeys(each.item.shape for each in processor.example() or ()):
+            title = f"encoder of {kind} items of shape {shape}"
+            texts.append(f"{title}\n{trace_encoder(loaded.model, kind, shape)}")
+    return "\n".join(texts)
 
 
 def _table(findings: list[Finding]) -> Table:

@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from quire.device import activations, recurrence, rotation
 from quire.device.activations import Gating
+from quire.device.bidirectional import BidirectionalOperations
 from quire.device.draws import DrawingOperations
 from quire.device.expert_operations import ExpertOperations
 from quire.device.low_rank import LowRankOperations
@@ -29,7 +30,9 @@ from quire.device.weights import (
 )
 
 
-class Operations(ExpertOperations, RankOperations, DrawingOperations, LowRankOperations):
+class Operations(
+    ExpertOperations, RankOperations, DrawingOperations, LowRankOperations, BidirectionalOperations
+):
     """The operations of models, in MLX. A device with better kernels overrides them."""
 
     index_type: mx.Dtype = mx.uint32
@@ -265,6 +268,7 @@ class UnfusedOperations(Operations):
     """
 
     gather_mm_dtypes = (mx.float32,)
+    score_bytes = 16 << 20
 
     def activate(self, name: str, x: mx.array) -> mx.array:
         return activations.SPELLED_OUT[name](x)

@@ -116,6 +116,20 @@ def _padded(x: list[mx.array], a: tuple[Any, ...], shape: tuple[int, ...]) -> mx
     return mx.pad(x[0], widths, constant_values=x[1])
 
 
+def _convolved(x: list[mx.array], a: tuple[Any, ...], shape: tuple[int, ...]) -> mx.array:
+    stride, low, high, kernel_dilation, input_dilation, groups, flip = a
+    return mx.conv_general(
+        x[0],
+        x[1],
+        stride,
+        padding=(low, high),
+        kernel_dilation=kernel_dilation,
+        input_dilation=input_dilation,
+        groups=groups,
+        flip=flip,
+    )
+
+
 _REDUCTIONS = (mx.all, mx.any, mx.sum, mx.prod, mx.min, mx.max)
 _BITS = (mx.bitwise_and, mx.bitwise_or, mx.bitwise_xor, mx.left_shift, mx.right_shift)
 _SAME_NAMES = """
@@ -175,5 +189,7 @@ MEANINGS: Mapping[str, Meaning] = {
     "Pad": _padded,
     "Depends": lambda x, a, shape: x,  # only orders what it gives behind the rest
     "Matmul": lambda x, a, shape: x[0] @ x[1],
+    "Convolution": _convolved,
+    "View": lambda x, a, shape: x[0].view(a[0]),
     "AddMM": lambda x, a, shape: mx.addmm(x[2], x[0], x[1], a[0], a[1]),
 }

@@ -112,6 +112,33 @@ def trace_rows(module: nn.Module, widths: Mapping[str, int], dtype: mx.Dtype) ->
     return _trace(module, run, ("T",), fields=rows)
 
 
+def trace_encoder(model: LanguageModel, kind: str, shape: tuple[int, ...]) -> Program:
+    """Trace the program that encodes items of one shape.
+
+    Its field "features" holds the features of `N` items one after the other, its outputs are the
+    levels of rows, see `MediaEncoder.__call__`. Without the symbol `N` it is for one item.
+
+    Args:
+        kind: the media kind.
+        shape: an item's shape.
+
+    Raises:
+        NotLinear: the encoder's code depends on the number of items in another way.
+    """
+
+    def encode(operations: TracedOperations, given: Mapping[str, mx.array]) -> Sequence[mx.array]:
+        return model.encoders[kind](given["features"], shape)
+
+    encoder = model.encoders[kind]
+    size = encoder.feature_bytes(shape)
+
+    def features(sizes: Mapping[str, int]) -> dict[str, mx.array]:
+        return {"features": mx.zeros(sizes.get("N", 1) * size, dtype=mx.uint8)}
+
+    symbols = ("N",) if encoder.takes_several else ()
+    return _trace(model, encode, symbols, fields=features)
+
+
 def multiplied(model: LanguageModel) -> frozenset[str]:
     """Return the paths of the weights that a step multiplies rows by."""
     weights, how = KnownWeights(named_parameters(model)), Variant()

@@ -187,6 +187,21 @@ class TracedOperations(Operations):
 
         return rotate
 
+    def attend_groups(
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        scale: float,
+        *,
+        reach: int | None = None,
+        lengths: mx.array | None = None,
+    ) -> mx.array:
+        given = {"q": q, "k": k, "v": v, "lengths": lengths}
+        out = (*q.shape[:3], v.shape[3]), q.dtype
+        (y,) = self.note("attend_groups", given, out, scale=scale, reach=reach)
+        return y
+
     def activate(self, name: str, x: mx.array) -> mx.array:
         (y,) = self.note("activate", {"x": x}, (x.shape, x.dtype), name=name)
         return y

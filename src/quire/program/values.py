@@ -143,7 +143,7 @@ class Program:
 
     def __str__(self) -> str:
         """Print one node a line, the nodes of a fused one indented below it."""
-        lines = [f"program of {', '.join(self.symbols)}"]
+        lines = [f"program of {', '.join(self.symbols) or 'one item'}"]
         lines += [f"  {self._typed(id)} = {name}" for name, id in self.fields.items()]
         lines += ["  " + line for node in self.nodes for line in self.lines(node)]
         return "\n".join([*lines, f"  return {', '.join(map(self._name, self.outputs))}"])

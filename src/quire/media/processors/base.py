@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
+import numpy as np
 import PIL.Image
 
 from quire.core.lru import LruCache
@@ -21,6 +22,10 @@ from quire.media import images, sound, video
 from quire.media.source import DEFAULT_LIMITS, Detail, FileLimits, refusal
 
 CACHE_BYTES = 64 << 20
+_BLANK = (640, 480)
+"""Width and height of an example's pictures, in pixels."""
+_BLANK_FRAMES = 8
+"""Frames of an example's video, which is one second long."""
 
 BILINEAR, BICUBIC = 2, 3
 """Filters of `resample`."""
@@ -139,6 +144,10 @@ class MediaProcessor(ABC):
         reason = "the model hears no sound within a video, as 'use_audio_in_video' asks"
         raise refusal(param, reason, "unsupported")
 
+    def example(self) -> Parts | None:
+        """Return the encoder's input for a blank file, or None if the kind has no such file."""
+        return None
+
     def tokens(self, item: MediaItem) -> list[int]:
         """Return the placeholder tokens of an item."""
         return [self.placeholders.token] * item.tokens
@@ -193,6 +202,9 @@ class ImageProcessor(MediaProcessor):
     def prepare(self, data: bytes, param: str, detail: Detail, limits: FileLimits) -> Parts:
         return self.preprocess(images.decode(data, param=param, limits=limits), param, detail)
 
+    def example(self) -> Parts:
+        return self.preprocess(PIL.Image.new("RGB", _BLANK), "", "auto")
+
     @abstractmethod
     def preprocess(self, picture: PIL.Image.Image, param: str, detail: Detail) -> Parts:
         """Resize a picture in RGB and cut it into patches.
@@ -240,6 +252,10 @@ class AudioProcessor(MediaProcessor):
         samples = sound.decode(data, param=param, rate=self.rate, limits=limits)
         return (MediaPart(self.item(samples, param)),)
 
+    def example(self) -> Parts:
+        second = np.zeros(self.rate, np.float32)
+        return (MediaPart(self.item(second, "")),)
+
     @abstractmethod
     def item(self, samples: sound.Samples, param: str) -> MediaItem:
         """Compute the features of sound, `[samples]` of one channel at `rate`.
@@ -260,6 +276,12 @@ class VideoProcessor(MediaProcessor):
             return self.preprocess(
                 opened.info, opened.frames(wanted), len(wanted), param=param, detail=detail
             )
+
+    def example(self) -> Parts:
+        info = video.VideoInfo(_BLANK_FRAMES, _BLANK_FRAMES)
+        wanted = self.sample_frames(info, _BLANK_FRAMES)
+        frames = (video.Frame(index, PIL.Image.new("RGB", _BLANK)) for index in wanted)
+        return self.preprocess(info, frames, len(wanted), param="", detail="auto")
 
     @abstractmethod
     def sample_frames(self, info: video.VideoInfo, maximum: int) -> Sequence[int]:

@@ -68,8 +68,17 @@ class ErnieTower(VisionTower):
         self.temporal = TemporalMerger(kind, norm)
 
     def encode(self, patches: mx.array, grid: Grid) -> Encoding:
-        """Encode like `VisionTower`; the grid counts single frames or pairs."""
+        """Encode the frames of a video like `VisionTower`, then merge pairs of frames."""
         (x,) = yield from super().encode(patches, grid)
         frames = x.reshape(grid[0], -1, x.shape[-1])
-        first, second = frames[0::2], frames[int(grid[0] > 1) :: 2]
-        return (self.temporal(mx.concatenate([first, second], axis=-1).flatten(0, 1)),)
+        return (self._paired(frames[0::2], frames[1::2]),)
+
+    def encode_pictures(self, patches: mx.array, grid: Grid) -> Encoding:
+        """Encode pictures, each of which is both frames of a pair."""
+        (x,) = yield from super().encode(patches, grid)
+        return (self._paired(x, x),)
+
+    def _paired(self, first: mx.array, second: mx.array) -> mx.array:
+        pairs = mx.concatenate([first, second], axis=-1)
+        y: mx.array = self.temporal(pairs.reshape(-1, pairs.shape[-1]))
+        return y

@@ -19,7 +19,7 @@ import numpy as np
 
 from quire.core.errors import ModelError, RequestError
 from quire.core.media import CLIP_COLOURS, Pieces
-from quire.device.bidirectional import attend
+from quire.device.device import current_device
 from quire.models.base import CutEncoder, Encoding, Module
 from quire.models.description import Norm
 from quire.models.layers.common import embed
@@ -96,7 +96,7 @@ class SelfAttention(Module):
         """Attend over `[N, hidden]`, whose first `real` rows are the picture's."""
         shape = 1, x.shape[0], self._heads, x.shape[1] // self._heads
         q, k, v = (each(x).reshape(shape) for each in (self.q_proj, self.k_proj, self.v_proj))
-        scale = shape[-1] ** -0.5
+        scale, attend = shape[-1] ** -0.5, current_device().operations.attend_groups
         outs = [attend(q[:, :real], k, v, scale=scale)]
         if real < shape[1]:
             outs.append(attend(q[:, real:], k[:, :real], v[:, :real], scale=scale))

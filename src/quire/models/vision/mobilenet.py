@@ -13,7 +13,7 @@ from typing import Protocol
 import mlx.core as mx
 import mlx.nn as nn
 
-from quire.device.bidirectional import attend
+from quire.device.device import current_device
 from quire.models.base import Encoding, Module
 from quire.models.layers.common import ACTIVATIONS
 from quire.models.layers.convolution import Convolution, padded
@@ -256,7 +256,8 @@ class MultiQueryAttention(Module):
         """`[1, rows, columns, inputs]` -> `[1, rows, columns, channels]`."""
         _, rows, columns, _ = x.shape
         q = self.query(x).reshape(1, rows * columns, self._kind.heads, -1)
-        out = attend(q, self.key(x), self.value(x), scale=self._kind.width**-0.5)
+        k, v, scale = self.key(x), self.value(x), self._kind.width**-0.5
+        out = current_device().operations.attend_groups(q, k, v, scale=scale)
         return self.output(out.reshape(1, rows, columns, -1))
 
 

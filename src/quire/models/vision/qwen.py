@@ -264,7 +264,7 @@ class VisionTower(Module):
         if kind.table is not None:
             looked_up = self._looked_up(kind.table, places, rows, columns=columns)
             x = x + mx.tile(looked_up.astype(dtype), (moments, 1))
-        rotate = self._rope(mx.array(np.tile(places, moments))) if kind.rotated else _still
+        rotate = self._rope(mx.tile(mx.array(places), (1, moments))) if kind.rotated else _still
         everywhere, nearby = self._neighbours(places, grid)
         deeper: list[mx.array] = []
         for index, block in enumerate(self.blocks):
@@ -273,6 +273,10 @@ class VisionTower(Module):
                 deeper.append(self.deepstack_merger_list[kind.levels.index(index)](x))
             yield x, *deeper
         return self._merged(x, grid), *deeper
+
+    def encode_pictures(self, patches: mx.array, grid: Grid) -> Encoding:
+        """Encode pictures of one size, each as a moment: as `encode`."""
+        return (yield from self.encode(patches, grid))
 
     def _merged(self, x: mx.array, grid: Grid) -> mx.array:
         """Merge patches to rows: `[N, hidden]` -> `[rows, output_size]`."""
@@ -283,15 +287,14 @@ class VisionTower(Module):
         self, places: npt.NDArray[np.int64], grid: Grid
     ) -> tuple[Neighbours, Neighbours]:
         """Return the groups of patches that see each other: with whole frames, with windows."""
-        moments, rows, columns = grid
+        moments, _, columns = grid
         frame = Parts(moments)
         if not self.kind.window:
             return frame, frame
         side = self.kind.window * self.kind.merge
         across = -(-columns // side)
         window = places[0] // side * across + places[1] // side
-        apart = np.arange(moments)[:, None] * (across * -(-rows // side))
-        return frame, Windows.of((apart + window).ravel())
+        return frame, Windows.of(window, moments)
 
     def _looked_up(
         self, table: Table, places: npt.NDArray[np.int64], rows: int, columns: int
@@ -350,7 +353,7 @@ class QwenPictureEncoder(CutEncoder):
         patches = features.reshape(-1, self.visual.kind.patch_values)
         items = len(patches) // (rows * columns)  # apart from each other, as moments are
         patches = mx.tile(patches, (1, self.visual.kind.frames))
-        return (yield from self.visual.encode(patches, (items, rows, columns)))
+        return (yield from self.visual.encode_pictures(patches, (items, rows, columns)))
 
 
 class QwenVideoEncoder(QwenPictureEncoder):

@@ -13,7 +13,7 @@ import mlx.nn as nn
 
 from quire.core.errors import ModelError
 from quire.core.media import Colours
-from quire.device.bidirectional import attend
+from quire.device.device import current_device
 from quire.models.base import Encoding, Module
 from quire.models.description import Norm
 from quire.models.layers.common import embed
@@ -136,7 +136,8 @@ class SelfAttention(Module):
         if self._normed:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = (each.reshape(*x.shape[:2], self._heads, -1) for each in (q, k, v))
-        out = attend(q, k, v, scale=q.shape[-1] ** -0.5)
+        scale = q.shape[-1] ** -0.5
+        out = current_device().operations.attend_groups(q, k, v, scale=scale)
         y: mx.array = self.out_proj(out.reshape(x.shape))
         return y
 
