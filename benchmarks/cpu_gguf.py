@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
 from cpu_models import CONTEXT
+from gguf_file import GGUFFile, Kind
 
-_SCALE = 0.01
 _HIDDEN, _VOCAB, _LAYERS = 1024, 32768, 8
 
 
@@ -27,13 +26,11 @@ def _tokens() -> list[str]:
     return [*letters, "th", *(f"token{number}" for number in range(257, _VOCAB))]
 
 
-class _File:
-    """A file while it is written."""
+class _File(GGUFFile):
+    """A file with a vocabulary, an embedding that is the head, too, and a last norm."""
 
-    def __init__(self, path: Path, architecture: str, kind: gguf.GGMLQuantizationType) -> None:
-        self.writer = gguf.GGUFWriter(path, architecture)
-        self._kind = kind
-        self._random = np.random.default_rng(0)
+    def __init__(self, path: Path, architecture: str, kind: Kind) -> None:
+        super().__init__(path, architecture, kind)
         writer = self.writer
         writer.add_context_length(CONTEXT)
         writer.add_embedding_length(_HIDDEN)
@@ -48,31 +45,16 @@ class _File:
         writer.add_token_merges(["t h"])
         writer.add_eos_token_id(_VOCAB - 1)
         writer.add_rope_freq_base(1e6)
-        self.codes("token_embd", _VOCAB, _HIDDEN)
-        self.floats("output_norm.weight", np.ones(_HIDDEN))
-
-    def codes(self, name: str, *shape: int) -> None:
-        """Add a matrix `[columns, depth]`, or a stack of them."""
-        size, block_bytes = gguf.GGML_QUANT_SIZES[self._kind]
-        *axes, depth = shape
-        blocks = self._random.integers(
-            0, 256, (*axes, depth // size, block_bytes), dtype=np.uint8
-        )  # fmt: skip
-        blocks[..., :2] = np.frombuffer(np.float16(_SCALE).tobytes(), np.uint8)
-        self.writer.add_tensor(f"{name}.weight", blocks.reshape(*axes, -1), raw_dtype=self._kind)
-
-    def floats(self, name: str, values: np.ndarray[Any, Any]) -> None:
-        """Add a tensor of float32."""
-        self.writer.add_tensor(name, values.astype(np.float32))
+        self.matrix("token_embd", _VOCAB, _HIDDEN)
+        self.norms("", _HIDDEN, "output_norm")
 
     def attention(self, blk: str, heads: int, kv_heads: int, dim: int, *, gated: bool) -> None:
         """Add a layer's attention; `gated`: queries stand beside gates."""
-        self.codes(f"{blk}.attn_q", heads * dim * (2 if gated else 1), _HIDDEN)
-        self.codes(f"{blk}.attn_k", kv_heads * dim, _HIDDEN)
-        self.codes(f"{blk}.attn_v", kv_heads * dim, _HIDDEN)
-        self.codes(f"{blk}.attn_output", _HIDDEN, heads * dim)
-        for name in ("attn_q_norm", "attn_k_norm"):
-            self.floats(f"{blk}.{name}.weight", np.ones(dim))
+        self.matrix(f"{blk}attn_q", heads * dim * (2 if gated else 1), _HIDDEN)
+        self.matrix(f"{blk}attn_k", kv_heads * dim, _HIDDEN)
+        self.matrix(f"{blk}attn_v", kv_heads * dim, _HIDDEN)
+        self.matrix(f"{blk}attn_output", _HIDDEN, heads * dim)
+        self.norms(blk, dim, "attn_q_norm", "attn_k_norm")
 
     def heads(self, heads: int, kv_heads: int, dim: int, rotated: int) -> None:
         """Add the settings of attention."""
@@ -83,15 +65,8 @@ class _File:
         writer.add_value_length(dim)
         writer.add_rope_dimension_count(rotated)
 
-    def close(self) -> None:
-        """Write everything."""
-        self.writer.write_header_to_file()
-        self.writer.write_kv_data_to_file()
-        self.writer.write_tensors_to_file()
-        self.writer.close()
 
-
-def write_mixture(path: Path, kind: gguf.GGMLQuantizationType) -> None:
+def write_mixture(path: Path, kind: Kind) -> None:
     """Qwen3's mixture, 337M parameters, 77M of which a token uses."""
     file = _File(path, "qwen3moe", kind)
     experts, chosen, inner, heads, kv_heads, dim = 32, 4, 384, 16, 4, 64
@@ -102,18 +77,15 @@ def write_mixture(path: Path, kind: gguf.GGMLQuantizationType) -> None:
     file.writer.add_expert_feed_forward_length(inner)
     random = np.random.default_rng(1)
     for layer in range(_LAYERS):
-        blk = f"blk.{layer}"
+        blk = f"blk.{layer}."
         file.attention(blk, heads, kv_heads, dim, gated=False)
-        file.floats(f"{blk}.ffn_gate_inp.weight", random.normal(size=(experts, _HIDDEN)))
-        file.codes(f"{blk}.ffn_gate_exps", experts, inner, _HIDDEN)
-        file.codes(f"{blk}.ffn_up_exps", experts, inner, _HIDDEN)
-        file.codes(f"{blk}.ffn_down_exps", experts, _HIDDEN, inner)
-        for name in ("attn_norm", "ffn_norm"):
-            file.floats(f"{blk}.{name}.weight", np.ones(_HIDDEN))
+        file.floats(f"{blk}ffn_gate_inp.weight", random.normal(size=(experts, _HIDDEN)))
+        file.gated(blk, inner, _HIDDEN, experts=experts)
+        file.norms(blk, _HIDDEN, "attn_norm", "ffn_norm")
     file.close()
 
 
-def write_hybrid(path: Path, kind: gguf.GGMLQuantizationType) -> None:
+def write_hybrid(path: Path, kind: Kind) -> None:
     """Qwen3.5's delta nets, three of them to one attention; 186M parameters."""
     file = _File(path, "qwen35", kind)
     heads, kv_heads, dim, inner = 8, 2, 256, 3584
@@ -131,25 +103,22 @@ def write_hybrid(path: Path, kind: gguf.GGMLQuantizationType) -> None:
     random = np.random.default_rng(1)
     channels = (2 * key_heads + value_heads) * size
     for layer in range(_LAYERS):
-        blk = f"blk.{layer}"
+        blk = f"blk.{layer}."
         if layer % 4 == 3:
             file.attention(blk, heads, kv_heads, dim, gated=True)
         else:
-            file.codes(f"{blk}.attn_qkv", channels, _HIDDEN)
-            file.codes(f"{blk}.attn_gate", value_heads * size, _HIDDEN)
-            file.codes(f"{blk}.ssm_out", _HIDDEN, value_heads * size)
-            file.floats(f"{blk}.ssm_conv1d.weight", random.normal(size=(channels, kernel)))
-            file.floats(f"{blk}.ssm_dt.bias", np.zeros(value_heads))
-            file.floats(f"{blk}.ssm_a", -np.ones(value_heads))
-            file.floats(f"{blk}.ssm_norm.weight", np.ones(size))
+            file.matrix(f"{blk}attn_qkv", channels, _HIDDEN)
+            file.matrix(f"{blk}attn_gate", value_heads * size, _HIDDEN)
+            file.matrix(f"{blk}ssm_out", _HIDDEN, value_heads * size)
+            file.floats(f"{blk}ssm_conv1d.weight", random.normal(size=(channels, kernel)))
+            file.floats(f"{blk}ssm_dt.bias", np.zeros(value_heads))
+            file.floats(f"{blk}ssm_a", -np.ones(value_heads))
+            file.floats(f"{blk}ssm_norm.weight", np.ones(size))
             for name in ("ssm_beta", "ssm_alpha"):
                 gates = 0.01 * random.normal(size=(value_heads, _HIDDEN))
-                file.floats(f"{blk}.{name}.weight", gates)
-        for name in ("gate", "up"):
-            file.codes(f"{blk}.ffn_{name}", inner, _HIDDEN)
-        file.codes(f"{blk}.ffn_down", _HIDDEN, inner)
-        for name in ("attn_norm", "post_attention_norm"):
-            file.floats(f"{blk}.{name}.weight", np.ones(_HIDDEN))
+                file.floats(f"{blk}{name}.weight", gates)
+        file.gated(blk, inner, _HIDDEN)
+        file.norms(blk, _HIDDEN, "attn_norm", "post_attention_norm")
     file.close()
 
 

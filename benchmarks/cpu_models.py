@@ -9,13 +9,12 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import gguf
 import mlx.core as mx
 import numpy as np
+from gguf_file import SCALE, GGUFFile, Kind
 
 GROUP = 64
 CONTEXT = 4096
-_SCALE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ def write_mlx(folder: Path, shape: Shape) -> None:
 
     def add(name: str, columns: int, depth: int) -> None:
         codes = rng.integers(0, 1 << 32, (columns, depth // 8), dtype=np.uint32)
-        scales = mx.full((columns, depth // GROUP), _SCALE, dtype=mx.bfloat16)
+        scales = mx.full((columns, depth // GROUP), SCALE, dtype=mx.bfloat16)
         weights[f"{name}.weight"] = mx.array(codes)
         weights[f"{name}.scales"], weights[f"{name}.biases"] = scales, scales * -7.5
 
@@ -98,10 +97,10 @@ def write_mlx(folder: Path, shape: Shape) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
 
 
-def write_gguf(path: Path, shape: Shape, kind: gguf.GGMLQuantizationType) -> None:
+def write_gguf(path: Path, shape: Shape, kind: Kind) -> None:
     """A file for llama.cpp, without a vocabulary."""
-    rng = np.random.default_rng(0)
-    writer = gguf.GGUFWriter(path, "llama")
+    file = GGUFFile(path, "llama", kind)
+    writer = file.writer
     writer.add_context_length(CONTEXT)
     writer.add_embedding_length(shape.hidden)
     writer.add_block_count(shape.layers)
@@ -112,23 +111,10 @@ def write_gguf(path: Path, shape: Shape, kind: gguf.GGMLQuantizationType) -> Non
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(shape.vocab)
     writer.add_tokenizer_model("no_vocab")
-    size, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-    scale = np.frombuffer(np.float16(_SCALE).tobytes(), np.uint8)
-
-    def add(name: str, columns: int, depth: int) -> None:
-        blocks = rng.integers(0, 256, (columns, depth // size, block_bytes), dtype=np.uint8)
-        blocks[..., :2] = scale
-        writer.add_tensor(f"{name}.weight", blocks.reshape(columns, -1), raw_dtype=kind)
-
-    ones = np.ones(shape.hidden, np.float32)
-    add("token_embd", shape.vocab, shape.hidden)
-    writer.add_tensor("output_norm.weight", ones)
+    file.matrix("token_embd", shape.vocab, shape.hidden)
+    file.norms("", shape.hidden, "output_norm")
     for layer in range(shape.layers):
         for name, columns, depth in shape.matrices().values():
-            add(f"blk.{layer}.{name}", columns, depth)
-        for name in ("attn_norm", "ffn_norm"):
-            writer.add_tensor(f"blk.{layer}.{name}.weight", ones)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+            file.matrix(f"blk.{layer}.{name}", columns, depth)
+        file.norms(f"blk.{layer}.", shape.hidden, "attn_norm", "ffn_norm")
+    file.close()

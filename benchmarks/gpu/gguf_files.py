@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,21 +18,23 @@ from typing import Any
 import gguf
 import numpy as np
 
-_Kind = gguf.GGMLQuantizationType
-_DEVIATIONS = {_Kind.Q4_0: 4.6, _Kind.Q8_0: 74.0, _Kind.MXFP4: 2.9}
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from gguf_file import GGUFFile, Kind
+
+_DEVIATIONS = {Kind.Q4_0: 4.6, Kind.Q8_0: 74.0, Kind.MXFP4: 2.9}
 """Deviation of equally frequent codes, so that products of random codes keep activations near 1."""
 _DRAWN = 1 << 26
 """Bytes that are drawn; larger tensors repeat them."""
 
 
-class GGUFFile:
-    """A file while it is written."""
+class _File(GGUFFile):
+    """A file without a vocabulary, whose tensors repeat what was drawn once."""
 
     def __init__(self, path: Path, architecture: str, config: dict[str, Any]) -> None:
-        self.config, self.kind = config, _Kind.Q4_0
-        self.writer = writer = gguf.GGUFWriter(path, architecture, use_temp_file=True)
-        self._random = np.random.default_rng(0)
-        self._bytes = self._random.integers(0, 256, _DRAWN, np.uint8)
+        super().__init__(path, architecture, Kind.Q4_0, use_temp_file=True)
+        self.config = config
+        self._drawn = super().codes(_DRAWN)
+        writer = self.writer
         writer.add_context_length(config["max_position_embeddings"])
         writer.add_embedding_length(config["hidden_size"])
         writer.add_block_count(config["num_hidden_layers"])
@@ -41,41 +44,24 @@ class GGUFFile:
         writer.add_vocab_size(config["vocab_size"])
         writer.add_tokenizer_model("no_vocab")
 
-    def matrix(self, name: str, *shape: int, kind: _Kind | None = None) -> None:
-        """Add a matrix `[columns, depth]`, or a stack of them."""
-        kind = kind or self.kind
-        *axes, depth = shape
-        size, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-        count = math.prod(axes) * depth // size * block_bytes
-        blocks = np.resize(self._bytes, count).reshape(-1, block_bytes)
+    def codes(self, count: int) -> np.ndarray[Any, Any]:
+        return np.resize(self._drawn, count)
+
+    def scale(self, blocks: np.ndarray[Any, Any], kind: Kind, depth: int) -> None:
         step = 1 / (_DEVIATIONS[kind] * math.sqrt(depth))
-        if kind is _Kind.MXFP4:  # an exponent; codes stand for twice their numbers
+        if kind is Kind.MXFP4:  # an exponent; codes stand for twice their numbers
             blocks[:, 0] = 127 + round(math.log2(step))
         else:
             blocks[:, :2] = np.frombuffer(np.float16(step).tobytes(), np.uint8)
-        self.writer.add_tensor(f"{name}.weight", blocks.reshape(*axes, -1), raw_dtype=kind)
 
     def constant(self, name: str, *shape: int, value: float = 0.0) -> None:
         """Add a tensor of float32 that is the same number everywhere."""
-        self.writer.add_tensor(name, np.full(shape, value, np.float32))
-
-    def norms(self, prefix: str, width: int, *names: str) -> None:
-        """Add weights of norms, all 1."""
-        for name in names:
-            self.constant(f"{prefix}{name}.weight", width, value=1.0)
+        self.floats(name, np.full(shape, value))
 
     def router(self, name: str, experts: int, depth: int) -> None:
         """Add a router's matrix in float32."""
-        drawn = self._random.normal(0, 1 / math.sqrt(depth), (experts, depth))
-        self.writer.add_tensor(f"{name}.weight", drawn.astype(np.float32))
-
-    def gated(self, block: str, inner: int, *, experts: int = 0, kind: _Kind | None = None) -> None:
-        """Add an MLP's matrices, or those of experts."""
-        hidden = self.config["hidden_size"]
-        stack, end = ((experts,), "_exps") if experts else ((), "")
-        for name in ("gate", "up"):
-            self.matrix(f"{block}ffn_{name}{end}", *stack, inner, hidden, kind=kind)
-        self.matrix(f"{block}ffn_down{end}", *stack, hidden, inner, kind=kind)
+        drawn = self.random.normal(0, 1 / math.sqrt(depth), (experts, depth))
+        self.floats(f"{name}.weight", drawn)
 
     def attention(self, block: str, kv_heads: int, dim: int, *, values: bool = True) -> None:
         """Add the matrices of a layer's attention; `values`: they are not the keys."""
@@ -100,17 +86,10 @@ class GGUFFile:
             self.matrix(name, self.config["vocab_size"], self.config["hidden_size"])
         self.norms("", self.config["hidden_size"], "output_norm")
 
-    def close(self) -> None:
-        """Write everything."""
-        self.writer.write_header_to_file()
-        self.writer.write_kv_data_to_file()
-        self.writer.write_tensors_to_file()
-        self.writer.close()
-
 
 def write_llama(path: Path, config: dict[str, Any]) -> None:
     """Write a Llama with a head of its own."""
-    file = GGUFFile(path, "llama", config)
+    file = _File(path, "llama", config)
     hidden, dim, kv_heads = (
         config[name] for name in ("hidden_size", "head_dim", "num_key_value_heads")
     )
@@ -119,14 +98,14 @@ def write_llama(path: Path, config: dict[str, Any]) -> None:
     for layer in range(config["num_hidden_layers"]):
         block = f"blk.{layer}."
         file.attention(block, kv_heads, dim)
-        file.gated(block, config["intermediate_size"])
+        file.gated(block, config["intermediate_size"], hidden)
         file.norms(block, hidden, "attn_norm", "ffn_norm")
     file.close()
 
 
 def write_gemma4(path: Path, config: dict[str, Any]) -> None:
     """Write Gemma 4's mixture, whose layers that see everything have keys as values."""
-    file = GGUFFile(path, "gemma4", config)
+    file = _File(path, "gemma4", config)
     writer, hidden = file.writer, config["hidden_size"]
     windows = [kind == "sliding_attention" for kind in config["layer_types"]]
     kv_heads = [
@@ -160,17 +139,17 @@ def write_gemma4(path: Path, config: dict[str, Any]) -> None:
         file.attention(block, own_heads, dim, values=window)
         file.norms(block, dim, "attn_q_norm", "attn_k_norm")
         file.norms(block, hidden, "attn_norm", "ffn_norm", "pre_ffw_norm_2", *behind)
-        file.gated(block, config["intermediate_size"])
+        file.gated(block, config["intermediate_size"], hidden)
         file.router(f"{block}ffn_gate_inp", config["num_experts"], hidden)
         file.constant(f"{block}ffn_gate_inp.scale", hidden, value=1.0)
-        file.gated(block, config["moe_intermediate_size"], experts=config["num_experts"])
+        file.gated(block, config["moe_intermediate_size"], hidden, experts=config["num_experts"])
         file.constant(f"{block}layer_output_scale.weight", 1, value=1.0)
     file.close()
 
 
 def write_gpt_oss(path: Path, config: dict[str, Any]) -> None:
     """Write gpt-oss: biases on everything, sinks, experts."""
-    file = GGUFFile(path, "gpt-oss", config)
+    file = _File(path, "gpt-oss", config)
     writer, hidden = file.writer, config["hidden_size"]
     dim, kv_heads, heads, experts, inner = (
         config[name]
@@ -191,9 +170,9 @@ def write_gpt_oss(path: Path, config: dict[str, Any]) -> None:
     writer.add_expert_count(experts)
     writer.add_expert_used_count(config["num_experts_per_tok"])
     writer.add_expert_feed_forward_length(inner)
-    packed: _Kind | None = None
+    packed: Kind | None = None
     if config.get("quantization", {}).get("mode") == "mxfp4":
-        packed, file.kind = _Kind.MXFP4, _Kind.Q8_0
+        packed, file.kind = Kind.MXFP4, Kind.Q8_0
     file.ends()
     for layer in range(config["num_hidden_layers"]):
         block = f"blk.{layer}."
@@ -205,7 +184,7 @@ def write_gpt_oss(path: Path, config: dict[str, Any]) -> None:
         file.norms(block, hidden, "attn_norm", "post_attention_norm")
         file.router(f"{block}ffn_gate_inp", experts, hidden)
         file.constant(f"{block}ffn_gate_inp.bias", experts)
-        file.gated(block, inner, experts=experts, kind=packed)
+        file.gated(block, inner, hidden, experts=experts, kind=packed)
         for name, width in {"gate": inner, "up": inner, "down": hidden}.items():
             file.constant(f"{block}ffn_{name}_exps.bias", experts, width)
     file.close()

@@ -44,7 +44,7 @@ from quire.sampling import history
 from quire.sampling.rows import RowSampling, Sampled
 from quire.sampling.sampler import sample
 from quire.scheduler.draft_lengths import Candidate, EveryDraft
-from quire.scheduler.drafts import Draft, DraftQuery
+from quire.scheduler.drafts import Draft, DraftQuery, LookupDrafter
 from quire.scheduler.plan import StepPlan, StepResult
 
 _SETTINGS = {"MLX_ENABLE_TF32": "0", "MLX_USE_CUDA_GRAPHS": "0"}
@@ -138,7 +138,7 @@ class FixedDrafts(EveryDraft):
         return [min(each.most, self.most) for each in candidates]
 
 
-class Oracle:
+class Oracle(LookupDrafter):
     """Guesses each token of an answer rightly with a given probability.
 
     Args:
@@ -153,19 +153,7 @@ class Oracle:
         self.most, self._answers, self._rate = most, answers, rate
         self._guesses: dict[int, list[int]] = {}
 
-    def token_s(self, sequences: int) -> float:
-        return 0.0
-
-    def reading_s(self, query: DraftQuery) -> float:
-        return 0.0
-
-    def propose(self, queries: Sequence[DraftQuery]) -> list[Draft | None]:
-        return [self._draft(each) for each in queries]
-
-    def forget(self, number: int) -> None:
-        pass
-
-    def _draft(self, query: DraftQuery) -> Draft | None:
+    def draft(self, query: DraftQuery) -> Draft | None:
         seed = query.request.sampling.seed
         if seed is None:
             return None

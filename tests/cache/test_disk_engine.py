@@ -146,7 +146,7 @@ def test_evicted_and_read_back(
 ) -> None:
     loaded = opened(family)
     settings = replace(config(tmp_path, format), disk=None)
-    memory = 2 * assemble(loaded, settings).worst_case_bytes(format, 400)
+    memory = 2 * assemble(loaded, settings)._scheduler.limits.worst_case_bytes(format, 400)
     settings = config(tmp_path, format, memory)
     crowd = [
         replace(request, id=f"crowd{number}", max_tokens=4)

@@ -79,11 +79,11 @@ def test_values_come_back_after_a_restart_in_their_order_of_use(tmp_path: Path) 
     store.put(kept)
     store.touch(kept[0][0])
     assert store.get(kept[5][0]) == kept[5][1]
-    order = store.keys
+    order = list(store._order)
     assert order[-2:] == [kept[0][0], kept[5][0]]
     store.close()
     store = open_store(tmp_path)
-    assert store.keys == order
+    assert list(store._order) == order
     assert all(store.get(key) == content for key, content in kept)
     store.close()
 
@@ -126,12 +126,12 @@ def test_least_recently_used_goes_first_and_the_limit_holds(
             elif step == "reopen":
                 store.close()
                 store = open_store(folder, MIN_BYTES)
-            assert store.keys == list(truth)[len(truth) - len(store) :]
+            assert list(store._order) == list(truth)[len(truth) - len(store) :]
             assert folder_bytes(folder) <= MIN_BYTES
             free = MIN_BYTES - sum(map(len, truth.values()))
             if free > 120 * SQL_PAGE + 40 * SQL_PAGE:  # the journal's share, and rounding
                 assert len(store) == len(truth), "something went though there was room"
-            truth = {key: truth[key] for key in store.keys}
+            truth = {key: truth[key] for key in list(store._order)}
         stored = {m.fingerprint: m for m in usage(folder)}
         if truth:
             assert stored["m"].blocks == len(truth)
@@ -148,7 +148,7 @@ def test_the_folder_never_exceeds_its_limit_while_it_is_written(tmp_path: Path) 
             batch = [value(f"{number}.{n}", rng.choice((500, 9000, 90_000))) for n in range(12)]
             looked = len(sizes)
             store.put(batch)
-            for key in rng.sample(store.keys, min(8, len(store))):
+            for key in rng.sample(list(store._order), min(8, len(store))):
                 store.get(key)
             while len(sizes) == looked:  # at least once for each batch
                 time.sleep(0.0005)
@@ -161,17 +161,17 @@ def test_a_lower_limit_deletes_the_least_recently_used_and_says_so(tmp_path: Pat
     kept = [value(str(n), 200_000) for n in range(60)]
     store = open_store(tmp_path, 20 * MB)
     store.put(kept)
-    order = store.keys
+    order = list(store._order)
     store.close()
     assert folder_bytes(tmp_path) > 12_000_000
     said: list[str] = []
     store = open_store(tmp_path, 6 * MB, said=said)
     assert folder_bytes(tmp_path) <= 6 * MB
     assert 10 <= len(store) < 30
-    assert store.keys == order[-len(store) :]
+    assert list(store._order) == order[-len(store) :]
     assert f"{60 - len(store)} blocks" in said[0]
     contents = dict(kept)
-    assert all(store.get(key) == contents[key] for key in store.keys)
+    assert all(store.get(key) == contents[key] for key in list(store._order))
     store.close()
 
 
@@ -391,7 +391,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
             store.put([pair])
         assert "the disk is full" in said[0]
         assert 30 < len(store) < 70
-        assert store.keys == list(truth)[-len(store) :]
+        assert list(store._order) == list(truth)[-len(store) :]
         filler = folder / "filler"
         with pytest.raises(OSError, match="No space"):
             fill_up(filler)
@@ -429,7 +429,7 @@ while True:
     store.put([value(f"{number + n}", 1000 * (1 + (number + n) % 90)) for n in range(8)])
     print(number, flush=True)
     if number % 3 == 0:
-        store.get(store.keys[0])
+        store.get(list(store._order)[0])
     number += 8
 """
 
@@ -451,7 +451,7 @@ def killed_while_writing(folder: Path, times: int) -> None:
         store = open_store(folder, 6 * MB, said=said)
         assert said == [], "a kill is no damage"
         assert folder_bytes(folder) <= 6 * MB
-        for key in store.keys:
+        for key in list(store._order):
             assert store.get(key) == truth[key]
             found += 1
         store.close()

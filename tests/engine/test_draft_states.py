@@ -151,7 +151,7 @@ def test_a_cached_prefix_and_pre_emption_change_nothing(llama: Opened) -> None:
     wanted = prompts((3, 40, 64, 130), tokens=30)
     plain = llama.alone(config)
     plain.run(wanted)
-    budget = 2 * plain.engine.worst_case_bytes(config.kv_format, 200)
+    budget = 2 * plain.engine._scheduler.limits.worst_case_bytes(config.kv_format, 200)
     company, _ = llama.company(replace(config, kv_memory=budget))
     company.run(wanted)
     assert_same(company.answers, plain.answers, [each.id for each in wanted])

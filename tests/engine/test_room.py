@@ -46,7 +46,7 @@ def test_a_request_finishes_within_its_worst_case(
         kv_skip_layers=layers,
     )
     stored = KVFormat("page", 4, 4, skip_layers=layers)
-    budget = assemble(loaded, config).worst_case_bytes(stored, 256)
+    budget = assemble(loaded, config)._scheduler.limits.worst_case_bytes(stored, 256)
     engine = assemble(loaded, replace(config, kv_memory=budget + spare))
     engine.add(Request("exact", PROMPT, max_tokens=20))
     engine.add(Request("behind it", PROMPT[:5], max_tokens=3))

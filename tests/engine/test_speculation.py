@@ -20,7 +20,7 @@ from quire.executor.step import Drawn
 from quire.models.weights.loader import LoadedModel, open_model
 from quire.scheduler.draft_lengths import EveryDraft, WorthwhileDrafts
 from quire.scheduler.drafting import Drafting
-from quire.scheduler.drafts import Draft, DraftQuery
+from quire.scheduler.drafts import Draft, DraftQuery, LookupDrafter
 from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.step_times import StepTimes
 from tests.support.everyday import everyday
@@ -40,7 +40,7 @@ KINDS: dict[str, Falsify] = {
 }
 
 
-class Scripted:
+class Scripted(LookupDrafter):
     """Knows the answers, and falsifies some of them.
 
     Args:
@@ -59,20 +59,11 @@ class Scripted:
         self.right = self.wrong = 0
         self.asked_together = 0
 
-    def token_s(self, sequences: int) -> float:
-        return 0.0
-
-    def reading_s(self, query: DraftQuery) -> float:
-        return 0.0
-
-    def propose(self, queries: Sequence[DraftQuery]) -> list[Draft | None]:
+    def propose(self, queries: Sequence[DraftQuery]) -> Sequence[Draft | None]:
         self.asked_together = max(self.asked_together, len(queries))
-        return [self._draft(each) for each in queries]
+        return super().propose(queries)
 
-    def forget(self, number: int) -> None:
-        pass
-
-    def _draft(self, query: DraftQuery) -> Draft | None:
+    def draft(self, query: DraftQuery) -> Draft | None:
         dice = self._dice.setdefault(query.request.id, random.Random(query.request.id))
         tokens = [*query.request.prompt, *self._answers[query.request.id]]
         known = list(query.tokens)
@@ -358,7 +349,7 @@ def test_what_was_drafted_is_reused_and_survives_pre_emption(opened: Open, famil
     wanted = prompts((3, 40, 64, 130), tokens=60)
     plain = Company(loaded, config)
     plain.run(wanted)
-    budget = plain.engine.worst_case_bytes(config.kv_format, 250)
+    budget = plain.engine._scheduler.limits.worst_case_bytes(config.kv_format, 250)
     company, _ = run(loaded, replace(config, kv_memory=budget), wanted, plain.answers)
     assert_same(company.answers, plain.answers, [request.id for request in wanted])
     assert company.engine.stats().preemptions > 0

@@ -87,7 +87,9 @@ def test_beside_streams_in_chunks_and_warm(opened: Open, family: str, name: str)
 def test_after_pre_emption_and_abort(opened: Open, name: str) -> None:
     loaded = opened("llama")
     config = EngineConfig(str(loaded.path), kv_memory=64 << 20, block_size=16, max_step_tokens=20)
-    budget = Company(loaded, config).engine.worst_case_bytes(config.kv_format, 280)
+    budget = Company(loaded, config).engine._scheduler.limits.worst_case_bytes(
+        config.kv_format, 280
+    )
     company = Company(loaded, replace(config, kv_memory=budget))
     streams = prompts((60, 50), tokens=120, seed=4)
     for stream in streams:

@@ -7,7 +7,6 @@ token.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -104,8 +103,6 @@ class Simulation:
             read_ahead=None if self.disk is None else self._reading_ahead(self.disk),
         )
         self._before: tuple[StepPlan, StepResult] | None = None
-        self._drawn: dict[tuple[str, int], int] = {}
-        self._cuts: Counter[str] = Counter()
         self._steps = 0
 
     def _reading_ahead(self, disk: ScriptedDisk) -> ReadAhead:
@@ -130,17 +127,6 @@ class Simulation:
     def sequence(self, name: str) -> Sequence:
         """Return a request that has not ended."""
         return next(s for s in (*self.scheduler.running, *self.scheduler.waiting) if s.id == name)
-
-    def truncate(self, name: str, length: int) -> None:
-        """Cuts a request back to `length` tokens; the model says something else from there on."""
-        self.scheduler.truncate(name, length)
-        del self.answers[name][length - self.sequence(name).progress.prompt_length :]
-        self._cuts[name] += 1
-        self._drawn = {
-            (owner, position): token
-            for (owner, position), token in self._drawn.items()
-            if owner != name or position < length
-        }
 
     def step(self) -> None:
         """Step as `Engine.step` does: plan, launch, then read the step before, or read it first."""
@@ -272,8 +258,7 @@ class Simulation:
 
     def token(self, name: str, position: int) -> int:
         """Return what the 'model' draws for a position: fixed, so that resuming must repeat it."""
-        drawn = hash((name, position, self._cuts[name])) % 50 + 100
-        return self._drawn.setdefault((name, position), drawn)
+        return hash((name, position)) % 50 + 100
 
     def _truth(self, rows: ScheduledSequence, position: int) -> int:
         """Return a sequence's own token, as it was known when the step was planned, or a draft."""
@@ -282,7 +267,7 @@ class Simulation:
         content = self._contents[rows.number]
         if position < len(content):
             return content[position]
-        return self._drawn[rows.id, position]
+        return self.token(rows.id, position)
 
     def _write(self, rows: ScheduledSequence, written: dict[Place, str]) -> None:
         for group in self.groups:

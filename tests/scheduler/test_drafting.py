@@ -9,12 +9,12 @@ from quire.core.kv_format import KVFormat
 from quire.core.request import Request
 from quire.scheduler.draft_lengths import Candidate, EveryDraft, WorthwhileDrafts
 from quire.scheduler.drafting import Drafting
-from quire.scheduler.drafts import Draft, DraftQuery
+from quire.scheduler.drafts import Draft, DraftQuery, LookupDrafter
 from quire.scheduler.sequence import Sequence, SequenceParts
 from quire.speculation.heads import HeadDrafter
 
 
-class _Zeros:
+class _Zeros(LookupDrafter):
     """Drafts as many zeros as it is asked for, and notes how many that were."""
 
     name = "zeros"
@@ -23,18 +23,12 @@ class _Zeros:
     def __init__(self) -> None:
         self.limits: list[int] = []
 
-    def token_s(self, sequences: int) -> float:
-        return 0.0
-
-    def reading_s(self, query: DraftQuery) -> float:
-        return 0.0
-
-    def propose(self, queries: Seq[DraftQuery]) -> list[Draft | None]:
+    def propose(self, queries: Seq[DraftQuery]) -> Seq[Draft | None]:
         self.limits = [each.limit for each in queries]
-        return [Draft((0,) * each.limit, self.name) for each in queries]
+        return super().propose(queries)
 
-    def forget(self, number: int) -> None:
-        pass
+    def draft(self, query: DraftQuery) -> Draft:
+        return Draft((0,) * query.limit, self.name)
 
 
 def _drafted(sequences: int, room: int) -> tuple[_Zeros, list[int]]:

@@ -202,21 +202,6 @@ def test_prompts_that_share_less_than_a_block_leave_no_snapshot() -> None:
     assert simulation.ended["3"].reuse == "first difference at token 2"
 
 
-def test_a_sequence_cut_back_registers_anew_what_it_says_then() -> None:
-    simulation = world()
-    simulation.add(request("first", tokens=9))
-    for _ in range(8):
-        simulation.step()
-    simulation.truncate("first", len(PROMPT) + 1)
-    simulation.run()
-    said = tuple(simulation.answers["first"])
-    simulation.add(request("second", (*PROMPT, *said, 99)))
-    simulation.run()
-    # The last token sampled was never an input; all the others are found again.
-    assert simulation.ended["second"].cached_tokens == len(PROMPT) + len(said) - 1
-    simulation.check_nothing_leaks()
-
-
 def _nodes(simulation: Simulation) -> list[Node]:
     """Return every node of the index but the roots."""
     nodes: list[Node] = []

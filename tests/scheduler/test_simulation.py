@@ -18,7 +18,7 @@ from quire.core.errors import RequestError
 from quire.core.kv_format import KVFormat
 from quire.core.media import MediaItem, PlacedMedia
 from quire.core.request import FinishReason, Request
-from quire.scheduler.drafts import Draft, DraftQuery
+from quire.scheduler.drafts import Draft, DraftQuery, LookupDrafter
 from quire.scheduler.plan import StepPlan, StepResult
 from quire.scheduler.prefill_budget import PrefillBudget
 from quire.scheduler.sequence import SequenceParts
@@ -40,7 +40,6 @@ class Arrival:
         guided: may say only after each token what the next may be.
         images: tokens to leave out before each image, its length, and what it shows.
         drafts: seed of what guesses its tokens, now right, now wrong; None guesses nothing.
-        cut: so many steps later, this share of the answer is kept and the rest cut off.
     """
 
     wait: int
@@ -54,7 +53,6 @@ class Arrival:
     guided: bool
     images: list[tuple[int, int, bytes]]
     drafts: int | None
-    cut: tuple[int, float] | None
     caller: str
     priority: int
 
@@ -75,7 +73,6 @@ arrivals = st.builds(
         max_size=3,
     ),
     drafts=st.one_of(st.none(), st.integers(0, 99)),
-    cut=st.one_of(st.none(), st.tuples(st.integers(0, 30), st.floats(0, 1))),
     caller=st.sampled_from(("", "", "other")),
     priority=st.sampled_from((0, 0, 1, -1)),
 )
@@ -99,7 +96,7 @@ class Counting:
         return [np.array([self._seen + n], dtype=np.uint32) for n in range(1, len(allowed) + 1)]
 
 
-class Guessing:
+class Guessing(LookupDrafter):
     """A drafter whose guesses are right as long as its dice say so, by the ids of requests."""
 
     name = "guessing"
@@ -111,19 +108,7 @@ class Guessing:
         self.dice: dict[str, random.Random] = {}
         self.right = self.wrong = 0
 
-    def token_s(self, sequences: int) -> float:
-        return 0.0
-
-    def reading_s(self, query: DraftQuery) -> float:
-        return 0.0
-
-    def propose(self, queries: Sequence[DraftQuery]) -> list[Draft | None]:
-        return [self._draft(each) for each in queries]
-
-    def forget(self, number: int) -> None:
-        pass
-
-    def _draft(self, query: DraftQuery) -> Draft | None:
+    def draft(self, query: DraftQuery) -> Draft | None:
         name, known = query.request.id, len(query.tokens)
         assert self.simulation is not None
         dice = self.dice[name]
@@ -176,21 +161,11 @@ def least_budget(kind: str) -> int:
     return max(limits.worst_case_bytes(format, CONTEXT, 11) for format in FORMATS)
 
 
-def cut(simulation: Simulation, name: str, share: float) -> None:
-    """Cuts a request back, unless it has ended."""
-    if name not in simulation.scheduler._by_id:
-        return
-    progress = simulation.sequence(name).progress
-    generated = len(progress.tokens) - progress.prompt_length
-    simulation.truncate(name, progress.prompt_length + int(share * generated))
-
-
 def submit(
     simulation: Simulation, arrivals: list[Arrival], guessing: Guessing
 ) -> dict[str, Arrival]:
     """Lets requests arrive and be cancelled in time; those that were accepted, by id."""
     cancels: dict[int, list[str]] = {}
-    cuts: dict[int, list[tuple[str, float]]] = {}
     now = 0
     accepted: dict[str, Arrival] = {}
     prompts: list[Prompt] = []
@@ -198,8 +173,6 @@ def submit(
         for _ in range(arrival.wait):
             for name in cancels.pop(now, []):
                 simulation.scheduler.abort(name)
-            for name, share in cuts.pop(now, []):
-                cut(simulation, name, share)
             simulation.step()
             now += 1
         name, prompt = f"r{number}", prompt_of(arrival, prompts)
@@ -225,8 +198,6 @@ def submit(
             guessing.dice[name] = random.Random(arrival.drafts)
             parts = replace(parts, drafters=frozenset({guessing.name}))
         simulation.add(request, arrival.format, parts)
-        if guide is None and arrival.cut is not None:
-            cuts.setdefault(now + arrival.cut[0], []).append((name, arrival.cut[1]))
         accepted[name] = arrival
         if arrival.cancel is not None:
             cancels.setdefault(now + arrival.cancel, []).append(name)
@@ -291,45 +262,6 @@ def test_drafts_save_steps_and_change_nothing(kind: str, format: KVFormat) -> No
         assert (guessing.right > 10 and guessing.wrong > 5) is drafting
         steps.append(simulation.scheduler.counters.steps)
     assert steps[1] < 0.9 * steps[0]
-
-
-@pytest.mark.parametrize("format", [PLAIN, SEALED], ids=["plain", "tail"])
-@pytest.mark.parametrize("kind", GROUPS)
-def test_a_request_that_is_cut_back_goes_on_from_there(kind: str, format: KVFormat) -> None:
-    """Cuts fall in the last block, far back in blocks that the index holds, and at the prompt."""
-    simulation = Simulation(GROUPS[kind], 4000, chunk=20, max_context=200)
-    simulation.add(Request("r", (1, 2, 3, 4, 5), max_tokens=60), format)
-    progress = simulation.sequence("r").progress
-    for length in (39, 38, 30, 17, 5):
-        while len(progress.tokens) < 40:
-            simulation.step()
-        simulation.truncate("r", length)
-        assert len(progress.tokens) == length
-        if format is PLAIN and kind == "full":
-            # No more is computed again than the rest of a block that the index holds.
-            assert length - progress.computed <= 4
-    simulation.run()
-    assert simulation.answers["r"] == [simulation.token("r", p) for p in range(5, 65)]
-    again = (1, 2, 3, 4, 5, *simulation.answers["r"])
-    simulation.add(Request("again", again, max_tokens=2), format)
-    simulation.run()
-    assert simulation.ended["again"].cached_tokens >= 60
-    simulation.check_nothing_leaks()
-
-
-def test_what_cannot_be_cut_is_refused() -> None:
-    simulation = Simulation(GROUPS["full"], 4000)
-    simulation.add(Request("r", (1, 2, 3), max_tokens=20))
-    simulation.add(
-        Request("bound", (1, 2), max_tokens=20), parts=SequenceParts(constraint=Counting())
-    )
-    for _ in range(6):
-        simulation.step()
-    for length in (2, 30):
-        with pytest.raises(ValueError, match="cannot be cut to"):
-            simulation.scheduler.truncate("r", length)
-    with pytest.raises(ValueError, match="constraint"):
-        simulation.scheduler.truncate("bound", 4)
 
 
 @pytest.mark.parametrize("most", [0, 3], ids=["without drafts", "with drafts"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from quire.cache.block_manager import BlockManager
@@ -14,7 +14,7 @@ from quire.core.request import Request
 from quire.scheduler.admission import SchedulerConfig
 from quire.scheduler.draft_lengths import WorthwhileDrafts
 from quire.scheduler.drafting import Drafting
-from quire.scheduler.drafts import Draft, DraftQuery
+from quire.scheduler.drafts import Draft, DraftQuery, LookupDrafter
 from quire.scheduler.plan import GraphRows, SampledTokens, StepPlan, StepResult
 from quire.scheduler.prefill_budget import PrefillBudget
 from quire.scheduler.scheduler import Scheduler
@@ -24,7 +24,7 @@ HostSeconds = Callable[[int, int], float]
 """Seconds in which the host plans and launches a step, by its sequences and its rows."""
 
 
-class Oracle:
+class Oracle(LookupDrafter):
     """Guesses each token rightly with a probability that may depend on the request.
 
     Args:
@@ -38,20 +38,9 @@ class Oracle:
         self._rates = rates
         self._dice: dict[int, list[float]] = {}
 
-    def token_s(self, sequences: int) -> float:
-        return 0.0
-
-    def reading_s(self, query: DraftQuery) -> float:
-        return 0.0
-
-    def propose(self, queries: Sequence[DraftQuery]) -> list[Draft | None]:
-        return [
-            Draft(tuple(self._guess(q, len(q.tokens) + n) for n in range(q.limit)), self.name)
-            for q in queries
-        ]
-
-    def forget(self, number: int) -> None:
-        pass
+    def draft(self, query: DraftQuery) -> Draft:
+        positions = range(len(query.tokens), len(query.tokens) + query.limit)
+        return Draft(tuple(self._guess(query, each) for each in positions), self.name)
 
     def _guess(self, query: DraftQuery, position: int) -> int:
         name = int(query.request.id)

@@ -91,11 +91,6 @@ class DiskStore:
         return len(self._order)
 
     @property
-    def keys(self) -> list[bytes]:
-        """Keys, least recently used first."""
-        return list(self._order)
-
-    @property
     def file_bytes(self) -> int:
         """Size of the file, including free space in it."""
         return self._file.pages * SQL_PAGE

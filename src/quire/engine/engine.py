@@ -21,7 +21,6 @@ from quire.core.config import EngineConfig
 from quire.core.errors import EngineFailure, RequestError
 from quire.core.info import EngineStats, ModelInfo
 from quire.core.kv_choice import offered
-from quire.core.kv_format import KVFormat
 from quire.core.request import Failure, FinishReason, Output, Request
 from quire.device.device import current_device
 from quire.device.dtypes import DTYPES
@@ -359,10 +358,6 @@ class Engine:
                 context=self._scheduler.limits.max_context,
             ),
         )
-
-    def worst_case_bytes(self, format: KVFormat, tokens: int) -> int:
-        """Return the most bytes of KV that a lone sequence of so many tokens takes."""
-        return self._scheduler.limits.worst_case_bytes(format, tokens)
 
     def stats(self) -> EngineStats:
         """Return the engine's counters and gauges."""

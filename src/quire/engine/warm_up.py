@@ -24,7 +24,7 @@ from quire.engine.engine import Engine
 from quire.executor.factory import open_executor
 from quire.models.weights.loader import LoadedModel
 from quire.scheduler.draft_lengths import EveryDraft
-from quire.scheduler.drafts import Draft, Drafter, DraftQuery
+from quire.scheduler.drafts import Draft, Drafter, DraftQuery, LookupDrafter
 from quire.scheduler.prefill_budget import MeasuredSteps
 
 log = logging.getLogger("quire.engine")
@@ -154,7 +154,7 @@ def _texts(engine: Engine, vocabulary: int) -> Iterator[Request]:
             yield replace(text, task=Embed("mean"))
 
 
-class _WrongDrafts:
+class _WrongDrafts(LookupDrafter):
     """Drafts tokens that are never accepted, to measure the time of a step that verifies them.
 
     The tokens differ, as those of real drafts: equal ones would share their experts.
@@ -170,17 +170,8 @@ class _WrongDrafts:
     def __init__(self, count: int, vocab_size: int) -> None:
         self._tokens = tuple((n + 1) * _STRIDE % vocab_size for n in range(count))
 
-    def token_s(self, sequences: int) -> float:
-        return 0.0
-
-    def reading_s(self, query: DraftQuery) -> float:
-        return 0.0
-
-    def propose(self, queries: Sequence[DraftQuery]) -> list[Draft | None]:
-        return [Draft(self._tokens[: each.limit], self.name) for each in queries]
-
-    def forget(self, number: int) -> None:
-        pass
+    def draft(self, query: DraftQuery) -> Draft | None:
+        return Draft(self._tokens[: query.limit], self.name)
 
 
 def _own_engine(

@@ -208,7 +208,8 @@ class BlockTables:
 
         Returns:
             How many computed tokens the sequence can continue from: `accepted`, or fewer if a
-            recurrent state included a wrong draft and was restored to the one before the rows.
+            recurrent state included a wrong draft and was restored to the one before the rows, or
+            if the last of their blocks is shared or is kept as codes only.
         """
         if not (self._recurrent or sequence.format.has_tail):
             for group in self._attention:
@@ -219,29 +220,11 @@ class BlockTables:
             for group, spare in held.spares.items():
                 held.spares[group], held.tables[group] = held.state(group), BlockTable([spare])
             held.state_at, held.placement = accepted, None
-        keep = self.cut(sequence, accepted)
-        assert keep is not None, "rows that may be drafts keep what they continue"
-        return keep
-
-    def cut(self, sequence: Sequence, length: int) -> int | None:
-        """Release the blocks of computed tokens from `length` on.
-
-        Returns:
-            How many computed tokens are left: `length`, or fewer if its block is shared or is kept
-            as codes only. None, without changes, if too few are left to continue from: the sequence
-            must start again.
-        """
-        if self._recurrent and sequence.blocks.state_at > length:
-            return None
-        if self._recurrent:
-            length = sequence.blocks.state_at
+        length = held.state_at if self._recurrent else accepted
         number, within = divmod(length, self._size)
         if within and not self._may_write(sequence, number, within):
             length -= within
-        if self._recurrent and length != sequence.blocks.state_at:
-            return None
-        if not self._holds_window(sequence, length):
-            return None
+        assert not self._recurrent or length == held.state_at, "states are not cut back"
         keeps_tail = length % self._size and sequence.format.has_tail
         for group in self._attention:
             table = sequence.blocks.tables[group]
@@ -266,14 +249,6 @@ class BlockTables:
             return number == (sequence.progress.computed - 1) // self._size
         tables = (sequence.blocks.table(group) for group in self._attention)
         return not any(_is_shared(table[number], within) for table in tables)
-
-    def _holds_window(self, sequence: Sequence, length: int) -> bool:
-        """Return whether all blocks visible to the token after `length` tokens are held."""
-        for group, spec in self._windows.items():
-            first, end = spec.first_needed(length) // self._size, -(-length // self._size)
-            if any(block is None for block in sequence.blocks.table(group)[first:end]):
-                return False
-        return True
 
     # -- snapshots -----------------------------------------------------------------------------
 

@@ -297,16 +297,6 @@ class PrefixSharing:
         key = chain(cursor.node.key, tokens)
         return self.index.insert(cursor.node, key, tokens, blocks=blocks)
 
-    def cut(self, sequence: Sequence, computed: int) -> None:
-        """Shorten a sequence's registered part to its remaining computed tokens."""
-        cursor, blocks = sequence.prefix, computed // self._size
-        cursor.cut(blocks)
-        node = cursor.node
-        while cursor.registered > blocks:
-            cursor.registered -= 1
-            node = node.parent if node is not None else None
-        self._move(cursor, node)
-
     def end(self, sequence: Sequence) -> None:
         """Register the blocks of a sequence that is about to release them, for later reuse."""
         self.prompt_done(sequence)

@@ -178,35 +178,6 @@ class Scheduler:
         if sequence is not None:
             self._finish(sequence, reason)
 
-    def truncate(self, request_id: str, length: int) -> None:
-        """Cut a request back to its first `length` tokens; it continues from there.
-
-        Tokens in flight beyond them are dropped. Loop detection still counts the removed tokens.
-
-        Raises:
-            ValueError: `length` is shorter than the prompt or longer than the sequence, or a
-                constraint has consumed tokens beyond it.
-        """
-        sequence = self._by_id[request_id]
-        progress = sequence.progress
-        if not progress.prompt_length <= length <= len(progress.tokens):
-            raise ValueError(
-                f"a sequence of {len(progress.tokens)} tokens cannot be cut to {length}"
-            )
-        if sequence.constraint is not None:
-            raise ValueError("tokens that a token constraint has consumed cannot be cut")
-        keep = None
-        if sequence.status is Status.RUNNING:
-            keep = self._planner.tables.cut(sequence, min(progress.certain, length - 1))
-        progress.cut(length)
-        if keep is not None:
-            progress.computed = keep
-            self.sharing.cut(sequence, keep)
-            return
-        if sequence.status is Status.RUNNING:  # too little is left: it finds in the index what is
-            self._admission.requeue(sequence)
-        self.sharing.cut(sequence, length)
-
     def start_over(self, failure: Failure) -> None:
         """Recover from a failed step: end every request that has blocks, and drop all blocks.
 
@@ -217,7 +188,7 @@ class Scheduler:
             self._fail(sequence, failure)
         for sequence in self.waiting:
             progress = sequence.progress
-            progress.pending, progress.drafts, progress.unwanted = 0, (), 0
+            progress.pending, progress.drafts = 0, ()
         self._admission.forget()
         self.encodings.clear()
         self.sharing.index.clear()
@@ -287,9 +258,6 @@ class Scheduler:
 
     def _accept(self, sequence: Sequence, sampled: SampledTokens) -> None:
         progress = sequence.progress
-        if progress.unwanted:
-            progress.unwanted -= 1
-            return
         progress.pending -= 1
         tokens, drafts = sampled.tokens, len(progress.drafts)
         foreseen = None if sequence.drafting is None else sequence.drafting.take_foreseen()

@@ -72,8 +72,6 @@ class Progress:
         drafts: number of drafted tokens beyond those, in the step in flight.
         computed: number of tokens whose keys and values are written, or will be by a planned step;
             includes drafts.
-        unwanted: number of steps in flight whose tokens are dropped because the sequence was cut
-            back.
     """
 
     __slots__ = (
@@ -83,7 +81,6 @@ class Progress:
         "pending",
         "prompt_length",
         "tokens",
-        "unwanted",
     )
 
     def __init__(self, request: Request) -> None:
@@ -94,7 +91,6 @@ class Progress:
         self.pending = 0
         self.drafts: tuple[int, ...] = ()
         self.computed = 0
-        self.unwanted = 0
 
     @property
     def known(self) -> int:
@@ -121,15 +117,6 @@ class Progress:
         self.tokens.append(token)
         if self.content is not self.tokens:
             self.content.append(token)
-
-    def cut(self, length: int) -> None:
-        """Drop the tokens after the first `length`, and those in flight."""
-        if self.content is not self.tokens:
-            del self.content[length:]
-        del self.tokens[length:]
-        self.unwanted += self.pending
-        self.pending = 0
-        self.drafts = ()
 
 
 class PrefixCursor:
@@ -201,10 +188,6 @@ class PrefixCursor:
             tokens = content[have * block_size : blocks * block_size]
             self._keys.extend(chains(parent, tokens, block_size))
         return self._keys[:blocks]
-
-    def cut(self, blocks: int) -> None:
-        """Forget the keys after the first `blocks` blocks."""
-        del self._keys[blocks:]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from quire.core.speculation import HEAD
-from quire.scheduler.drafts import Draft, DraftQuery
+from quire.scheduler.drafts import Draft, DraftQuery, LookupDrafter
 from quire.scheduler.plan import StepPlan, StepResult
 from quire.scheduler.step_times import ShortTimes
 
@@ -13,7 +13,7 @@ MOST = 4
 """Tokens that a head guesses in a row; further ones are seldom right."""
 
 
-class HeadDrafter:
+class HeadDrafter(LookupDrafter):
     """Drafts the tokens that the draft head guessed after each sequence's last token.
 
     Args:
@@ -43,15 +43,6 @@ class HeadDrafter:
     def token_s(self, sequences: int) -> float:
         return self._times.seconds(max(1, sequences))
 
-    def reading_s(self, query: DraftQuery) -> float:
-        return 0.0
-
-    def propose(self, queries: Sequence[DraftQuery]) -> list[Draft | None]:
-        return [self._draft(each) for each in queries]
-
-    def forget(self, number: int) -> None:
-        pass
-
-    def _draft(self, query: DraftQuery) -> Draft | None:
+    def draft(self, query: DraftQuery) -> Draft | None:
         guessed = self._guesses.get(query.number)
         return None if guessed is None else Draft(guessed[: query.limit], self.name)

@@ -4,12 +4,11 @@ again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import islice
 
 from quire.cache.index import Node
 from quire.core.speculation import PREDICTION
-from quire.scheduler.drafts import Draft, DraftQuery
+from quire.scheduler.drafts import Draft, DraftQuery, LookupDrafter
 from quire.speculation.ngrams import FixedText, GrowingText, Place, continuation
 
 _MOST_INDEXED = 1 << 17
@@ -23,7 +22,7 @@ def _grade(agreed: int) -> int:
     return (agreed // 4).bit_length()
 
 
-class NGramDrafter:
+class NGramDrafter(LookupDrafter):
     """Drafts the tokens that followed the last few tokens earlier in prompt or answer."""
 
     name = "ngram"
@@ -32,19 +31,10 @@ class NGramDrafter:
     def __init__(self) -> None:
         self._texts: dict[int, tuple[FixedText | None, GrowingText]] = {}
 
-    def token_s(self, sequences: int) -> float:
-        return 0.0
-
-    def reading_s(self, query: DraftQuery) -> float:
-        return 0.0
-
-    def propose(self, queries: Sequence[DraftQuery]) -> list[Draft | None]:
-        return [self._draft(each) for each in queries]
-
     def forget(self, number: int) -> None:
         self._texts.pop(number, None)
 
-    def _draft(self, query: DraftQuery) -> Draft | None:
+    def draft(self, query: DraftQuery) -> Draft | None:
         text = query.tokens
         if query.number not in self._texts:
             self._texts[query.number] = _index(query)
@@ -73,7 +63,7 @@ def _draft_of(text: FixedText, place: Place, query: DraftQuery, name: str) -> Dr
     return Draft(tokens, name, _grade(place.agreed))
 
 
-class PredictionDrafter:
+class PredictionDrafter(LookupDrafter):
     """Drafts from the answer that the client expects (OpenAI's `prediction`)."""
 
     name = PREDICTION
@@ -82,19 +72,10 @@ class PredictionDrafter:
     def __init__(self) -> None:
         self._texts: dict[int, FixedText] = {}
 
-    def token_s(self, sequences: int) -> float:
-        return 0.0
-
-    def reading_s(self, query: DraftQuery) -> float:
-        return 0.0
-
-    def propose(self, queries: Sequence[DraftQuery]) -> list[Draft | None]:
-        return [self._draft(each) for each in queries]
-
     def forget(self, number: int) -> None:
         self._texts.pop(number, None)
 
-    def _draft(self, query: DraftQuery) -> Draft | None:
+    def draft(self, query: DraftQuery) -> Draft | None:
         if not query.request.prediction:
             return None
         if query.number not in self._texts:
@@ -108,7 +89,7 @@ class PredictionDrafter:
         return None if place is None else _draft_of(text, place, query=query, name=self.name)
 
 
-class CachedDrafter:
+class CachedDrafter(LookupDrafter):
     """Drafts the tokens that followed the same start in another request, from the prefix index.
 
     It finds repeated requests and repeated conversations.
@@ -117,19 +98,7 @@ class CachedDrafter:
     name = "cached"
     looks_ahead = True
 
-    def token_s(self, sequences: int) -> float:
-        return 0.0
-
-    def reading_s(self, query: DraftQuery) -> float:
-        return 0.0
-
-    def propose(self, queries: Sequence[DraftQuery]) -> list[Draft | None]:
-        return [self._draft(each) for each in queries]
-
-    def forget(self, number: int) -> None:
-        pass
-
-    def _draft(self, query: DraftQuery) -> Draft | None:
+    def draft(self, query: DraftQuery) -> Draft | None:
         node = query.node
         if node is None or not node.children:
             return None

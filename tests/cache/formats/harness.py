@@ -60,7 +60,7 @@ class Bench:
 
     def bytes_for(self, format: KVFormat, tokens: int) -> int:
         """Return the bytes of KV memory that one sequence of so many tokens takes."""
-        return self.engine([]).worst_case_bytes(format, tokens)
+        return self.engine([])._scheduler.limits.worst_case_bytes(format, tokens)
 
     def run(
         self,

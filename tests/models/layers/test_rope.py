@@ -97,7 +97,7 @@ def test_llama3_is_a_step_where_both_bounds_are_equal() -> None:
     turns = 8192 * plain / (2 * mx.pi)
     expected = mx.where(turns > 1, plain, plain / 16)
     assert 0 < (turns > 1).sum().item() < 64
-    assert mx.allclose(Rope(128, parameters).frequencies, expected, rtol=1e-6)
+    assert mx.allclose(Rope(128, parameters)._frequencies, expected, rtol=1e-6)
 
 
 def test_three_positions_turn_their_own_pairs() -> None:

@@ -95,7 +95,6 @@ class RowKeys:
     """
 
     there: mx.array
-    kv_heads: int = 1
 
     @property
     def mask(self) -> mx.array:

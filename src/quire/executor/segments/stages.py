@@ -25,11 +25,6 @@ class Stages:
     order: tuple[Segment | Node, ...]
     inside: int
 
-    @property
-    def segments(self) -> list[Segment]:
-        """The segments, in order."""
-        return [each for each in self.order if isinstance(each, Segment)]
-
 
 def staged(
     program: Program, layout: KVLayout, ops: Any, refused: Collection[str] = frozenset()

@@ -151,21 +151,6 @@ class Rope:
         """The frequencies of the pairs that an axis rotates, 0 for other pairs, by axis."""
         mx.eval(self._frequencies, self._periods, *(each for _, each in self._by_axis))
 
-    @property
-    def frequencies(self) -> mx.array:
-        """Angle per position of each pair, float32 `[pairs]`."""
-        return self._frequencies
-
-    @property
-    def neighbours(self) -> bool:
-        """Whether the elements of a pair are neighbours, instead of half the rotated size apart."""
-        return self._interleaved
-
-    @property
-    def gain(self) -> float:
-        """Factor of the rotated elements."""
-        return self._gain
-
     def __call__(self, positions: mx.array) -> Rotate:
         """Return the rotation for a step's positions, to be shared by all layers of this kind.
 
