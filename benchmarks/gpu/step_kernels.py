@@ -23,7 +23,7 @@ from contexts import CONTEXTS, STREAMS, Recorded, streams
 
 from quire.core.config import EngineConfig
 from quire.core.kv_choice import parse_format
-from quire.device.cuda.driver import Graph, Launch, driver_call
+from quire.device.cuda.driver import Graph, Launch, Source, driver_call
 from quire.device.gpu_kernels import kernel_text
 from quire.engine.factory import open_engine
 from quire.executor.graphs.executor import GraphExecutor
@@ -50,8 +50,11 @@ def recorded_kernels(
     raise SystemExit(f"steps in {format} are not recorded")
 
 
-def named(source: str) -> str:
-    """Return the file whose text comes last in a kernel's source, which holds its body."""
+def named(source: Source) -> str:
+    """Return the file whose text comes last in a kernel's source, which holds its body; what a
+    library computes as it is printed."""
+    if not isinstance(source, str):
+        return str(source)
     places: dict[str, int] = {}
     for package in _SOURCES:
         for file in files(package).joinpath("sources").iterdir():
@@ -81,13 +84,13 @@ def parts_of(
     """Return each kernel of a layer, in order: its median microseconds among the `first` kernels,
     and alone, where those of all layers follow each other.
     """
-    own, tiles = defaultdict[str, list[float]](list), dict[str, str]()
+    own, tiles = defaultdict[Source, list[float]](list), dict[Source, str]()
     before = 0.0
     for count in range(1, min(first, len(launches)) + 1):
         now, kernel = microseconds(recorded, launches[:count], kept), kernels[count - 1]
         own[kernel.source].append(now - before)
         before = now
-        if "#define EXPERTS 1" in kernel.source:
+        if isinstance(kernel.source, str) and "#define EXPERTS 1" in kernel.source:
             tiles[kernel.source] = tiles_of(kernel)
     rows = []
     for source, times in own.items():
@@ -127,7 +130,7 @@ def profiled(
         kept: arrays that the launches need.
     """
     sums: dict[tuple[str, tuple[int, ...]], list[float]] = defaultdict(list)
-    names: dict[str, str] = {}
+    names: dict[Source, str] = {}
     before = microseconds(recorded, launches[:1], kept)
     for count in range(2, len(launches) + 1):
         now = microseconds(recorded, launches[:count], kept)

@@ -3,7 +3,8 @@
 A graph of 20 products, one behind the other, of four matrices in turns: microseconds a product,
 TFLOPS, and the error relative to products in float32. The matrices are those of Llama 3.1 8B, in 4
 bits, 8, or 16 (bfloat16). `WideGemm` and `WarpgroupGemm` choose by these times. CUTS is "all", or
-"chosen" for the fastest by the tables and PyTorch's cuBLAS in bfloat16 beside it.
+"chosen" for the fastest by the tables, and in bfloat16 cuBLASLt as child graphs beside it, with the
+gate's own kernel behind; and PyTorch's cuBLAS, without the gate, where PyTorch is installed.
 """
 
 from __future__ import annotations
@@ -13,21 +14,26 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
+from quire.device.activations import Gating
 from quire.device.cuda import driver, warpgroup_gemm, wide_gemm
 from quire.device.cuda.compiled import compiler
+from quire.device.cuda.cublas import LibraryProduct
 from quire.device.cuda.driver import Graph, Launch
 from quire.device.cuda.extension import load_extension
 from quire.device.cuda.warpgroup_gemm import WarpgroupGemm
 from quire.device.cuda.wide_gemm import WideGemm
 from quire.executor.graphs import product_kernels
+from quire.executor.graphs.rows import RowKernel, row_kernel
+from quire.program.values import Form, Node, Program, Value
 
 MATRICES = [(4096, 14_336, True), (14_336, 4096, False), (4096, 6144, False), (4096, 4096, False)]
 """Columns, rows, and whether it is a gate with its values."""
@@ -53,6 +59,7 @@ class Product:
     sums: int
     flags: int
     chosen: bool
+    by_library: bool = False
 
 
 @cache
@@ -87,18 +94,16 @@ def measured(product: Product) -> dict[str, Any]:
     x = mx.random.normal((product.rows, product.inputs)).astype(mx.bfloat16)
     y = mx.zeros((product.rows, product.outputs), mx.bfloat16)
     count = mx.array(np.array([product.rows] * 4, np.int32))
-    together: list[mx.array] = []
+    # In a library's product, what the gate multiplies.
+    together = [mx.zeros_like(y) for _ in range(2 * product.by_library * product.gated)]
     if product.sums:
         together = [mx.zeros((product.sums // 4,)), mx.zeros((product.flags,), mx.uint32)]
     mx.eval(x, y, count, weights, together)
-    (function,) = compiler().functions([product.source])
-    launches = []
+    launches = list[Launch]()
     for number in range(LAUNCHES):
-        arguments = tuple(map(address, [count, x, *weights[number % 4], y, *together]))
-        after = (number - 1,) if number else ()
-        launches.append(
-            Launch(function, product.grid, product.threads, product.shared, arguments, after)
-        )
+        given = [count, x, *weights[number % 4], y, *together]
+        one = by_library if product.by_library else by_kernel
+        launches += one(product, tuple(map(address, given)), len(launches))
     graph, cuda = Graph(launches), driver._driver()
 
     def launch(times: int) -> float:
@@ -115,6 +120,39 @@ def measured(product: Product) -> dict[str, Any]:
     error = mx.linalg.norm(y.astype(mx.float32) - reference) / mx.linalg.norm(reference)
     flops = 2 * product.rows * product.inputs * product.outputs * (1 + product.gated)
     return {"us": round(us, 1), "TFLOPS": round(flops / us / 1e6), "error": round(error.item(), 5)}
+
+
+def by_kernel(product: Product, addresses: tuple[int, ...], first: int) -> list[Launch]:
+    """Return the launch of a product by one kernel, number `first` of a graph."""
+    (function,) = compiler().functions([product.source])
+    after = (first - 1,) if first else ()
+    return [Launch(function, product.grid, product.threads, product.shared, addresses, after)]
+
+
+def by_library(product: Product, addresses: tuple[int, ...], first: int) -> list[Launch]:
+    """Return the launches of a product by cuBLASLt, and of its gate; as for `by_kernel`."""
+    count, x, *others = addresses
+    whole = LibraryProduct(product.rows, product.inputs, product.outputs)
+    after, one = (first - 1,) if first else (), (1, 1, 1)
+    if not product.gated:
+        return [Launch(whole, one, 1, 0, (x, *others), after)]
+    gate, up, y, *between = others
+    parts = zip((gate, up), between, strict=True)
+    found = [Launch(whole, one, 1, 0, (x, weight, to), after) for weight, to in parts]
+    kernel = gate_kernel(product.outputs)
+    (function,) = compiler().functions([kernel.text])
+    arguments, last = (count, *between, y), (first, first + 1)
+    grid = kernel.grid(product.rows)
+    return [*found, Launch(function, grid, kernel.threads, kernel.shared, arguments, last)]
+
+
+@cache
+def gate_kernel(width: int) -> RowKernel:
+    """Return the kernel of a gate between products that are not its own."""
+    rows = Form(0, (("T", 1),))
+    values = dict.fromkeys(range(3), Value((rows, width), mx.bfloat16))
+    node = Node("gated", (0, 1), (2,), ("x", "y"), attributes={"gating": Gating("silu")})
+    return row_kernel(Program(("T",), {"x": 0, "y": 1}, {}, values, (node,), (2,)), node)
 
 
 def products(
@@ -178,6 +216,12 @@ def cublas(rows: int, inputs: int, outputs: int) -> float:
     return (time.perf_counter() - started) * 1e6 / ROUNDS / LAUNCHES
 
 
+def library_product(product: Product) -> Product:
+    """Return a product as cuBLASLt computes it."""
+    none = {"source": "", "grid": (1, 1, 1), "threads": 1, "shared": 0, "sums": 0, "flags": 0}
+    return replace(product, name="cuBLASLt", by_library=True, **none)
+
+
 def main(out: Path, rows: str = ROWS, bits: str = "4", cuts: str = "all") -> None:
     card, found = driver.card(), list[dict[str, Any]]()
     listed = [
@@ -188,8 +232,10 @@ def main(out: Path, rows: str = ROWS, bits: str = "4", cuts: str = "all") -> Non
         if cuts == "all" or (product.chosen and product.name.startswith("warpgroup"))
     ]
     compiler().functions([each.source for each in listed])
+    if cuts != "all" and int(bits) == 16:
+        listed = [each for own in listed for each in (own, library_product(own))]
     for each in listed:
-        if cuts != "all":
+        if cuts != "all" and not each.by_library and find_spec("torch"):
             us = cublas(each.rows, each.inputs, each.outputs * (1 + each.gated))
             found.append({"kernel": "cuBLAS", "matrix": (each.inputs, each.outputs)})
             found[-1] |= {"gated": each.gated, "rows": each.rows, "us": round(us, 1)}

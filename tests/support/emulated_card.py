@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from quire.device.cuda.driver import Card, Launch
+from quire.device.cuda.driver import Card, Launch, LibraryFunction, Source
 from quire.device.cuda.inboxes import Inboxes, inbox_bytes
 from quire.device.device import current_device
 from quire.device.operations import UnfusedOperations
@@ -51,13 +51,13 @@ class EmulatedCompiler:
     """A function is the number of its source."""
 
     def __init__(self) -> None:
-        self.sources: list[str] = []
+        self.sources: list[Source] = []
 
-    def start(self, sources: Sequence[str]) -> bool:
+    def start(self, sources: Sequence[Source]) -> bool:
         """Return whether all sources are compiled."""
         return True
 
-    def functions(self, sources: Sequence[str]) -> list[int]:
+    def functions(self, sources: Sequence[Source]) -> list[int]:
         self.sources += [each for each in sources if each not in self.sources]
         return [self.sources.index(each) for each in sources]
 
@@ -106,7 +106,11 @@ class EmulatedExtension:
             ctypes.memmove(target, memory.ctypes.data, memory.nbytes)
         ctypes.memmove(numbers_target, numbers, len(numbers))
         for each in EmulatedGraph.made[graph].launches:
+            assert isinstance(each.function, int), "the compiler numbers all functions"
             source = self._compiler.sources[each.function]
+            if isinstance(source, LibraryFunction):
+                source.enqueue(0, each.arguments)
+                continue
             kernel = Kernel(source, each.grid, each.block, each.shared, each.arguments, each.after)
             if _WAITS not in source:
                 launch(kernel, _MLX_ALIGNED)

@@ -20,6 +20,7 @@ from quire.cache.formats.base import LayerShape
 from quire.cache.formats.registry import make_store
 from quire.cache.specs import AttentionSpec, FullKV, KVLayout, WindowKV
 from quire.core.kv_format import KVFormat
+from quire.device.cuda.cublas import Library
 from quire.device.cuda.driver import Card
 from quire.executor.graphs.coded_pools import PagePool
 from quire.executor.graphs.formats import in_one_block
@@ -147,17 +148,26 @@ def recorder_of(
     card: Card = H200,
     address: Callable[[mx.array], int] = id,
     pools_at: Callable[[int], int] = lambda layer: 1,
+    library: Library | None = None,
 ) -> Recorder:
     """Record a step of a model.
 
     Args:
         pools_at: the first address of a layer's pool.
+        library: see `Recorder`.
     """
     layout, programs = KVLayout.of(model.layout), trace(model)
     body, head = recordable(programs.body), recordable(programs.head)
     inputs = InputLayout(len(layout.groups), MAX_ROWS, 100, address)
     pools = pools_of(layout, format, pools_at)
-    recorder = Recorder(max_rows, address, inputs, card, batch_invariant=batch_invariant)
+    recorder = Recorder(
+        max_rows,
+        address,
+        inputs,
+        card,
+        batch_invariant=batch_invariant,
+        library=library,
+    )
     hidden, logits = Buffer(3, 0), Buffer(4, 0)
     given = {"tokens.0": Place(inputs.tokens, None), "positions.0": Place(inputs.positions, None)}
     recording = Recording(recorder, pools, layout, unplaced_states(layout, mx.bfloat16))

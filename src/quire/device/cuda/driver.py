@@ -7,6 +7,7 @@ import hashlib
 import os
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
@@ -22,6 +23,8 @@ _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 _MULTIPROCESSORS = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 _SHARED_BY_ASKING = 97  # CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
 _MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: a library may load kernels meanwhile
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 _HOPPER = 90
 """The compute capability whose instructions for warpgroups no other one has."""
 _SHARED = 48 << 10
@@ -49,18 +52,43 @@ class Card:
     warpgroups: bool = False
 
 
+class LibraryFunction(ABC):
+    """What a library launches by a call. A graph holds it as a graph of its own.
+
+    Equal functions launch the same kernels.
+    """
+
+    @abstractmethod
+    def enqueue(self, stream: int, arguments: tuple[int, ...]) -> None:
+        """Launch the kernels.
+
+        Args:
+            stream: handle of a stream, which may be capturing.
+            arguments: addresses.
+
+        Raises:
+            DriverError: the library refuses.
+        """
+
+
+Source = str | LibraryFunction
+"""The source of a kernel, or what a library launches in its place."""
+Function = int | LibraryFunction
+"""A compiled kernel's handle, or what a library launches in its place."""
+
+
 @dataclass(frozen=True, slots=True)
 class Launch:
     """A kernel launch in a graph. All its arguments are addresses.
 
     Attributes:
-        function: handle from `Compiler`.
+        function: from `Compiler`. Of a library only `arguments` and `after` count.
         grid, block: number of thread blocks, and threads of each.
         shared: bytes of dynamic shared memory.
         after: numbers of the launches that must be done before.
     """
 
-    function: int
+    function: Function
     grid: tuple[int, int, int]
     block: int
     shared: int
@@ -112,6 +140,8 @@ class Graph:
 
 def _added(graph: ctypes.c_void_p, launch: Launch) -> int:
     """Add a launch to a graph and return its node."""
+    if isinstance(launch.function, LibraryFunction):
+        return _added_child(graph, launch.function, launch.arguments)
     values = (ctypes.c_uint64 * len(launch.arguments))(*launch.arguments)
     places = (ctypes.c_void_p * len(values))(
         *(ctypes.addressof(values) + 8 * number for number in range(len(values)))
@@ -126,6 +156,34 @@ def _added(graph: ctypes.c_void_p, launch: Launch) -> int:
     driver_call("cuGraphAddKernelNode_v2", *arguments)
     assert node.value is not None, "the driver made no node"
     return node.value
+
+
+def _added_child(
+    graph: ctypes.c_void_p, function: LibraryFunction, arguments: tuple[int, ...]
+) -> int:
+    """Add the kernels that a library launches to a graph, as one node."""
+    stream, child, node = _capturing_stream(), ctypes.c_void_p(), ctypes.c_void_p()
+    driver_call("cuStreamBeginCapture_v2", stream, _RELAXED)
+    try:
+        function.enqueue(stream.value or 0, arguments)
+    finally:
+        ended = _driver().cuStreamEndCapture(stream, ctypes.byref(child))
+    _check("cuStreamEndCapture", ended)
+    try:
+        no_others = ctypes.c_size_t(0)
+        driver_call("cuGraphAddChildGraphNode", ctypes.byref(node), graph, None, no_others, child)
+    finally:
+        driver_call("cuGraphDestroy", child)
+    assert node.value is not None, "the driver made no node"
+    return node.value
+
+
+@cache
+def _capturing_stream() -> ctypes.c_void_p:
+    """Return a stream that waits for no other and on which nothing ever runs."""
+    stream = ctypes.c_void_p()
+    driver_call("cuStreamCreate", ctypes.byref(stream), _NON_BLOCKING)
+    return stream
 
 
 def _allow(function: int, shared: int) -> None:
@@ -154,16 +212,18 @@ def _depend(graph: ctypes.c_void_p, nodes: list[int], launches: Sequence[Launch]
     """Add the dependencies of each launch.
 
     If a launch waits for exactly one other, and alone, it may start early: its kernel waits by
-    itself (`griddepcontrol.wait`).
+    itself (`griddepcontrol.wait`). Kernels of libraries may not, and their graphs have no such
+    edges.
     """
     edges = [(before, number) for number, each in enumerate(launches) for before in each.after]
     if not edges:
         return
     following = Counter(before for before, _ in edges)
-    early = _capability() >= 90
+    early, own = _capability() >= 90, [isinstance(each.function, int) for each in launches]
     data = (_Edge * len(edges))()
     for edge, (before, number) in zip(data, edges, strict=True):
-        if early and following[before] == 1 and len(launches[number].after) == 1:
+        alone = following[before] == 1 and len(launches[number].after) == 1
+        if early and alone and own[before] and own[number]:
             edge.from_port = edge.type = 1  # CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC, its type
     sources, targets = (
         (ctypes.c_void_p * len(edges))(*(nodes[edge[end]] for edge in edges)) for end in (0, 1)
@@ -191,28 +251,31 @@ class Compiler:
             *(f"-I{path}" for path in _header_folders()),
         ]
 
-    def start(self, sources: Iterable[str]) -> bool:
+    def start(self, sources: Iterable[Source]) -> bool:
         """Compile sources in the background. Return whether all are done, well or not."""
         done = True
         for text in sources:
-            if text in self._functions:
+            if isinstance(text, LibraryFunction) or text in self._functions:
                 continue
             if text not in self._compiling:
                 self._compiling[text] = self._started(text)
             done = done and self._compiling[text].done()
         return done
 
-    def functions(self, sources: Sequence[str]) -> list[int]:
-        """Return the function `kernel` of each source, when all are compiled.
+    def functions(self, sources: Sequence[Source]) -> list[Function]:
+        """Return the function `kernel` of each source, when all are compiled; libraries' as they
+        are.
 
         Raises:
             DriverError: a source does not compile, or its binary cannot be loaded.
         """
         self.start(sources)
-        for text in sources:
-            if text not in self._functions:
-                self._functions[text] = _loaded(self._compiling.pop(text).result())
-        return [self._functions[text] for text in sources]
+        found = list[Function]()
+        for each in sources:
+            if isinstance(each, str) and each not in self._functions:
+                self._functions[each] = _loaded(self._compiling.pop(each).result())
+            found.append(self._functions[each] if isinstance(each, str) else each)
+        return found
 
     def _started(self, text: str) -> Future[bytes]:
         """Return the binary of a source: from disk at once, else from the background."""

@@ -17,14 +17,16 @@ from quire.cache.pools import Pools
 from quire.cache.specs import KVLayout, recurrent_groups
 from quire.core.kv_format import KVFormat
 from quire.device.cuda.compiled import compiler
-from quire.device.cuda.driver import Graph, card
+from quire.device.cuda.driver import Function, Graph, card
 from quire.device.cuda.extension import Extension
 from quire.device.cuda.inboxes import Inboxes
 from quire.executor.graphs.between import needs_pools
+from quire.executor.graphs.coding_check import DeviceRunner
 from quire.executor.graphs.coverage import Survey
 from quire.executor.graphs.head import record_head, served_head
 from quire.executor.graphs.indexers import has_indexers
 from quire.executor.graphs.layout import InputLayout
+from quire.executor.graphs.library_products import open_library
 from quire.executor.graphs.operands import UnsupportedNode, attention_heads
 from quire.executor.graphs.places import Place
 from quire.executor.graphs.pool_kinds import kind_of
@@ -72,6 +74,7 @@ class GraphCache:
         heads: attention head shapes of the layers that keep keys, by layer.
         indexed: whether indexers choose the keys that rows attend to.
         hidden: `[rows, hidden]` buffer that every graph writes its hidden states to.
+        library: computes products of wide graphs; None if own kernels compute all of them.
         made: number of graphs made so far.
         media: `[rows, hidden]` buffers that every graph reads the levels of media rows from; empty
             for models without encoders.
@@ -101,6 +104,8 @@ class GraphCache:
         self._head = served_head(programs.head, card())
         self._inputs: dict[int, InputLayout] = {}
         self._workspaces = Workspaces(layout, pools.block_size)
+        runner = DeviceRunner(self._compiler, extension)
+        self.library = None if batch_invariant else open_library(runner)
         positions = programs.body.values[programs.body.fields["positions.0"]].shape
         self._axes = bound(positions, {"T": 1})[1] if len(positions) > 1 else 0
         hidden = programs.body.values[programs.body.outputs[0]]
@@ -121,7 +126,7 @@ class GraphCache:
         self.made = 0
         self._recorded: dict[tuple[KVFormat, int], RecordedStep] = {}
         """Recorded steps by format and rows."""
-        self._functions: dict[tuple[KVFormat, int], Sequence[int]] = {}
+        self._functions: dict[tuple[KVFormat, int], Sequence[Function]] = {}
         """The compiled kernels of recorded steps."""
         self._told: set[tuple[KVFormat, int]] = set()
         """Formats and rows of the steps that a log line has named."""
@@ -318,6 +323,7 @@ class GraphCache:
             copies=self._copies,
             inboxes=self._inboxes,
             workspaces=self._workspaces,
+            library=self.library,
         )
 
     def _record(

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 import numpy as np
 
-from quire.device.cuda.driver import Card, Launch
+from quire.device.cuda.cublas import Library
+from quire.device.cuda.driver import Card, Function, Launch, Source
 from quire.device.cuda.inboxes import Inboxes
 from quire.device.cuda.skinny_gemm import SkinnyGemm
 from quire.device.cuda.warpgroup_gemm import EXPERT_TILES, WarpgroupGemm
@@ -37,7 +38,7 @@ NOTHING_MOVED: Mapping[int, int] = {}
 class Kernel:
     """A launch before its source is compiled; see `driver.Launch`."""
 
-    source: str
+    source: Source
     grid: tuple[int, int, int]
     block: int
     shared: int
@@ -47,7 +48,7 @@ class Kernel:
 
 def launches(
     recorded: Sequence[Kernel],
-    functions: Sequence[int],
+    functions: Sequence[Function],
     moved: Mapping[int, int] = NOTHING_MOVED,
     first: int = 0,
 ) -> list[Launch]:
@@ -101,6 +102,7 @@ class Recorder:
         copies: arrays and their copies by identity, which outlive all graphs; see `copied`.
         inboxes: memory by which ranks exchange rows; None if there is one rank, or none is shared.
         workspaces: memory for decoded blocks; None where steps have few rows.
+        library: computes products of wide steps, see `library_products`; None if own kernels do.
 
     Attributes:
         kept: arrays that kernels read or write, and that must live as long as the graph.
@@ -117,6 +119,7 @@ class Recorder:
     copies: dict[int, tuple[mx.array, mx.array]] = field(default_factory=dict)
     inboxes: Inboxes | None = None
     workspaces: Workspaces | None = None
+    library: Library | None = None
     kernels: list[Kernel] = field(default_factory=list)
     kept: list[mx.array] = field(default_factory=list)
     tables: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -129,7 +132,7 @@ class Recorder:
 
     def add(
         self,
-        source: str,
+        source: Source,
         grid: tuple[int, int, int],
         block: int,
         arguments: Sequence[int],

@@ -21,6 +21,7 @@ from quire.executor.graphs.head_nodes import HeadRecording
 from quire.executor.graphs.indexers import Index, IndexerRecording
 from quire.executor.graphs.joined import joined_kernel
 from quire.executor.graphs.layer_attention import HeadRows, LayerAttention, Rotation
+from quire.executor.graphs.library_products import LibraryRecording
 from quire.executor.graphs.low_rank import LowRankRecording
 from quire.executor.graphs.mixtures import MixtureRecording
 from quire.executor.graphs.operands import (
@@ -59,6 +60,7 @@ class Recording(
     ExchangeRecording,
     IndexerRecording,
     LowRankRecording,
+    LibraryRecording,
 ):
     """Records programs for one number of rows.
 
@@ -237,7 +239,11 @@ class Recording(
             matrix = product_matrix(each)
             alike.setdefault(matrix.packing, []).append((each, matrix))
         for found in alike.values():
-            self._products_alike([each for each, _ in found], [matrix for _, matrix in found])
+            own = [each for each, _ in found]
+            if self._is_by_library(own):
+                self._products_by_library(own)
+            else:
+                self._products_alike(own, [matrix for _, matrix in found])
 
     def _products_alike(self, nodes: Sequence[Node], weights: Sequence[ProductMatrix]) -> None:
         biases = [each.weight("bias") for each in nodes]
@@ -257,7 +263,7 @@ class Recording(
 
     def _gated(self, node: Node) -> None:
         gate, up, join = _ordered(node, "gated")
-        if not _gates_products(gate, up, join):
+        if not _gates_products(gate, up, join) or self._is_by_library([gate, up]):
             self._products(node)
             self._generate(row_kernel, join)
             for each in (gate, up):

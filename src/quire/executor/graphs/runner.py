@@ -382,6 +382,9 @@ class CUDAGraphs:
             subject = *subject, self._adapters
         if self._part.size > 1:
             subject = *subject, self._part
+        library = self._cache.library
+        if library is not None and library.serves(max_rows):
+            subject = *subject, library
         return Verification(Check.DECODE_STEPS_AGREE, subject)
 
 

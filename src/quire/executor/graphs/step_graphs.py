@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from quire.device.cuda.driver import Graph, Launch
+from quire.device.cuda.driver import Function, Graph, Launch, Source
 from quire.device.cuda.extension import Extension
 from quire.executor.graphs.between import RecordedNode, Segment
 from quire.executor.graphs.recorder import Recorder, launches
@@ -79,23 +79,23 @@ class RecordedStep:
     started: float
 
     @property
-    def sources(self) -> list[str]:
+    def sources(self) -> list[Source]:
         """The kernels' sources, in order."""
         return [each.source for each in self.recorder.kernels]
 
-    def graphs(self, addresses: Addresses, functions: Sequence[int]) -> StepGraphs:
+    def graphs(self, addresses: Addresses, functions: Sequence[Function]) -> StepGraphs:
         """Return the graphs of the step for pools at `addresses`, of compiled kernels."""
         parts, kept = self.launches(addresses, functions)
         first, *others = (Graph(part, kept) for part in parts)
         return StepGraphs(first, list(zip(self.segments, others, strict=True)))
 
-    def piece(self, kernels: range, addresses: Addresses, functions: Sequence[int]) -> Graph:
+    def piece(self, kernels: range, addresses: Addresses, functions: Sequence[Function]) -> Graph:
         """Return some of the step's kernels, which follow each other, as a graph."""
         moved, kept = self._moved(addresses)
         return Graph(self._launches(kernels, moved, functions), kept)
 
     def launches(
-        self, addresses: Addresses, functions: Sequence[int]
+        self, addresses: Addresses, functions: Sequence[Function]
     ) -> tuple[list[list[Launch]], list[mx.array]]:
         """Return each graph's launches for pools at `addresses`, and the arrays that they need."""
         moved, kept = self._moved(addresses)
@@ -112,7 +112,7 @@ class RecordedStep:
         return {**moved, **tables}, [*self.recorder.kept, *arrays]
 
     def _launches(
-        self, kernels: range, moved: Mapping[int, int], functions: Sequence[int]
+        self, kernels: range, moved: Mapping[int, int], functions: Sequence[Function]
     ) -> list[Launch]:
         part = slice(kernels.start, kernels.stop)
         return launches(self.recorder.kernels[part], functions[part], moved, first=kernels.start)

@@ -1,0 +1,131 @@
+"""Products by cuBLASLt within recorded steps: which it computes, and when it is not used."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import replace
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+
+from quire.core.config import EngineConfig
+from quire.device.cuda.cublas import Library, LibraryProduct
+from quire.device.verified import VerifiedKernels
+from quire.executor.graphs import library_products
+from quire.executor.graphs.library_products import open_library
+from quire.executor.graphs.recorder import Kernel
+from quire.executor.graphs.runner import CUDAGraphs
+from tests.executor.graphs.recorded import opened, served
+from tests.executor.graphs.test_recording import FAMILIES, recorder_of
+from tests.support.emulated_card import emulate_card
+from tests.support.emulated_cublas import VERSION, EmulatedCublas, emulate_cublas
+from tests.support.emulated_metal import why_not
+from tests.support.emulated_steps import EmulatedRunner
+from tests.support.grown import grown
+from tests.support.packed_models import in_codes, packed_model
+from tests.support.parity import prompts
+
+ROWS = 128
+LLAMA = FAMILIES["llama"]
+
+
+def as_it_is(model: nn.Module) -> None:
+    """Pack nothing."""
+
+
+def by_library(kernels: list[Kernel]) -> Counter[tuple[int, int]]:
+    """Return how many products the library computes, by columns and rows of the matrix."""
+    found = [each.source for each in kernels if isinstance(each.source, LibraryProduct)]
+    assert {each.rows for each in found} <= {ROWS}
+    return Counter((each.inputs, each.outputs) for each in found)
+
+
+@pytest.fixture(autouse=True)
+def library(monkeypatch: pytest.MonkeyPatch) -> EmulatedCublas:
+    monkeypatch.setattr(library_products, "verified_kernels", lambda: VerifiedKernels(None, ""))
+    return emulate_cublas(monkeypatch)
+
+
+def test_the_library_computes_products_of_plain_matrices() -> None:
+    model = packed_model(LLAMA, as_it_is)
+    own = recorder_of(model, ROWS).kernels
+    kernels = recorder_of(model, ROWS, library=Library(VERSION, ROWS)).kernels
+    heads, kv_heads, layers = (
+        LLAMA[name] for name in ("num_attention_heads", "num_key_value_heads", "num_hidden_layers")
+    )
+    hidden, inner, dim = (LLAMA[n] for n in ("hidden_size", "intermediate_size", "head_dim"))
+    shapes = [(hidden, heads * dim), (heads * dim, hidden), (inner, hidden)]
+    shapes += 2 * [(hidden, kv_heads * dim)] + 2 * [(hidden, inner)]
+    assert by_library(kernels) == Counter(layers * shapes)
+    assert not by_library(own)
+    # Two launches more for queries, keys and values, and for the gate two.
+    assert len(kernels) == len(own) + layers * (2 + 2)
+
+
+@pytest.mark.parametrize("case", ["fewer rows", "codes", "no algorithm", "biases"])
+def test_other_products_stay_with_own_kernels(case: str, library: EmulatedCublas) -> None:
+    model = packed_model(
+        grown("qwen2") if case == "biases" else LLAMA, in_codes if case == "codes" else as_it_is
+    )
+    library.algorithms = int(case != "no algorithm")
+    rows = ROWS // 2 if case == "fewer rows" else ROWS
+    found = by_library(recorder_of(model, rows, library=Library(VERSION, ROWS)).kernels)
+    biased = case == "biases"
+    assert bool(found) == biased, "of a layer with biases three products have them"
+    assert found.total() == (4 * grown("qwen2")["num_hidden_layers"] if biased else 0)
+
+
+class Runner(EmulatedRunner):
+    """Lets the library compute its kernels, with an error if asked to."""
+
+    def __init__(self, error: float) -> None:
+        super().__init__()
+        self._error = error
+
+    def run(self, kernel: Kernel) -> None:
+        assert isinstance(kernel.source, LibraryProduct)
+        kernel.source.enqueue(0, kernel.arguments)
+        for memory, copy in self._known:
+            memory[...] = copy
+        y = self._known[-1][0]
+        wrong = mx.array(y).view(mx.bfloat16) * (1 + self._error)
+        y[...] = np.array(wrong.view(mx.uint16))
+
+
+def test_the_library_is_used_where_it_agrees(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert open_library(Runner(0)) is None, "nothing asks for it"
+    monkeypatch.setattr(library_products, "LEAST_ROWS", ROWS)
+    assert open_library(Runner(0)) == Library(VERSION, ROWS)
+    with caplog.at_level(logging.WARNING, "quire.engine"):
+        assert open_library(Runner(0.05)) is None
+    assert "cuBLASLt is not used" in caplog.text
+
+
+def test_the_library_is_not_used_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library_products, "LEAST_ROWS", ROWS)
+    monkeypatch.setattr(library_products, "library_version", lambda: None)
+    assert open_library(Runner(0)) is None
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+@pytest.mark.parametrize("invariant", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_steps_by_the_library_compute_what_the_model_does(
+    invariant: bool,
+    wholes: list[CUDAGraphs],
+    library: EmulatedCublas,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    emulate_card(monkeypatch)
+    monkeypatch.setattr(library_products, "LEAST_ROWS", 2)
+    config = EngineConfig("", kv_memory=64 << 20, prefix_cache=False, batch_invariant=invariant)
+    wanted = [replace(each, max_tokens=3) for each in prompts([3, 2])]
+    served(opened(LLAMA, as_it_is), wanted, config)
+    (whole,) = wholes
+    assert any(rows > 1 for _, rows in whole.verified)
+    assert all(whole.verified.values())
+    assert bool(library.products) != invariant
