@@ -18,10 +18,8 @@ import pytest
 from quire.device.cuda.driver import Card, Launch, LibraryFunction, Source
 from quire.device.cuda.inboxes import Inboxes, inbox_bytes
 from quire.device.device import current_device
-from quire.device.operations import UnfusedOperations
 from quire.device.ranks import Part
 from quire.device.verified import VerifiedKernels
-from quire.device.weights import ExpertMatrices, GatedExperts, PackedWeight, PlainExperts
 from quire.engine import invariance
 from quire.executor.graphs import (
     coding_check,
@@ -36,6 +34,8 @@ from quire.executor.graphs.pools import LayerPool
 from quire.executor.graphs.recorder import Kernel
 from tests.support.emulated_steps import launch, memory_of
 from tests.support.lockstep import Lockstep
+from tests.support.new_memory import fill_new_memory
+from tests.support.precise import PreciseOperations
 
 SMALL = Card(multiprocessors=4, shared=227 << 10)
 """A card with an H200's shared memory and few thread blocks at a time."""
@@ -80,12 +80,14 @@ class EmulatedExtension:
 
     Attributes:
         meet: lets the other ranks run until each of them has begun the same exchange.
+        spoil: called before each step.
     """
 
     def __init__(self, compiler: EmulatedCompiler) -> None:
         self._compiler = compiler
         self._threads = ThreadPoolExecutor(_MOST_RANKS, initializer=_own_stream)
         self.meet: Callable[[], object] = lambda: None
+        self.spoil: Callable[[], object] = lambda: None
 
     def pointer(self, array: mx.array) -> int:
         return int(memory_of(array).ctypes.data)
@@ -101,6 +103,8 @@ class EmulatedExtension:
         numbers_target: int = 0,
     ) -> mx.array:
         mx.synchronize()
+        if numbers:  # a step's further graphs read what the first one has written
+            self.spoil()
         for given, target in zip(inputs, targets, strict=True):
             memory = memory_of(given)
             ctypes.memmove(target, memory.ctypes.data, memory.nbytes)
@@ -119,34 +123,6 @@ class EmulatedExtension:
             self.meet()
             exchange.result()
         return mx.array(memory_of(workspace)).view(workspace.dtype)[:rows]
-
-
-class PreciseOperations(UnfusedOperations):
-    """Products in float32: on a CPU those of MLX in bfloat16 are off by some hundredths."""
-
-    def linear(self, x: mx.array, weight: mx.array, bias: mx.array | None) -> mx.array:
-        y = x.astype(mx.float32) @ weight.astype(mx.float32).T
-        return (y if bias is None else y + bias).astype(x.dtype)
-
-    def packed_linear(self, x: mx.array, weight: PackedWeight, bias: mx.array | None) -> mx.array:
-        return self.linear(x, weight.unpacked(mx.float32), bias)
-
-    def expert_outputs(
-        self, x: mx.array, chosen: mx.array, experts: GatedExperts | PlainExperts
-    ) -> mx.array:
-        def product(rows: mx.array, matrices: ExpertMatrices) -> mx.array:
-            assert isinstance(matrices.weight, PackedWeight)
-            matrix = matrices.weight.unpacked(mx.float32)[chosen]
-            y = (rows.astype(mx.float32) @ matrix.swapaxes(-1, -2)).astype(x.dtype)
-            return y if matrices.bias is None else y + matrices.bias[chosen][..., None, :]
-
-        rows = x[:, None, None]
-        up = product(rows, experts.up)
-        if isinstance(experts, GatedExperts):
-            inner = self.gated(experts.gating, product(rows, experts.gate), up)
-        else:
-            inner = self.activate(experts.activation, up)
-        return product(inner, experts.down).squeeze(-2)
 
 
 class _CUDA:
@@ -182,6 +158,7 @@ def emulate_card(monkeypatch: pytest.MonkeyPatch) -> EmulatedExtension:
     compiler = EmulatedCompiler()
     extension = EmulatedExtension(compiler)
     monkeypatch.setattr(current_device(), "operations", PreciseOperations())
+    extension.spoil = fill_new_memory(monkeypatch).spoil
     monkeypatch.setattr(LayerPool, "tolerance", _TOLERANCE)
     monkeypatch.setattr(step_check, "NODE_TOLERANCE", _TOLERANCE)
     for module in (opening, invariance):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.core.request import Request
 from quire.device.device import current_device
-from quire.device.operations import Operations
 from quire.executor import eager, factory
 from quire.executor.graphs.runner import CUDAGraphs
 from quire.models.base import named_parameters
@@ -26,6 +25,7 @@ from quire.models.weights.low_rank import LowRank
 from tests.executor.graphs.test_recording import FAMILIES
 from tests.support.packed_models import in_codes, packed_model
 from tests.support.parity import SCENARIOS, Company, Generated, alone, prompts
+from tests.support.precise import PreciseOperations
 
 TOKENS = 12
 NEAR = 0.1
@@ -109,13 +109,11 @@ class Compared:
     Attributes:
         wholes: the recorded steps of engines opened since.
         prompts: the prompt rows of each recorded step that has any.
-        operations: of the model that tokens and logits are held against.
     """
 
     wholes: list[CUDAGraphs]
     prompts: list[int]
     monkeypatch: pytest.MonkeyPatch
-    operations: Operations = field(default_factory=Operations)
 
     def assert_agree(
         self,
@@ -158,7 +156,7 @@ class Compared:
         patch = self.monkeypatch.setattr
         patch(factory, "open_cuda_graphs", lambda *arguments, **options: None)
         patch(eager, "open_backends", lambda: Backends([ReferenceBackend()]))
-        patch(current_device(), "operations", self.operations)
+        patch(current_device(), "operations", PreciseOperations())
         for request in asked:
             tokens, prompt, answer = answers[request.id].tokens, request.prompt, answers[request.id]
             forced = [

@@ -21,7 +21,7 @@ from tests.executor.graphs.recorded import (
     streams_of,
 )
 from tests.executor.graphs.test_between import six_bits_down
-from tests.support.emulated_card import PreciseOperations, emulate_card
+from tests.support.emulated_card import emulate_card
 from tests.support.emulated_metal import why_not
 from tests.support.grown import grown
 from tests.support.packed_models import experts_in_mxfp4, in_codes
@@ -54,11 +54,6 @@ PAGE, TURBO = KVFormat("page", 4, 4), KVFormat("turbo", 3.5, 3.5)
 @pytest.fixture(autouse=True)
 def card(monkeypatch: pytest.MonkeyPatch) -> None:
     emulate_card(monkeypatch)
-
-
-@pytest.fixture
-def compared(compared: Compared) -> Compared:
-    return replace(compared, operations=PreciseOperations())
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -32,11 +32,12 @@ from tests.executor.graphs.recorded import (
     streams_of,
 )
 from tests.executor.graphs.test_recording import FAMILIES
-from tests.support.emulated_card import PreciseOperations, emulate_card
+from tests.support.emulated_card import emulate_card
 from tests.support.emulated_coding import coding_emulated
 from tests.support.emulated_metal import why_not
 from tests.support.grown import grown
 from tests.support.parity import Company, executor_of, prompts
+from tests.support.precise import PreciseOperations
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
@@ -46,11 +47,6 @@ PLAIN = EngineConfig("", kv_memory=64 << 20, prefix_cache=False)
 @pytest.fixture(autouse=True)
 def card(monkeypatch: pytest.MonkeyPatch) -> None:
     emulate_card(monkeypatch)
-
-
-@pytest.fixture
-def compared(compared: Compared) -> Compared:
-    return replace(compared, operations=PreciseOperations())
 
 
 @pytest.mark.slow

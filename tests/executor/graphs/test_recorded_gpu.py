@@ -1,7 +1,13 @@
-"""Recorded decode steps on a GPU: `pytest -m gpu`."""
+"""Recorded steps on a GPU: `pytest -m gpu`.
+
+Cases come in order of what they find, since a card may not be there for all of them. Each is
+printed with its time, most of which compiles kernels; further cases of a family share them.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +17,9 @@ import pytest
 
 from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
+from quire.device.cuda.modules import ModuleProcesses
+from quire.device.device import current_device
+from quire.executor.graphs import coded_pools, prompt_rows
 from quire.executor.graphs.graph_cache import MAX_ROWS, WIDE_ROWS
 from quire.executor.graphs.runner import CUDAGraphs
 from quire.models.base import LanguageModel
@@ -34,29 +43,84 @@ pytestmark = [
 ]
 
 PLAIN = EngineConfig("", kv_memory=256 << 20, prefix_cache=False)
+PAGE, UNIFORM, TURBO = (
+    KVFormat("page", 4, 4),
+    KVFormat("uniform", 8, 4),
+    KVFormat("turbo", 3.5, 3.5),
+)
+LLAMA, GEMMA = "llama, heads of 128", "gemma4_moe, heads of 256 and 512"
+ROW_COUNTS = [1 << n for n in range(WIDE_ROWS.bit_length())]
+FEW_COUNTS = [1, 8, 64]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def modules() -> None:
+    """Compile kernels of MLX that all cases need, side by side."""
+    with ModuleProcesses() as processes:
+        processes.start(mx.bfloat16, current_device().free_memory())
+
+
+@pytest.fixture(autouse=True)
+def progress(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> Iterator[None]:
+    started = time.perf_counter()
+    yield
+    with capsys.disabled():
+        print(f" {request.node.name}: {time.perf_counter() - started:.1f} s", flush=True)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logits_have_the_same_bits_in_any_batch(family: str) -> None:
-    # Long enough to be pre-empted: at most 64 rows start in a step.
-    assert_the_same_bits_in_any_batch(opened(FAMILIES[family]), prompts(tokens=40))
-
-
-@pytest.mark.parametrize("family", ["llama", "gemma4_moe"])
-@pytest.mark.parametrize(("format", "skipped"), CODED_FORMATS, ids=str)
-def test_logits_over_codes_have_the_same_bits_in_any_batch(
-    family: str, format: KVFormat, skipped: tuple[int, ...]
-) -> None:
-    loaded = opened(FAMILIES[family])
-    assert_the_same_bits_in_any_batch(loaded, prompts(tokens=40), format, skipped)
+def test_recorded_steps_compute_what_the_model_does(family: str, compared: Compared) -> None:
+    counts = ROW_COUNTS if family == "llama" else FEW_COUNTS
+    names = ["1-r0", "8-r5", "64-r63"]
+    compared.assert_agree(opened(FAMILIES[family]), PLAIN, streams_of(counts), names)
 
 
 @pytest.mark.parametrize(
-    "format",
-    [KVFormat("page", 4, 4), KVFormat("uniform", 8, 4), KVFormat("turbo", 3.5, 3.5)],
+    ("family", "format"),
+    [
+        (LLAMA, PAGE),
+        ("glm4_moe_lite", PAGE),
+        (LLAMA, UNIFORM),
+        (LLAMA, TURBO),
+        (GEMMA, PAGE),
+        ("mimo_v2_flash", PAGE),
+        ("glm4_moe_lite", UNIFORM),
+        ("glm4_moe_lite", TURBO),
+    ],
     ids=str,
 )
-@pytest.mark.parametrize("family", GROWN_FAMILIES)
+def test_prompts_over_codes_are_read_in_steps_of_many_rows(
+    family: str, format: KVFormat, compared: Compared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside sequences of few rows, which the same steps read from codes; and more of these than
+    may read codes.
+    """
+    for module in (prompt_rows, coded_pools):
+        monkeypatch.setattr(module, "STREAMS", 64)
+    lengths = [[300, 70, 12, 3], [300, 70, 12, 3], [4] * 32]
+    rounds = [
+        [replace(each, id=f"{seed}-{each.id}", max_tokens=4) for each in prompts(own, seed=seed)]
+        for seed, own in enumerate(lengths)
+    ]
+    config = replace(PLAIN, kv_format=format, kv_skip_layers=())
+    loaded = opened(CODED_FAMILIES[family] if family in CODED_FAMILIES else grown(family))
+    names = ["1-r0", "1-r1", "2-r31"]
+    compared.assert_agree(loaded, config, rounds, names, CODED, counts=[4])
+    (whole,) = compared.wholes
+    most = max(rows for _, rows in whole.verified)
+    latents = family == "glm4_moe_lite" and format.scheme == "turbo"
+    assert most <= MAX_ROWS if latents else most > MAX_ROWS
+
+
+@pytest.mark.parametrize(
+    ("family", "format"),
+    [
+        *((family, PAGE) for family in GROWN_FAMILIES),
+        ("kimi_linear", UNIFORM),
+        ("mimo_v2_flash", TURBO),
+    ],
+    ids=str,
+)
 def test_latents_and_short_values_are_coded(
     family: str, format: KVFormat, compared: Compared
 ) -> None:
@@ -66,43 +130,21 @@ def test_latents_and_short_values_are_coded(
 
 
 @pytest.mark.parametrize(
-    "format",
-    [KVFormat("page", 4, 4), KVFormat("uniform", 8, 4), KVFormat("turbo", 3.5, 3.5)],
+    ("family", "format", "skipped"),
+    [
+        *((LLAMA, *each) for each in CODED_FORMATS),
+        *((GEMMA, *each) for each in CODED_FORMATS if each[1]),
+        (GEMMA, PAGE, ()),
+    ],
     ids=str,
 )
-@pytest.mark.parametrize(
-    "family", ["llama, heads of 128", "gemma4_moe, heads of 256 and 512", *GROWN_FAMILIES[:2]]
-)
-def test_prompts_over_codes_are_read_in_steps_of_many_rows(
-    family: str, format: KVFormat, compared: Compared
+def test_recorded_steps_read_and_write_codes(
+    family: str, format: KVFormat, skipped: tuple[int, ...], compared: Compared
 ) -> None:
-    """Beside sequences of few rows, which the same steps read from codes."""
-    rounds = [
-        [
-            replace(each, id=f"{seed}-{each.id}", max_tokens=4)
-            for each in prompts([300, 70, 12, 3], seed=seed)
-        ]
-        for seed in range(4)
-    ]
-    config = replace(PLAIN, kv_format=format, kv_skip_layers=())
-    loaded = opened(CODED_FAMILIES[family] if family in CODED_FAMILIES else grown(family))
-    compared.assert_agree(loaded, config, rounds, ["3-r0", "3-r1"], CODED, counts=[4])
-    (whole,) = compared.wholes
-    most = max(rows for _, rows in whole.verified)
-    latents = family == "glm4_moe_lite" and format.scheme == "turbo"
-    assert most <= MAX_ROWS if latents else most > MAX_ROWS
-
-
-@pytest.mark.parametrize(
-    "format", dict.fromkeys([KVFormat(), *(each for each, _ in CODED_FORMATS)]), ids=str
-)
-def test_keys_that_thread_blocks_share_give_the_same_bits_in_any_batch(format: KVFormat) -> None:
-    """Steps of 1 and of 64 rows would split so many keys differently without `batch_invariant`."""
-    scenarios = [name for name in SCENARIOS if name != "pre-empted and resumed"]
-    wanted = prompts((3, 700, 650), tokens=40)
-    assert_the_same_bits_in_any_batch(
-        opened(FAMILIES["llama"]), wanted, format, scenarios=scenarios
-    )
+    config = replace(PLAIN, kv_format=format, kv_skip_layers=skipped)
+    loaded = opened(CODED_FAMILIES[family])
+    names = ["1-r0", "8-r5", "16-r14"]
+    compared.assert_agree(loaded, config, streams_of([1, 2, 8, 16]), names, CODED)
 
 
 def test_rows_turn_by_their_positions(
@@ -121,19 +163,32 @@ def test_rows_turn_by_their_positions(
     assert all(whole.verified.values())
 
 
+@pytest.mark.parametrize("format", [KVFormat(), PAGE, UNIFORM, TURBO], ids=str)
+def test_keys_that_thread_blocks_share_give_the_same_bits_in_any_batch(format: KVFormat) -> None:
+    """Steps of 1 and of 64 rows would split so many keys differently without `batch_invariant`."""
+    scenarios = [name for name in SCENARIOS if name != "pre-empted and resumed"]
+    wanted = prompts((3, 700, 650), tokens=40)
+    assert_the_same_bits_in_any_batch(
+        opened(FAMILIES["llama"]), wanted, format, scenarios=scenarios
+    )
+
+
 @pytest.mark.parametrize("family", FAMILIES)
-def test_recorded_steps_compute_what_the_model_does(family: str, compared: Compared) -> None:
-    counts = [1 << n for n in range(WIDE_ROWS.bit_length())]
-    names = ["1-r0", "2-r1", "8-r5", "32-r20", "64-r63", "256-r255"]
-    compared.assert_agree(opened(FAMILIES[family]), PLAIN, streams_of(counts), names)
+def test_logits_have_the_same_bits_in_any_batch(family: str) -> None:
+    # Long enough to be pre-empted: at most 64 rows start in a step.
+    assert_the_same_bits_in_any_batch(opened(FAMILIES[family]), prompts(tokens=40))
 
 
-@pytest.mark.parametrize("family", CODED_FAMILIES)
-@pytest.mark.parametrize(("format", "skipped"), CODED_FORMATS, ids=str)
-def test_recorded_steps_read_and_write_codes(
-    family: str, format: KVFormat, skipped: tuple[int, ...], compared: Compared
+@pytest.mark.parametrize(
+    ("family", "format", "skipped"),
+    [
+        *(("llama", *each) for each in CODED_FORMATS),
+        *(("gemma4_moe", *each) for each in CODED_FORMATS if each[1]),
+    ],
+    ids=str,
+)
+def test_logits_over_codes_have_the_same_bits_in_any_batch(
+    family: str, format: KVFormat, skipped: tuple[int, ...]
 ) -> None:
-    config = replace(PLAIN, kv_format=format, kv_skip_layers=skipped)
-    loaded = opened(CODED_FAMILIES[family])
-    names = ["1-r0", "8-r5", "16-r14"]
-    compared.assert_agree(loaded, config, streams_of([1, 2, 8, 16]), names, CODED)
+    loaded = opened(FAMILIES[family])
+    assert_the_same_bits_in_any_batch(loaded, prompts(tokens=40), format, skipped)

@@ -27,6 +27,13 @@ def gathered(arrays: list[mx.array], rows: mx.array) -> list[mx.array]:
     return [array[rows].reshape(*shape, array.shape[-1]) for array in arrays]
 
 
+def blank(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+    """Return rows of a pool that nothing was written to. They mean nothing, but are numbers: a
+    masked key still enters 0 * value, and 0 * NaN is NaN.
+    """
+    return mx.zeros(shape, dtype)
+
+
 def resize(
     arrays: list[mx.array],
     rows: int,
@@ -78,13 +85,12 @@ def _move(array: mx.array, rows: int, moves: tuple[tuple[int, int], ...], piece:
 
 
 def _copied(array: mx.array, rows: int) -> mx.array:
-    """Return a copy with `rows` rows: the first ones, or all and zeros behind them."""
+    """Return a copy with `rows` rows: the first ones, or all and blank ones behind them."""
     have = array.shape[0]
     if rows < have:
         copy = mx.contiguous(array[:rows])
     else:
-        # Zeros, not garbage: a masked key still enters 0 * value, and 0 * NaN is NaN.
-        copy = mx.zeros((rows, *array.shape[1:]), dtype=array.dtype)
+        copy = blank((rows, *array.shape[1:]), array.dtype)
         copy[:have] = array  # in place: a third array, of zeros alone, would take memory, too
     mx.eval(copy)
     return copy
@@ -104,7 +110,7 @@ def _replace_by_file(arrays: list[mx.array], number: int, rows: int, piece: int)
             np.asarray(mx.contiguous(arrays[number][part]).view(mx.uint8)).tofile(file)
         arrays[number] = mx.zeros((0, *shape[1:]), dtype=dtype)
         mx.synchronize()  # the old array is freed before the new one is made
-        arrays[number] = mx.zeros((rows, *shape[1:]), dtype=dtype)
+        arrays[number] = blank((rows, *shape[1:]), dtype)
         file.seek(0)
         for part in parts:
             lengths = part.stop - part.start, *shape[1:]

@@ -20,6 +20,7 @@ from quire.device.cuda.compiled import compiler
 from quire.device.cuda.driver import Function, Graph, card
 from quire.device.cuda.extension import Extension
 from quire.device.cuda.inboxes import Inboxes
+from quire.executor.graphs import device_memory
 from quire.executor.graphs.between import needs_pools
 from quire.executor.graphs.coding_check import DeviceRunner
 from quire.executor.graphs.coverage import Survey
@@ -111,17 +112,16 @@ class GraphCache:
         hidden = programs.body.values[programs.body.outputs[0]]
         width = hidden.shape[-1]
         assert isinstance(width, int), "the hidden size is fixed"
-        self.hidden = mx.zeros((WIDE_ROWS, width), dtype=hidden.dtype)
+        self.hidden = device_memory.unwritten((WIDE_ROWS, width), hidden.dtype)
         self.media = tuple(
-            mx.zeros((WIDE_ROWS, width), dtype=programs.body.values[id].dtype)
+            device_memory.unwritten((WIDE_ROWS, width), programs.body.values[id].dtype)
             for name, id in programs.body.fields.items()
             if name.removeprefix("media.").isdecimal()
         )
-        self._numbers = mx.zeros((WIDE_ROWS,), mx.int32)
+        self._numbers = device_memory.unwritten((WIDE_ROWS,), mx.int32)
         """Each row's number among the factors of adapters."""
         self._factors = tuple(factors)
         self._logits: mx.array | None = None
-        mx.eval(self.hidden, self._numbers, *self.media)
         self._graphs: dict[KVFormat, _Graphs] = {}
         self.made = 0
         self._recorded: dict[tuple[KVFormat, int], RecordedStep] = {}
@@ -378,8 +378,7 @@ class GraphCache:
         """Allocate the logits buffer if the head has kernels."""
         outputs = self._programs.head.values[self._programs.head.outputs[0]].shape[-1]
         assert isinstance(outputs, int), "the vocabulary is fixed"
-        self._logits = mx.zeros((MAX_ROWS, outputs))
-        mx.eval(self._logits)
+        self._logits = device_memory.unwritten((MAX_ROWS, outputs), mx.float32)
         recorder = self._recorder(MAX_ROWS)
         hidden = self._hidden_buffer(recorder)
         try:

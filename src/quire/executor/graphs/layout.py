@@ -16,6 +16,7 @@ from quire.attention.paged import packed
 from quire.attention.paged.tiles import FEW_ROWS, TILE_FIELDS, cut
 from quire.cache.specs import KVLayout
 from quire.core.arrays import Ints
+from quire.executor.graphs import device_memory
 from quire.executor.graphs.few_rows import FewRows, serves_few
 from quire.executor.graphs.prompt_rows import WRITTEN_FIELDS, PromptRows, write_prompts
 from quire.executor.graphs.records import StepRecord, addresses, by_row, once, record_type
@@ -122,8 +123,8 @@ class InputLayout:
         self.entries = entries
         inputs = step_type(max_rows, groups, axes)
         assert inputs.fields is not None, "a step has inputs"
-        self._memory = mx.zeros((max_rows + inputs.itemsize // 4 + entries,), dtype=mx.int32)
-        mx.eval(self._memory)
+        size = max_rows + inputs.itemsize // 4 + entries
+        self._memory = device_memory.unwritten((size,), mx.int32)
         self.tokens = address(self._memory)
         self.numbers = self.tokens + 4 * max_rows
         """Address of all inputs except tokens. The first is `rows`."""

@@ -15,6 +15,7 @@ from quire.device.cuda.skinny_gemm import SkinnyGemm
 from quire.device.cuda.warpgroup_gemm import EXPERT_TILES, WarpgroupGemm
 from quire.device.cuda.wide_gemm import ROWS, WideGemm
 from quire.device.gpu_kernels import in_device_memory
+from quire.executor.graphs import device_memory
 from quire.executor.graphs.layout import InputLayout
 from quire.executor.graphs.operands import ProductMatrix
 from quire.executor.graphs.product_kernels import Gemm
@@ -211,15 +212,15 @@ class Recorder:
         if best is not None:
             self._free.remove(best)
             return best
-        memory = mx.zeros((-(-max(bytes, 1) // 16) * 16,), dtype=mx.uint8)
-        return Buffer(self.constant(memory), memory.nbytes, memory)
+        own = device_memory.unwritten((-(-max(bytes, 1) // 16) * 16,), mx.uint8)
+        return Buffer(self.constant(own), own.nbytes, own)
 
     def workspace(self, number: int) -> Buffer:
         """Return a workspace, which all graphs share; see `Workspaces.memory`."""
         assert self.workspaces is not None, "graphs of many rows have workspaces"
         if number not in self._workspaces:
-            memory = self.workspaces.memory(number)
-            self._workspaces[number] = Buffer(self.address(memory), memory.nbytes, memory)
+            own = self.workspaces.memory(number)
+            self._workspaces[number] = Buffer(self.address(own), own.nbytes, own)
         return self._workspaces[number]
 
     def release(self, buffer: Buffer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from quire.cache.specs import KVLayout, KVSpec
+from quire.executor.graphs import device_memory
 
 COMMON = 0
 """Number of the workspace of all layers whose keys no other layer reads."""
@@ -43,8 +44,7 @@ class Workspaces:
     def memory(self, number: int) -> mx.array:
         """Return a workspace, flat: the common one, or one for a layer whose keys others read."""
         if number not in self._memory:
-            self._memory[number] = mx.zeros((self._bytes,), mx.uint8)
-            mx.eval(self._memory[number])
+            self._memory[number] = device_memory.unwritten((self._bytes,), mx.uint8)
         return self._memory[number]
 
 
