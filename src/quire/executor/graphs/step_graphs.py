@@ -44,18 +44,24 @@ class StepLaunch:
     def __init__(
         self, extension: Extension, workspace: mx.array, rows: int, first: Mapping[str, Any]
     ) -> None:
-        self._replay = partial(extension.replay, workspace=workspace, rows=rows)
-        self._rows, self._first = rows, first
+        self._replay = partial(extension.replay, rows=rows)
+        self._workspace, self._rows, self._first = workspace, rows, first
         self._output: mx.array | None = None
 
     def __call__(self, graph: Graph, segment: Segment | None = None) -> mx.array:
-        """Launch a graph, behind what MLX computes for it; return the step's output."""
+        """Launch a graph, behind what MLX computes for it; return the step's output.
+
+        MLX launches it when the output is computed, after the graphs before it.
+        """
         given = self._first if self._output is None else {"inputs": [], "targets": []}
         if segment is not None:
             assert self._output is not None, "a graph comes first"
             found = segment.compute(self._output, self._rows)
             given = {"inputs": found, "targets": segment.targets}
-        self._output = self._replay(graph=graph.handle, **given)
+        workspace = self._workspace
+        if self._output is not None:
+            (workspace,) = mx.depends([workspace], [self._output])
+        self._output = self._replay(graph=graph.handle, workspace=workspace, **given)
         return self._output
 
 
