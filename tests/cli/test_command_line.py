@@ -27,6 +27,7 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
+        (("serve", "--threads", "100000"), "argument --threads: must be at most 1,024"),
         (("serve", "--port", "abc"), "argument --port: must be a whole number, not 'abc'"),
         (("serve", "--pipeline-parallel", "2"), "unknown option --pipeline-parallel;"),
         (("serve", "--prot", "80"), "unknown option --prot, did you mean --port?"),
@@ -76,6 +77,9 @@ def test_a_wrong_dialect_is_refused_before_anything_is_opened(
         (("serve", "quire-demo", "b=../model"), "'../model' is neither a folder nor a hub id"),
         (("serve", "--speculate", "draft=../model"), "'../model' is neither a folder nor a hub"),
         (("serve", "/dev"), "/dev: no config.json"),
+        (("serve", "--adapter", "../a"), "'../a' is neither a folder nor a hub id"),
+        (("serve", "--adapter", "a=/dev"), "/dev: no adapter_config.json"),
+        (("serve", "--port", "0", "--files", "/proc/no"), "--files: /proc/no: No such file"),
         (("ps", "--url", "http://[::1"), "not a URL: 'http://[::1': Invalid IPv6 URL"),
         (("ps", "--url", "http://here:99999"), "not a URL: 'http://here:99999': Port out of"),
     ],

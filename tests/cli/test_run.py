@@ -22,7 +22,7 @@ from quire.cli.served import Server, ServerError
 from quire.cli.server_options import ServerOptions
 from quire.cli.short_names import resolve, short_names, suggestion
 from quire.core.config import ServerConfig
-from quire.core.errors import ModelError, QuireError
+from quire.core.errors import QuireError
 from quire.demo import MODEL_DIR
 from tests.api.conftest import HTTP, Serve, Served
 
@@ -115,9 +115,6 @@ def test_short_names_come_from_the_package_and_from_a_file(home: Path) -> None:
     assert resolve("gemma4:26b") == "me/mine"
     assert resolve("small") == str(MODEL_DIR)
     assert resolve("org/name") == "org/name"
-    with pytest.raises(ModelError, match=r"no config\.json"):
-        resolve(str(home))
-    (home / "config.json").touch()
     assert resolve(str(home)) == str(home)
     own.write_text("small = 3\n")
     with pytest.raises(QuireError, match=r"names\.toml: 'small' must be"):

@@ -110,6 +110,7 @@ async def _serve(
         opener,
         memory=memory,
     )
+    app = build_app(models, config)  # before a model is loaded: a folder may be of no use
     try:
         await until_stop_signal(models.open())
     except BaseException:
@@ -119,7 +120,7 @@ async def _serve(
     gc.freeze()  # as in `engine.worker`
     server = StoppingServer(
         uvicorn.Config(
-            build_app(models, config),
+            app,
             http=LimitedProtocol,
             log_level="warning",
             access_log=False,

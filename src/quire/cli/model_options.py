@@ -32,6 +32,7 @@ from quire.core.speculation import check_speculate, speculation_of
 from quire.device.cards import count_cards
 
 _ENGINE = EngineConfig("")
+_MOST_THREADS = 1024
 _WITHOUT = "; for requests that do not set it, in place of --sampling-defaults"
 
 
@@ -93,6 +94,7 @@ class ProcessorOptions(Options):
     )
     threads: Annotated[Count | None, Flag("N")] = Field(
         None,
+        le=_MOST_THREADS,
         description="threads that compute on a CPU; default: one per core that this "
         "process may use, "
         "without efficiency cores",

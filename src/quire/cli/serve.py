@@ -12,6 +12,7 @@ from quire.cli.server_options import ServerOptions
 from quire.cli.settings import Command, config_file
 from quire.core.errors import QuireError
 from quire.core.logs import write_logs
+from quire.core.model_place import check_places
 
 if TYPE_CHECKING:
     from quire.serving.models import Opener
@@ -50,8 +51,10 @@ class ServeCommand(ServerOptions, Command):
 
         check_exposure(server, allow_anyone=self.allow_anyone)
         check_usable(server.mcp_servers, asked=server.mcp)
-        for dialect in filter(None, (each.serving.dialect for each in configs)):
-            named(dialect)  # a wrong name is known before the weights are loaded
+        for each in configs:  # what is wrong is known before anything is started
+            check_places(each.engine)
+            if each.serving.dialect:
+                named(each.serving.dialect)
         opener = None if self.replicas is None else self._replicated(len(configs))
         return serve(configs, server, memory=self.memory, on_progress=on_progress, opener=opener)
 

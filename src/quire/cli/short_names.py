@@ -9,7 +9,6 @@ from pathlib import Path
 from quire.cli.settings import default_file, did_you_mean, said
 from quire.core.errors import QuireError
 from quire.core.limited_files import SETTINGS_BYTES, read_limited_text
-from quire.core.model_place import check_place
 from quire.demo import NAME, place
 
 _TABLE = Path(__file__).with_suffix(".toml")
@@ -47,14 +46,7 @@ def resolve(name: str) -> str:
 
     Raises:
         QuireError: the name is unknown; the message suggests the nearest known names.
-        ModelError: it is neither a path nor a hub id, or its folder holds no model.
     """
-    found = _found(name)
-    check_place(found)
-    return found
-
-
-def _found(name: str) -> str:
     if not name or name == NAME or Path(name).expanduser().exists():
         return place(name)
     known = short_names()

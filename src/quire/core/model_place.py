@@ -1,10 +1,13 @@
-"""Checks the text that names a model: a folder, a GGUF file or a hub id."""
+"""Checks the places of a model and its adapters before an engine starts: folders, GGUF files or
+hub ids.
+"""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+from quire.core.config import EngineConfig
 from quire.core.errors import ModelError
 
 _PART = r"(?![.-])(?:(?!--|\.\.)[\w.-])+(?<![.-])"
@@ -26,16 +29,24 @@ def parse_hub_id(text: str) -> tuple[str, str | None]:
     return repository, wanted
 
 
-def check_place(text: str) -> None:
-    """Check what can be known of a model's place without reading the model or asking the hub.
+def check_places(config: EngineConfig) -> None:
+    """Check what can be known of an engine's models and adapters without reading them or asking
+    the hub.
 
     Raises:
-        ModelError: the text is neither the path of a folder or GGUF file nor a hub id, or the
-            folder holds no model.
+        ModelError: a place is neither a folder or GGUF file nor a hub id, or the folder holds no
+            such thing.
     """
+    for model in filter(None, (config.model, config.draft_model)):
+        _check(model, "config.json")
+    for adapter in filter(None, (config.adapter, *(place for _, place in config.adapters))):
+        _check(adapter, "adapter_config.json")
+
+
+def _check(text: str, needed: str) -> None:
     path = Path(text).expanduser()
     if path.is_dir():
-        if not (path / "config.json").is_file() and not any(path.glob("*.gguf")):
-            raise ModelError(f"{path}: no config.json")
+        if not (path / needed).is_file() and not any(path.glob("*.gguf")):
+            raise ModelError(f"{path}: no {needed}")
     elif not (path.exists() and path.suffix == ".gguf"):
         parse_hub_id(text)

@@ -16,7 +16,7 @@ from quire.api.shared.context import Context
 from quire.api.shared.signing import Signer
 from quire.core.errors import QuireError, RequestError
 from quire.core.info import ModelInfo
-from quire.core.model_place import check_place
+from quire.core.model_place import check_places
 from quire.core.request import Embed, PoolingKind
 from quire.llm.answers import Answer, Embedding, Score, made_of
 from quire.llm.options import ChatOptions, Messages, Options, Prompt, chat, completion, parsed_as
@@ -127,7 +127,7 @@ class AsyncLLM:
         Raises:
             ModelError: the model cannot be loaded.
         """
-        check_place(self._engine_config.model)
+        check_places(self._engine_config)
         level = self._config.log_level
         client = await ProcessEngine.start(self._engine_config, level)
         try:

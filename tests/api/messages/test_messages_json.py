@@ -38,7 +38,7 @@ def test_what_was_meant_is_read(body: bytes, meant: object) -> None:
 
 
 BROKEN = [
-    (b"", "line 1 column 0"),
+    (b" ", "The body is empty"),
     (b'{"a": 1,}', "line 1 column 9"),
     (b'{"a": "x",\n "b": }', "line 2 column 7"),
     (b'{"a": "\\s\t\\d\n\n",\n "b": }', "line 4 column 7"),

@@ -20,6 +20,8 @@ from quire.media.kinds import Protocols, kinds_by
 _LONGEST_NAME = 256  # characters of an unknown field's name that its refusal repeats
 REGISTERED = "@registered."
 """Prefix of union tags for registered media kinds; the name of a field of `MediaInput` follows."""
+_HOSTED = "@hosted"
+"""Union tag that all tools of the protocols' own servers share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +164,17 @@ def explain(
 
 
 def _types(tags: str) -> Iterator[str]:
-    """Return the type names of a union's members, including those of media kinds."""
+    """Return the type names of a union's members, including those of media kinds.
+
+    A tag that ends with `_` stands for all types that begin so; hosted tools have no effect, and
+    are left out.
+    """
     for tag in re.findall(r"@[\w.-]+", tags):
         registered = tag.removeprefix(REGISTERED)
-        yield from (tag[1:],) if registered == tag else kinds_by(cast(Protocols, registered))
+        if registered != tag:
+            yield from kinds_by(cast(Protocols, registered))
+        elif tag != _HOSTED:
+            yield f"{tag[1:]}*" if tag.endswith("_") else tag[1:]
 
 
 def _tag_field(context: dict[str, object]) -> str:

@@ -109,12 +109,19 @@ def invalid_json(error: ValueError, said: str | None = None) -> RequestError:
     return RequestError(f"The body is not valid JSON: {said or error}.", code="invalid_json")
 
 
+def check_not_empty(body: bytes) -> None:
+    """Raise `RequestError` with code `invalid_json` if a request body is empty."""
+    if not body.strip():
+        raise RequestError("The body is empty; it must be JSON.", code="invalid_json")
+
+
 def parse_json(body: bytes) -> object:
     """Parse a request body as JSON. NaN and infinities are not JSON.
 
     Raises:
         RequestError: with the position or the field at fault, code `invalid_json`.
     """
+    check_not_empty(body)
     try:
         return finite_json(body)
     except ValueError:

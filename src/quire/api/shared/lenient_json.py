@@ -11,7 +11,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from quire.api.shared.json_text import finite_json, invalid_json, replace_invalid_utf8
+from quire.api.shared.json_text import (
+    check_not_empty,
+    finite_json,
+    invalid_json,
+    replace_invalid_utf8,
+)
 
 # Python 3.11.0 to 3.11.4 continue after a possessive group that failed halfway: here such a group
 # holds only patterns that always match to their end. Other groups cost memory by the repetition,
@@ -42,6 +47,7 @@ def parse_lenient(body: bytes) -> object:
     Raises:
         RequestError: it cannot be repaired; the message has the position, code `invalid_json`.
     """
+    check_not_empty(body)
     try:
         return finite_json(body)
     except ValueError:
