@@ -115,6 +115,24 @@ def test_calls_are_shown_and_their_results_sent(
     assert "heavy rain" in prompts(served)[1]
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("{", "not valid JSON"), ("{}", "must hold a list of tools")],
+)
+def test_a_file_that_holds_no_tools_is_named(
+    serve: Serve,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    text: str,
+    said: str,
+) -> None:
+    tools = tmp_path / "tools.json"
+    tools.write_text(text)
+    assert chat(monkeypatch, serve("Hello."), [], "--tools", str(tools)) == 2
+    assert f"--tools: {tools}: {said}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("text", ["", "Hello there."])
 def test_a_failed_turn_is_told_and_kept_as_far_as_it_came(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str

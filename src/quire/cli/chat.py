@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from typing import Annotated, ClassVar
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
 
 import httpx
 from pydantic import Field
@@ -97,5 +98,20 @@ class ChatCommand(ClientOptions, Command):
             usage = {"include_usage": True, "continuous_usage_stats": True}
             asked |= {"stream_options": usage, "return_progress": True}
         if self.tools:
-            asked["tools"] = json.loads(read(self.tools, "--tools"))
+            asked["tools"] = _tools(self.tools)
         return asked
+
+
+def _tools(path: Path) -> list[Any]:
+    """Return the tools in a file.
+
+    Raises:
+        QuireError: it cannot be read, or is not a JSON list.
+    """
+    try:
+        tools = json.loads(read(path, "--tools"))
+    except (ValueError, RecursionError) as error:
+        raise QuireError(f"--tools: {path}: not valid JSON: {error}") from error
+    if not isinstance(tools, list):
+        raise QuireError(f"--tools: {path}: must hold a list of tools in OpenAI's form")
+    return tools
