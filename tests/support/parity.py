@@ -302,7 +302,7 @@ def preempted(
     """Serve requests in a budget for the longest and some more: the younger ones are preempted."""
     longest = max(len(request.prompt) + request.max_tokens for request in wanted)
     stored = replace(config.kv_format, skip_layers=config.kv_skip_layers or ())
-    least = assemble(loaded, config).worst_case_bytes(stored, longest)
+    least = assemble(loaded, config)._scheduler.limits.worst_case_bytes(stored, longest)
     return _pressed(loaded, replace(config, max_context=longest), wanted, least)
 
 

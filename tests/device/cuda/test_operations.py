@@ -9,7 +9,7 @@ from quire.device.cuda import operations
 from quire.device.cuda.operations import CUDAOperations
 from quire.device.cuda.products import MOST_ROWS
 from quire.device.operations import Operations
-from quire.device.weights import PackedWeight, Packing
+from quire.device.weights import ExpertMatrices, PackedWeight, Packing
 
 
 @pytest.mark.parametrize("packing", [Packing(64, 4, "affine"), Packing(32, 4, "mxfp4")])
@@ -32,6 +32,21 @@ def test_many_rows_are_multiplied_by_unpacked_matrices(
     monkeypatch.setattr(mx, "quantized_matmul", refused)
     got = CUDAOperations().packed_linear(x, weight, bias)
     assert mx.abs(got - expected).max().item() < 1e-3
+
+
+def test_matrices_of_one_group_are_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    packing = Packing(64, 8, "affine")
+    heads = mx.random.normal((3, 96, 64), key=mx.random.key(0))
+    codes = mx.quantize(heads, group_size=packing.group_size, bits=packing.bits)
+    weight = PackedWeight(*(each[0] for each in codes), packing)
+    matrices = ExpertMatrices(PackedWeight(*codes, packing), None)
+    x = mx.random.normal((5, 3, 64), key=mx.random.key(1))
+    usual, own = Operations(), CUDAOperations()
+    expected = usual.packed_linear(x[:, 0], weight, None), usual.by_head(x, matrices)
+    monkeypatch.setattr(mx, "quantized_matmul", None)
+    got = own.packed_linear(x[:, 0], weight, None), own.by_head(x, matrices)
+    for a, b in zip(expected, got, strict=True):
+        assert mx.abs(a - b).max().item() < 1e-3
 
 
 @pytest.mark.parametrize("tail", [(), (3,)])
