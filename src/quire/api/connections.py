@@ -157,6 +157,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.scope["http_version"] == "1.0":
             self.cycle.send = partial(_send_unchunked, self.cycle)  # type: ignore[method-assign]
+            self.cycle.waiting_for_100_continue = False  # no status of HTTP/1.0
         waiting = (each for each in self._unanswered if not each.response_complete)
         self._unanswered = (*waiting, self.cycle)
         if 1 < len(self._unanswered) <= _MAX_AHEAD:
