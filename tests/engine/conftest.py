@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.new_memory import new_memory as new_memory
 from tests.support.opened import Open, opener
 
 

@@ -19,6 +19,7 @@ from quire.models.weights.loader import LoadedModel, open_model
 from tests.engine.test_parity import Opened
 from tests.support.encoders import ENCODERS
 from tests.support.everyday import everyday
+from tests.support.new_memory import new_memory as new_memory
 from tests.support.parity import (
     SCENARIOS,
     Company,

@@ -47,6 +47,14 @@ def fill_new_memory(patch: pytest.MonkeyPatch) -> NewMemory:
     return memory
 
 
+@pytest.fixture(autouse=True)
+def new_memory(monkeypatch: pytest.MonkeyPatch) -> NewMemory:
+    """Fill the new memory of a test, see `fill_new_memory`. Folders import it into their
+    conftest.
+    """
+    return fill_new_memory(monkeypatch)
+
+
 def _filled(shape: tuple[int, ...], dtype: mx.Dtype, byte: int) -> mx.array:
     size = math.prod(shape) * dtype.size
     array = mx.full((size,), byte, mx.uint8).view(dtype).reshape(shape)

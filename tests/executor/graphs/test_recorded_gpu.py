@@ -53,6 +53,11 @@ ROW_COUNTS = [1 << n for n in range(WIDE_ROWS.bit_length())]
 FEW_COUNTS = [1, 8, 64]
 
 
+def named(value: object) -> str:
+    """Return how a case's parameter is called in its name."""
+    return value.name if isinstance(value, KVFormat) else str(value)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def modules() -> None:
     """Compile kernels of MLX that all cases need, side by side."""
@@ -87,7 +92,7 @@ def test_recorded_steps_compute_what_the_model_does(family: str, compared: Compa
         ("glm4_moe_lite", UNIFORM),
         ("glm4_moe_lite", TURBO),
     ],
-    ids=str,
+    ids=named,
 )
 def test_prompts_over_codes_are_read_in_steps_of_many_rows(
     family: str, format: KVFormat, compared: Compared, monkeypatch: pytest.MonkeyPatch
@@ -119,7 +124,7 @@ def test_prompts_over_codes_are_read_in_steps_of_many_rows(
         ("kimi_linear", UNIFORM),
         ("mimo_v2_flash", TURBO),
     ],
-    ids=str,
+    ids=named,
 )
 def test_latents_and_short_values_are_coded(
     family: str, format: KVFormat, compared: Compared
@@ -136,7 +141,7 @@ def test_latents_and_short_values_are_coded(
         *((GEMMA, *each) for each in CODED_FORMATS if each[1]),
         (GEMMA, PAGE, ()),
     ],
-    ids=str,
+    ids=named,
 )
 def test_recorded_steps_read_and_write_codes(
     family: str, format: KVFormat, skipped: tuple[int, ...], compared: Compared
@@ -163,7 +168,7 @@ def test_rows_turn_by_their_positions(
     assert all(whole.verified.values())
 
 
-@pytest.mark.parametrize("format", [KVFormat(), PAGE, UNIFORM, TURBO], ids=str)
+@pytest.mark.parametrize("format", [KVFormat(), PAGE, UNIFORM, TURBO], ids=named)
 def test_keys_that_thread_blocks_share_give_the_same_bits_in_any_batch(format: KVFormat) -> None:
     """Steps of 1 and of 64 rows would split so many keys differently without `batch_invariant`."""
     scenarios = [name for name in SCENARIOS if name != "pre-empted and resumed"]
@@ -185,7 +190,7 @@ def test_logits_have_the_same_bits_in_any_batch(family: str) -> None:
         *(("llama", *each) for each in CODED_FORMATS),
         *(("gemma4_moe", *each) for each in CODED_FORMATS if each[1]),
     ],
-    ids=str,
+    ids=named,
 )
 def test_logits_over_codes_have_the_same_bits_in_any_batch(
     family: str, format: KVFormat, skipped: tuple[int, ...]

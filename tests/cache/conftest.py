@@ -1,0 +1,5 @@
+"""Settings of tests of the cache."""
+
+from __future__ import annotations
+
+from tests.support.new_memory import new_memory as new_memory
