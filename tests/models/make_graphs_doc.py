@@ -34,6 +34,7 @@ from tests.device.cuda.cards import H200
 from tests.executor.graphs.test_recording import (
     pools_of,
 )
+from tests.models import graphed_encoders
 from tests.models.weights import stored_layouts
 from tests.program.programs import CONFIGS
 from tests.support.grown import grown
@@ -234,7 +235,8 @@ def document() -> str:
     lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
     first = INTRODUCTION + "\n".join(map(row, model_types())) + "\n"
     others = OTHER_WEIGHTS + "\n".join([*lines, *map(row_of_weights, WEIGHTS)]) + "\n"
-    return first + others + CHECKPOINTS + stored_layouts.table() + "\n"
+    stored = CHECKPOINTS + stored_layouts.table() + "\n"
+    return first + graphed_encoders.table() + others + stored
 
 
 if __name__ == "__main__":

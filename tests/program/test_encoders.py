@@ -10,6 +10,7 @@ import pytest
 from quire.device.device import current_device, open_device
 from quire.models.base import LanguageModel, named_parameters
 from quire.models.weights.loader import open_model
+from quire.program.rows import RowProgram
 from quire.program.trace import NotLinear, trace_encoder
 from tests.program.programs import replay
 from tests.support.media_items import CONFIGS, encoders, random_features, shape_for
@@ -33,8 +34,8 @@ def _opened(name: str, folder: Path, dtype: str = "float32") -> LanguageModel:
 
 
 def _differences(model: LanguageModel, kind: str) -> list[float]:
-    """Return the largest difference of the program's rows from the encoder's, by number of
-    items.
+    """Return the largest differences of the program's rows from the encoder's, as it is traced and
+    as it is recorded, for one item and for several.
     """
     encoder = model.encoders[kind]
     shape = shape_for(encoder)
@@ -44,10 +45,15 @@ def _differences(model: LanguageModel, kind: str) -> list[float]:
     for items in (1, 3) if encoder.takes_several else (1,):
         features = random_features(model, kind, shape, items)
         expected = encoder(features, shape)
-        rows = replay(program, operations, {"features": features}, {"N": items})
-        for theirs, ours in zip(expected, rows, strict=True):
-            assert (theirs.shape, theirs.dtype) == (ours.shape, ours.dtype)
-            found.append(mx.abs(theirs - ours).max().item())
+        given, of_rows = {"features": features}, RowProgram.of(program, items)
+        sizes = {"T": of_rows.rows}
+        for rows in (
+            replay(program, operations, given, {"N": items}),
+            replay(of_rows.program, operations, {**given, **of_rows.tables}, sizes),
+        ):
+            for theirs, ours in zip(expected, rows, strict=True):
+                assert (theirs.shape, theirs.dtype) == (ours.shape, ours.dtype)
+                found.append(mx.abs(theirs - ours).max().item())
     return found
 
 

@@ -18,7 +18,7 @@ from quire.device import device
 from quire.device.cuda import blocks, encoding, packed
 from quire.device.cuda.compiled import CompiledKernel
 from quire.device.verified import Check, Verification, VerifiedKernels
-from quire.executor.graphs import formats, graph_cache, opening, step_graphs
+from quire.executor.graphs import encoders, formats, graph_cache, opening, step_graphs
 from quire.executor.graphs.coded_pools import TokenPool
 from quire.executor.graphs.pools import LayerPool
 from tests.device.cuda.cards import H200
@@ -62,9 +62,9 @@ def open_blank_card(patch: pytest.MonkeyPatch, needed: Needed) -> None:
     known = set[Verification]()
     patch.setattr(VerifiedKernels, "holds", lambda _, own: own.check in _FOUND or own in known)
     patch.setattr(VerifiedKernels, "add", lambda _, own: known.add(own))
-    for module in (graph_cache, packed):
+    for module in (graph_cache, packed, encoders):
         patch.setattr(module, "card", lambda: H200)
-    for module in (graph_cache, formats):
+    for module in (graph_cache, formats, encoders):
         patch.setattr(module, "compiler", lambda: _Compiler(needed))
     patch.setattr(opening, "load_extension", _Extension)
     patch.setattr(step_graphs, "Graph", _Graph)

@@ -23,6 +23,7 @@ from quire.device.verified import VerifiedKernels
 from quire.engine import invariance
 from quire.executor.graphs import (
     coding_check,
+    encoders,
     formats,
     graph_cache,
     opening,
@@ -163,8 +164,10 @@ def emulate_card(monkeypatch: pytest.MonkeyPatch) -> EmulatedExtension:
     monkeypatch.setattr(step_check, "NODE_TOLERANCE", _TOLERANCE)
     for module in (opening, invariance):
         monkeypatch.setattr(module, "current_device", _CUDA)
-    monkeypatch.setattr(graph_cache, "card", lambda: SMALL)
-    for module in (graph_cache, formats):
+    for module in (graph_cache, encoders):
+        monkeypatch.setattr(module, "card", lambda: SMALL)
+    monkeypatch.setattr(encoders, "takes_less", lambda a, b: True)
+    for module in (graph_cache, formats, encoders):
         monkeypatch.setattr(module, "compiler", lambda: compiler)
     monkeypatch.setattr(opening, "load_extension", lambda: extension)
     for module in (runner, formats):

@@ -30,12 +30,18 @@ class EncoderCache:
     Args:
         encoders: the model's encoders, by kind; empty for a text model.
         features: returns an item's features, the encoder's input, by its key.
+        encode: begins to encode items of one kind and shape from the features of all; None leaves
+            this to the encoders.
     """
 
     def __init__(
-        self, encoders: Mapping[str, MediaEncoder], features: Callable[[MediaKey], bytes]
+        self,
+        encoders: Mapping[str, MediaEncoder],
+        features: Callable[[MediaKey], bytes],
+        encode: Callable[[Sequence[MediaItem], mx.array], Encoding] | None = None,
     ) -> None:
         self._encoders, self._given = encoders, features
+        self._begin = self._by_encoder if encode is None else encode
         self._made: dict[MediaKey, Encoded] = {}
         self._started: dict[MediaKey, _Started] = {}
 
@@ -118,9 +124,11 @@ class EncoderCache:
     def _encode(self, items: Sequence[MediaItem]) -> Encoding:
         """Begin to encode items of one kind and shape."""
         features = b"".join(self._given(each.key) for each in items)
+        return self._begin(items, mx.array(np.frombuffer(features, dtype=np.uint8)))
+
+    def _by_encoder(self, items: Sequence[MediaItem], features: mx.array) -> Encoding:
         some = items[0]
-        encoder = self._encoders[some.kind]
-        return encoder.encode(mx.array(np.frombuffer(features, dtype=np.uint8)), some.shape)
+        return self._encoders[some.kind].encode(features, some.shape)
 
     def _features(self, item: MediaItem) -> Encoded:
         """Return an item's cached features, or compute them uncached.

@@ -13,7 +13,7 @@ from quire.executor.eager import Observe
 from quire.executor.executor import Executor
 from quire.executor.graphs.compiling import Compiling
 from quire.executor.graphs.executor import GraphExecutor
-from quire.executor.graphs.opening import open_cuda_graphs
+from quire.executor.graphs.opening import open_cuda_graphs, open_encoder_graphs
 from quire.executor.graphs.runner import CUDAGraphs
 from quire.executor.guessing import Guesser
 from quire.executor.segments.executor import SegmentExecutor
@@ -113,6 +113,7 @@ def open_executor(
         model,
         pools,
         found,
+        encoders=None if config.batch_invariant else open_encoder_graphs(model),
         guesser=guesser,
         spill=spill,
         observe=observe,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from quire.cache.specs import KVLayout
 from quire.executor.graphs.operands import UnsupportedNode
@@ -30,8 +30,9 @@ class Survey(Recording):
         pools: Mapping[int, LayerPool],
         layout: KVLayout,
         states: Mapping[int, LayerStates],
+        by_mlx: Iterable[Node] = (),
     ) -> None:
-        super().__init__(recorder, pools, layout, states=states)
+        super().__init__(recorder, pools, layout, states=states, by_mlx=by_mlx)
         self.nodes = 0
         self.refused = Counter[tuple[str, str]]()
         self.unsupported: list[tuple[Node, str]] = []

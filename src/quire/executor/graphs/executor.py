@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,11 +12,13 @@ from quire.cache.pools import Pools
 from quire.core.kv_format import KVFormat
 from quire.executor.adapters import AdaptedRows, Factors
 from quire.executor.eager import EagerExecutor
+from quire.executor.encoder_cache import EncoderCache
+from quire.executor.graphs.encoders import EncoderGraphs
 from quire.executor.graphs.runner import CUDAGraphs
 from quire.executor.inputs import StepInputs
-from quire.executor.step import Computed
+from quire.executor.step import Computed, LaunchedStep
 from quire.models.base import LanguageModel
-from quire.scheduler.plan import GraphRows
+from quire.scheduler.plan import GraphRows, StepPlan
 
 
 class GraphExecutor(EagerExecutor):
@@ -25,6 +28,7 @@ class GraphExecutor(EagerExecutor):
 
     Args:
         graphs: None if none serves the model.
+        encoders: graphs of its encoders; None if the encoders run eagerly.
         others: further arguments of `EagerExecutor`.
     """
 
@@ -33,9 +37,14 @@ class GraphExecutor(EagerExecutor):
         model: LanguageModel,
         pools: Pools,
         graphs: CUDAGraphs | None,
+        encoders: EncoderGraphs | None = None,
         **others: Any,
     ) -> None:
         super().__init__(model, pools, **others)
+        self._encoders = encoders
+        if encoders is not None:
+            features = self.contents.features
+            self.media = EncoderCache(model.encoders, features, encode=encoders.encode)
         self._graphs = graphs
         self._factors: Factors | None = None
         """The adapters' factors that `_adapted` was made for."""
@@ -47,6 +56,15 @@ class GraphExecutor(EagerExecutor):
 
     def graph_rows(self, format: KVFormat, media: bool) -> GraphRows:
         return GraphRows() if self._graphs is None else self._graphs.graph_rows(format, media)
+
+    def _build(self, plan: StepPlan, before: LaunchedStep | None) -> LaunchedStep:
+        if self._encoders is None:
+            return super()._build(plan, before)
+        made = self._encoders.made
+        step = super()._build(plan, before)
+        if self._encoders.made == made:
+            return step
+        return replace(step, rows=replace(step.rows, recorded=True))
 
     def _run(self, inputs: StepInputs) -> Computed:
         eagerly = partial(super()._run, inputs)

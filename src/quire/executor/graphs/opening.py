@@ -12,6 +12,7 @@ from quire.device.cuda.extension import NoExtension, load_extension
 from quire.device.device import current_device
 from quire.device.ranks import WHOLE, Part, agreed
 from quire.executor.graphs.compiling import Compiling
+from quire.executor.graphs.encoders import EncoderGraphs
 from quire.executor.graphs.exchange_check import verified_inboxes
 from quire.executor.graphs.operands import UnsupportedNode
 from quire.executor.graphs.runner import CUDAGraphs
@@ -19,6 +20,16 @@ from quire.models.base import LanguageModel
 from quire.program.trace import NotLinear, steps_of, trace
 
 log = logging.getLogger("quire.engine")
+
+
+def open_encoder_graphs(model: LanguageModel) -> EncoderGraphs | None:
+    """Return the CUDA graphs of a model's encoders; None on other devices and without encoders."""
+    if current_device().kernel_language != "cuda" or not model.encoders:
+        return None
+    try:
+        return EncoderGraphs(model, load_extension())
+    except NoExtension:  # `open_cuda_graphs` says why
+        return None
 
 
 def open_cuda_graphs(

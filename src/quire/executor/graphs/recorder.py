@@ -104,12 +104,14 @@ class Recorder:
         inboxes: memory by which ranks exchange rows; None if there is one rank, or none is shared.
         workspaces: memory for decoded blocks; None where steps have few rows.
         library: computes products of wide steps, see `library_products`; None if own kernels do.
+        spare: memory for buffers, of which graphs that never run at once share the same.
 
     Attributes:
         kept: arrays that kernels read or write, and that must live as long as the graph.
         tables: maps a table's address to the addresses that it holds.
         parts: numbers of the first kernels of the graphs behind the first one; see `start_part`.
         exchanged: written by each exchange, so that these follow each other.
+        allocated: memory of the buffers that did not fit the spare memory.
     """
 
     max_rows: int
@@ -121,15 +123,20 @@ class Recorder:
     inboxes: Inboxes | None = None
     workspaces: Workspaces | None = None
     library: Library | None = None
+    spare: Sequence[mx.array] = ()
     kernels: list[Kernel] = field(default_factory=list)
     kept: list[mx.array] = field(default_factory=list)
     tables: dict[int, tuple[int, ...]] = field(default_factory=dict)
     parts: list[int] = field(default_factory=list)
     exchanged: Buffer = field(default_factory=lambda: Buffer(0, 0))
+    allocated: list[mx.array] = field(default_factory=list)
     _free: list[Buffer] = field(default_factory=list)
     _workspaces: dict[int, Buffer] = field(default_factory=dict)
     _before: list[int] = field(default_factory=list)
     """For each kernel, a bit set of the kernels that are finished before it starts."""
+
+    def __post_init__(self) -> None:
+        self._free += [Buffer(self.constant(each), each.nbytes, each) for each in self.spare]
 
     def add(
         self,
@@ -213,6 +220,7 @@ class Recorder:
             self._free.remove(best)
             return best
         own = device_memory.unwritten((-(-max(bytes, 1) // 16) * 16,), mx.uint8)
+        self.allocated.append(own)
         return Buffer(self.constant(own), own.nbytes, own)
 
     def workspace(self, number: int) -> Buffer:

@@ -13,10 +13,10 @@ import mlx.nn as nn
 
 from quire.core.errors import ModelError
 from quire.core.media import Colours
-from quire.device.device import current_device
 from quire.models.base import Encoding, Module
 from quire.models.description import Norm
 from quire.models.layers.common import embed
+from quire.models.layers.encoder_attention import Parts
 from quire.models.layers.feed_forward import MLP
 
 
@@ -130,14 +130,13 @@ class SelfAttention(Module):
         if kind.qk_norm is not None:
             self.q_norm, self.k_norm = kind.qk_norm.module(width), kind.qk_norm.module(width)
 
-    def __call__(self, x: mx.array) -> mx.array:
-        """`[tiles, rows, hidden]` -> the same."""
+    def __call__(self, x: mx.array, tiles: Parts) -> mx.array:
+        """`[tiles * rows, hidden]` -> the same."""
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if self._normed:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k, v = (each.reshape(*x.shape[:2], self._heads, -1) for each in (q, k, v))
-        scale = q.shape[-1] ** -0.5
-        out = current_device().operations.attend_groups(q, k, v, scale=scale)
+        q, k, v = (each.reshape(len(x), self._heads, -1) for each in (q, k, v))
+        out = tiles.attend(q, k, v, scale=q.shape[-1] ** -0.5)
         y: mx.array = self.out_proj(out.reshape(x.shape))
         return y
 
@@ -155,9 +154,9 @@ class EncoderLayer(Module):
         if kind.scaled:
             self.scale1, self.scale2 = mx.ones((kind.hidden_size,)), mx.ones((kind.hidden_size,))
 
-    def __call__(self, x: mx.array) -> mx.array:
-        """`[tiles, rows, hidden]` -> the same."""
-        x = x + self._scale("scale1", self.self_attn(self.layer_norm1(x)))
+    def __call__(self, x: mx.array, tiles: Parts) -> mx.array:
+        """`[tiles * rows, hidden]` -> the same."""
+        x = x + self._scale("scale1", self.self_attn(self.layer_norm1(x), tiles))
         return x + self._scale("scale2", self.mlp(self.layer_norm2(x)))
 
     def _scale(self, name: str, y: mx.array) -> mx.array:
@@ -188,13 +187,13 @@ class VisionTower(Module):
 
         Patches are ordered by rows, and so are the pixels of a patch. Each layer is a piece.
         """
-        kind = self.kind
-        x = self.embeddings(pixels, self.dtype)
+        kind, tiles = self.kind, Parts(len(pixels))
+        x = self.embeddings(pixels, self.dtype).flatten(0, 1)
         if kind.first_norm:
             x = self.first_norm(x)
         found = {0: x} if 0 in kind.taken else {}
         for number, layer in enumerate(self.layers, 1):
-            x = layer(x)
+            x = layer(x, tiles)
             if number in kind.taken:
                 found[number] = x
             yield x, *found.values()
@@ -202,4 +201,5 @@ class VisionTower(Module):
         y = taken[0] if len(taken) == 1 else mx.concatenate(taken, axis=-1)
         if kind.last_norm:
             y = self.last_norm(y)
+        y = y.reshape(tiles.count, -1, y.shape[-1])
         return (y[:, 1:] if kind.class_token else y,)

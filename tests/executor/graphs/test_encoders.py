@@ -1,0 +1,204 @@
+"""Encoders as CUDA graphs, on an emulated card."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from quire.core.config import EngineConfig
+from quire.core.media import MediaItem
+from quire.engine.engine import Engine
+from quire.executor import factory
+from quire.executor.agreement import whole_error
+from quire.executor.encoder_cache import Encoded, EncoderCache
+from quire.executor.graphs import encoders
+from quire.executor.graphs.encoders import EncoderGraphs
+from quire.executor.graphs.executor import GraphExecutor
+from quire.models.base import LanguageModel, finished
+from quire.program.trace import trace_encoder
+from quire.program.values import Program
+from quire.scheduler.plan import EncoderWork, StepPlan, StepResult
+from tests.engine.test_image_parity import showing
+from tests.executor.graphs.recorded import opened
+from tests.support.emulated_card import EmulatedExtension, emulate_card
+from tests.support.emulated_metal import why_not
+from tests.support.media_items import CONFIGS, random_features, shape_for
+from tests.support.packed_models import packed_model
+from tests.support.parity import Company, executor_of, prompts
+from tests.support.tiny_models import gemma4_vision_config
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
+
+_GROWN = {"hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 2}
+
+
+def _with_vision(config: dict[str, Any], **vision: Any) -> dict[str, Any]:
+    return config | {"vision_config": config["vision_config"] | vision}
+
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    # Its matrices are those that tensor cores multiply by.
+    "gemma4": _with_vision(gemma4_vision_config(), **_GROWN, num_key_value_heads=2, head_dim=64),
+    "qwen3_vl": CONFIGS["qwen3_vl"],  # levels
+    "qwen2_5_vl": CONFIGS["qwen2_5_vl"],  # windows
+    "gemma3": CONFIGS["gemma3"],  # SigLIP
+    "lfm2_vl": CONFIGS["lfm2_vl"],  # SigLIP, any shape
+}
+_SLOW = ("qwen2_5_vl", "lfm2_vl")
+SHAPE = (4, 8)
+
+
+@pytest.fixture
+def extension(monkeypatch: pytest.MonkeyPatch) -> EmulatedExtension:
+    return emulate_card(monkeypatch)
+
+
+def unpacked(config: dict[str, Any]) -> LanguageModel:
+    """Return a model with random weights in bfloat16."""
+    mx.random.seed(0)
+    return packed_model(config, lambda model: None)
+
+
+def item(shape: tuple[int, ...], digest: bytes = b"") -> MediaItem:
+    return MediaItem("image", b"", shape, 1, digest)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(each, marks=[pytest.mark.slow] * (each in _SLOW)) for each in FAMILIES],
+)
+def test_graphs_compute_what_the_encoder_does(family: str, extension: EmulatedExtension) -> None:
+    """The same graphs for other features and for several items, in turns."""
+    model = unpacked(FAMILIES[family])
+    encoder, graphs = model.encoders["image"], EncoderGraphs(model, extension)
+    shape = shape_for(encoder)
+    counts = (1, 2) if encoder.takes_several else (1,)
+    for turn in range(3):
+        for count in counts:
+            features = random_features(model, "image", shape, count)
+            features = (features + turn).astype(mx.uint8)
+            rows = finished(graphs.encode([item(shape)] * count, features))
+            for ours, theirs in zip(rows, encoder(features, shape), strict=True):
+                assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+                assert whole_error(ours, theirs) < 0.02
+    (known,) = graphs._shapes.values()
+    assert {count: each and each.serves for count, each in known.graphs.items()} == dict.fromkeys(
+        counts, True
+    )
+
+
+def test_items_are_encoded_in_the_pieces_of_plans(extension: EmulatedExtension) -> None:
+    """Pieces of other items of the shape may come between."""
+    model = unpacked(FAMILIES["gemma4"])
+    encoder, graphs = model.encoders["image"], EncoderGraphs(model, extension)
+    pieces = encoder.pieces(SHAPE)
+    features = {bytes([n]): random_features(model, "image", SHAPE) + n for n in range(4)}
+    items = [item(SHAPE, digest) for digest in features]
+    given = {each.key: bytes(memoryview(features[each.digest])) for each in items}
+    cache = EncoderCache(model.encoders, given.__getitem__, encode=graphs.encode)
+
+    def work(number: int, first: int, count: int) -> list[EncoderWork]:
+        completes = first + count == pieces.count
+        group = number + 1
+        return [EncoderWork(items[number], first, count, pieces.rows, completes, group=group)]
+
+    for number in (0, 1):
+        cache.advance(work(number, 0, pieces.count))
+    for first in range(pieces.count):
+        for number in (2, 3):
+            mx.eval(cache.advance(work(number, first, 1)))
+    (known,) = graphs._shapes.values()
+    assert known.graphs[1] is not None
+    for each in items:
+        (expected,) = encoder(features[each.digest], SHAPE)
+        assert whole_error(cache._made[each.key][0], expected) < 0.02
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Return the shapes that are traced."""
+    found: list[tuple[int, ...]] = []
+
+    def noted(model: LanguageModel, kind: str, shape: tuple[int, ...]) -> Program:
+        found.append(shape)
+        return trace_encoder(model, kind, shape)
+
+    monkeypatch.setattr(encoders, "trace_encoder", noted)
+    return found
+
+
+def test_shapes_that_come_again_have_graphs(
+    extension: EmulatedExtension, traced: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoders, "_MOST_SHAPES", 2)
+    model = unpacked(FAMILIES["gemma4"])
+    graphs = EncoderGraphs(model, extension)
+    asked = [(2, 4), (4, 4), (2, 4), (4, 6), (2, 4), (4, 4), (4, 4), (2, 4), (2, 4)]
+    for shape in asked:
+        finished(graphs.encode([item(shape)], random_features(model, "image", shape)))
+    assert list(graphs._shapes) == [("image", (4, 4)), ("image", (2, 4))]
+    assert traced == [(2, 4), (4, 4)], "(2, 4) stays, (4, 4) was dropped for (4, 6) and came again"
+
+
+@pytest.mark.parametrize(("wrong", "slow"), [(True, False), (False, True)])
+def test_graphs_that_differ_or_take_longer_do_not_serve(
+    extension: EmulatedExtension, monkeypatch: pytest.MonkeyPatch, wrong: bool, slow: bool
+) -> None:
+    model = unpacked(FAMILIES["gemma4"])
+    graphs, runs = EncoderGraphs(model, extension), list[int]()
+    run = graphs._run
+
+    def noted(found: encoders._Graphs, features: mx.array) -> Encoded:
+        runs.append(1)
+        rows = run(found, features)
+        return tuple(each * 1.1 for each in rows) if wrong else rows
+
+    monkeypatch.setattr(graphs, "_run", noted)
+    monkeypatch.setattr(encoders, "takes_less", lambda a, b: not slow)
+    features = random_features(model, "image", SHAPE)
+    (expected,) = model.encoders["image"](features, SHAPE)
+    for _ in range(4):
+        (rows,) = finished(graphs.encode([item(SHAPE)], features))
+        assert mx.array_equal(rows, expected)
+    assert len(runs) == 1
+
+
+def test_large_items_run_eagerly(
+    extension: EmulatedExtension, traced: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(encoders, "MOST_ROWS", 63)
+    model = unpacked(FAMILIES["gemma4"])
+    graphs = EncoderGraphs(model, extension)
+    for _ in range(3):
+        finished(graphs.encode([item(SHAPE)] * 2, random_features(model, "image", SHAPE, 2)))
+    assert not traced
+
+
+def test_engines_graph_encoders(
+    extension: EmulatedExtension, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps in which graphs were recorded or checked say so: their times teach nothing."""
+    monkeypatch.setattr(factory, "open_cuda_graphs", lambda *given, **named: None)
+    recorded, observe = list[bool](), Engine._observe
+
+    def noted(self: Engine, plan: StepPlan, result: StepResult, waited_s: float | None) -> None:
+        recorded.append(result.recorded)
+        observe(self, plan, result, waited_s)
+
+    monkeypatch.setattr(Engine, "_observe", noted)
+    loaded = opened(FAMILIES["gemma4"], lambda model: None)
+    config = EngineConfig("", kv_memory=16 << 20, prefix_cache=False)
+    company = Company(loaded, config)
+    for seed in range(4):
+        (request,) = prompts((5,), 2)
+        company.run([replace(showing(request, ((3, 4, 8),), seed), id=f"{seed}")])
+    executor = executor_of(company.engine)
+    assert isinstance(executor, GraphExecutor)
+    assert executor._encoders is not None
+    (known,) = executor._encoders._shapes.values()
+    assert known.graphs[1] is not None
+    assert known.graphs[1].serves
+    assert sum(recorded) == 1, "one step recorded and checked a graph"
