@@ -24,6 +24,7 @@ from quire.cache.formats.registry import make_store
 from quire.cache.specs import AttentionSpec, FullKV, WindowKV
 from quire.core.kv_format import KVFormat
 from quire.device.cuda import packed, products
+from quire.device.weights import PackedWeight, Packing
 
 BLOCK = 64
 Row = dict[str, Any]
@@ -132,20 +133,20 @@ def attentions(formats: list[str]) -> list[Row]:
     return rows
 
 
-def _weight(outputs: int, inputs: int, experts: int = 0) -> packed.Packed:
+def _weight(outputs: int, inputs: int, experts: int = 0) -> PackedWeight:
     lead = (experts, outputs) if experts else (outputs,)
     codes = mx.random.randint(-(2**31), 2**31 - 1, (*lead, inputs // 8), dtype=mx.int32)
     scales = mx.full((*lead, inputs // 64), 0.01, dtype=mx.bfloat16)
-    return packed.Packed(codes.view(mx.uint32), scales, -7.5 * scales, 64, 4)
+    return PackedWeight(codes.view(mx.uint32), scales, -7.5 * scales, Packing(64, 4, "affine"))
 
 
-def by_mlx(x: mx.array, w: packed.Packed) -> mx.array:
+def by_mlx(x: mx.array, w: PackedWeight) -> mx.array:
     return mx.quantized_matmul(
         x, w.codes, w.scales, w.biases, transpose=True, group_size=64, bits=4
     )
 
 
-def by_unpacked(x: mx.array, w: packed.Packed) -> mx.array:
+def by_unpacked(x: mx.array, w: PackedWeight) -> mx.array:
     return x @ packed.unpacked(w).T
 
 
@@ -171,13 +172,13 @@ def linears() -> list[Row]:
 
 
 def experts_by_mlx(
-    x: mx.array, chosen: mx.array, gate: packed.Packed, up: packed.Packed, down: packed.Packed
+    x: mx.array, chosen: mx.array, gate: PackedWeight, up: PackedWeight, down: PackedWeight
 ) -> mx.array:
     """Compute the experts' products by MLX, rows sorted by expert, without the activation."""
     flat = chosen.flatten()
     order = mx.argsort(flat)
 
-    def product(x: mx.array, w: packed.Packed) -> mx.array:
+    def product(x: mx.array, w: PackedWeight) -> mx.array:
         return mx.gather_qmm(
             *(x, w.codes, w.scales, w.biases),
             rhs_indices=flat[order],

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 SLOW = pytest.mark.slow
+PACKED = ("gpt_oss_packed", "qwen3_5_moe_packed", "gemma4_ple_packed")
 
 
 @pytest.mark.parametrize(
@@ -17,6 +18,7 @@ SLOW = pytest.mark.slow
         ("llama", "plain 1"),
         pytest.param("gpt_oss", "plain 32 again", marks=SLOW),
         pytest.param("gpt_oss", "plain 32", marks=SLOW),
+        *(pytest.param(each, "plain", marks=SLOW) for each in PACKED),
         pytest.param("llama", "plain 3", marks=SLOW),
         pytest.param("gemma4_moe", "plain", marks=SLOW),
         pytest.param("gemma4_moe", "page", marks=SLOW),

@@ -14,6 +14,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from quire.device import activations, operations
+
 Needed = set[tuple[object, ...]]
 """Kernels by what MLX, or the compiler of ours, knows them by."""
 
@@ -33,6 +35,10 @@ def needed_kernels() -> Iterator[Needed]:
         for name in ("quantized_matmul", "gather_qmm"):
             patch.setattr(mx, name, _noting(getattr(mx, name), _products, found))
         patch.setattr(mx.array, "at", _At.of(mx.array, found))
+        for name, function in activations.COMPILED.items():
+            patch.setitem(activations.COMPILED, name, _noting(function, _fused(name), found))
+        for name in ("_compiled_turn", "_compiled_gate"):
+            patch.setattr(operations, name, _noting(getattr(operations, name), _fused(name), found))
         yield found
 
 
@@ -79,6 +85,10 @@ def _products(
     tile = max(16, min(64, 1 << (rows - 1).bit_length()))
     kind = packing.get("mode"), packing.get("bits"), packing.get("group_size")
     return ("packed product", x.dtype, scales.dtype, tile, *kind)
+
+
+def _fused(name: str) -> Callable[..., tuple[object, ...]]:
+    return lambda *_: ("fused", name)
 
 
 class _At:

@@ -33,6 +33,7 @@ _TYPES = {
     mx.int32: "int32_t",
     mx.int64: "int64_t",
     mx.uint32: "uint32_t",
+    mx.uint8: "uint8_t",
 }
 _POSITIONS = {
     "simdgroup_index_in_threadgroup": "emulated::current / 32",

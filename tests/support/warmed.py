@@ -2,7 +2,8 @@
 
     python -m tests.support.warmed FAMILY FORMAT [SEQUENCES [again]]
 
-Also prints the kernels of MLX that a first start compiles one by one. With `again`, the kernels
+Also prints the kernels of MLX that a first start compiles one by one, and those of any start that
+take long: products by codes, and what `mx.compile` joins. With `again`, the kernels
 that a burst needs after a start that finds all of them compiled. Runs on a blank card, and in a
 process of its own, see `blank_card`.
 """
@@ -30,11 +31,11 @@ from quire.models.registry import build
 from quire.models.weights.loader import LoadedModel
 from quire.models.weights.low_rank import LowRank
 from tests.executor.graphs.recorded import opened
-from tests.executor.graphs.test_recording import FAMILIES
+from tests.executor.graphs.test_recording import FAMILIES, SIZES
 from tests.support.blank_card import open_blank_card
 from tests.support.compiled_kernels import needed_kernels
 from tests.support.families import CONFIGS
-from tests.support.tiny_models import random_weights
+from tests.support.tiny_models import gemma4_ple_config, qwen3_5_moe_config, random_weights
 
 CONFIG = EngineConfig("", kv_memory=64 << 20, max_sequences=8, max_step_tokens=128)
 GREEDY = SamplingParams(temperature=0.0)
@@ -50,6 +51,8 @@ SAMPLINGS = [
 _BURST = "a burst of all sequences"
 _OF_MLX = ("gather", "scatter", "take_along_axis", "put_along_axis")
 """Operations whose kernels MLX compiles, by the names in `compiled_kernels`."""
+_SLOW = ("packed product", "fused")
+"""Those that take 5 s and more each."""
 _SMALL = 1 << 20
 """Bytes of blocks, of which requests run out."""
 
@@ -107,10 +110,30 @@ def serve(engine: Engine, requests: Sequence[Request]) -> None:
             assert output.error is None, output.error
 
 
+PACKED = FAMILIES | {
+    "gpt_oss_packed": CONFIGS["gpt_oss"]
+    | SIZES
+    | {"intermediate_size": 192, "layer_types": ["sliding_attention", "full_attention"]},
+    "qwen3_5_moe_packed": qwen3_5_moe_config(
+        hidden_size=128,
+        num_hidden_layers=2,
+        layer_types=["linear_attention", "full_attention"],
+        linear_num_key_heads=8,
+        linear_num_value_heads=16,
+        moe_intermediate_size=64,
+        shared_expert_intermediate_size=64,
+    ),
+    "gemma4_ple_packed": gemma4_ple_config(
+        **SIZES | {"num_hidden_layers": 6}, hidden_size_per_layer_input=64
+    ),
+}
+"""Models whose weights are packed."""
+
+
 def model_of(family: str) -> LoadedModel:
     """Return a tiny model, packed where its steps run as graphs."""
-    if family in FAMILIES:
-        return opened(FAMILIES[family])
+    if family in PACKED:
+        return opened(PACKED[family])
     model = build(CONFIGS[family])
     weights = [
         (name, each.astype(mx.bfloat16)) for name, each in random_weights(CONFIGS[family]).items()
@@ -139,6 +162,9 @@ def main(family: str, format: str, sequences: str = "8", start: str = "first") -
             for kernel in warm - ahead:
                 if kernel[0] in _OF_MLX:
                     print(f"not compiled while the model is read: {kernel}")
+        for kernel in warm:
+            if kernel[0] in _SLOW:
+                print(f"compiled for long: {kernel}")
         assert len(warm) > 5, "nothing was noted"
         engines: dict[EngineConfig, Engine] = {}
         for name, config, requests in parts:

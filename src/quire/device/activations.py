@@ -79,7 +79,7 @@ SPELLED_OUT: dict[str, Activation] = {
     "quick_gelu": _quick_gelu,
     "relu2": _squared_relu,
 }
-"""Activations for CPUs, without `mx.compile`."""
+"""Activations without `mx.compile`, for CPUs and CUDA."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -260,15 +260,8 @@ def _compiled_gate(gating: Gating) -> Callable[[mx.array, mx.array], mx.array]:
     return compiled
 
 
-class UnfusedOperations(Operations):
-    """Operations for devices without fused kernels, such as CPUs.
-
-    MLX's `mx.fast.rms_norm` takes more operations there. Here a norm takes seven; models with many
-    small norms (Gemma) spend much of a step on them.
-    """
-
-    gather_mm_dtypes = (mx.float32,)
-    score_bytes = 16 << 20
+class SpelledOutOperations(Operations):
+    """Operations for devices on which `mx.compile` delays requests."""
 
     def activate(self, name: str, x: mx.array) -> mx.array:
         return activations.SPELLED_OUT[name](x)
@@ -278,6 +271,17 @@ class UnfusedOperations(Operations):
 
     def rotation(self, cosines: mx.array, sines: mx.array, neighbours: bool) -> Rotate:
         return rotation.spelled_out(cosines, sines, neighbours, turn=rotation.turn)
+
+
+class UnfusedOperations(SpelledOutOperations):
+    """Operations for devices without fused kernels, such as CPUs.
+
+    MLX's `mx.fast.rms_norm` takes more operations there. Here a norm takes seven; models with many
+    small norms (Gemma) spend much of a step on them.
+    """
+
+    gather_mm_dtypes = (mx.float32,)
+    score_bytes = 16 << 20
 
     def rms_norm(self, x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
         share, epsilon = _constants(x.shape[-1], eps)

@@ -66,7 +66,7 @@ def processes(monkeypatch: pytest.MonkeyPatch, exits: int | None = 0) -> list[_P
     return started
 
 
-@pytest.mark.parametrize(("memory", "count"), [(40 * GB, 8), (3 * GB, 3), (GB, 0)])
+@pytest.mark.parametrize(("memory", "count"), [(40 * GB, len(OPERATIONS)), (3 * GB, 3), (GB, 0)])
 def test_operations_are_shared_by_as_many_processes_as_fit(
     memory: int, count: int, verified: VerifiedKernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:

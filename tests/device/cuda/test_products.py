@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +10,26 @@ import mlx.core as mx
 import pytest
 
 from quire.device.cuda import driver, packed, products
+from quire.device.cuda.codes import readable
 from quire.device.cuda.driver import Card
-from quire.device.cuda.packed import Packed, header
-from quire.device.cuda.products import Products
+from quire.device.cuda.packed import header
+from quire.device.cuda.products import Kind, Products, difference_of
 from quire.device.cuda.skinny_gemm import SkinnyGemm
 from quire.device.cuda.wide_gemm import WideGemm
 from quire.device.gpu_kernels import Kernel, kernel_text
-from tests.device.cuda.cards import CARDS, H200, RTX_4090
+from quire.device.weights import PackedWeight, Packing
+from tests.device.cuda.cards import CARDS, H200, RTX_3060, RTX_4090
+from tests.support.emulated_products import products_emulated
 from tests.support.nvcc import assert_compiles
+from tests.support.packings import FLOATS, MXFP4
 
-KINDS = (32, 64, 128, "gates", "experts")
+FOUR_BITS, BYTES = Packing(64, 4, "affine"), Packing(64, 8, "affine")
+PACKINGS = [Packing(32, 4, "affine"), FOUR_BITS, Packing(128, 4, "affine"), BYTES, *FLOATS]
+KINDS = [
+    Kind("gates"),
+    *(Kind(name, each) for name in ("matrices", "gated experts", "experts") for each in PACKINGS),
+]
+EVERYDAY = [Kind("gates"), Kind("experts", FOUR_BITS), Kind("experts", MXFP4)]
 GATED, DOWN = {"GATED": 1, "TOP": 8, "GELU": 1}, {"GATED": 0, "TOP": 1, "GELU": 0}
 PRODUCT = (
     "const T* x, const int* x_shape, const unsigned* w, const int* w_shape, const T* scales,"
@@ -74,27 +85,26 @@ def test_sources_compile(
 
 def packed_matrix(
     *shape: int, bits: int = 4, group_size: int = 64, dtype: mx.Dtype = mx.bfloat16
-) -> Packed:
-    codes, scales, biases = mx.quantize(
-        mx.random.normal(shape).astype(dtype), group_size=group_size, bits=bits
-    )
-    return Packed(codes, scales, biases, group_size, bits)
+) -> PackedWeight:
+    parts = mx.quantize(mx.random.normal(shape).astype(dtype), group_size=group_size, bits=bits)
+    return PackedWeight(*parts, Packing(group_size, bits, "affine"))
 
 
 @pytest.mark.parametrize(
-    ("weight", "readable"),
+    ("weight", "expected"),
     [
         (packed_matrix(32, 128), True),
         (packed_matrix(32, 128, group_size=128), True),
         (packed_matrix(4, 32, 128), True),
-        (packed_matrix(32, 128, bits=8), False),
+        (packed_matrix(32, 128, bits=8), True),
+        (packed_matrix(32, 128, bits=6), False),
         (packed_matrix(32, 128, group_size=32), True),
         (packed_matrix(24, 128), False),
         (packed_matrix(32, 128, dtype=mx.float32), False),
     ],
 )
-def test_which_matrices_the_kernels_read(weight: Packed, readable: bool) -> None:
-    assert weight.readable_by_kernels == readable
+def test_which_matrices_the_kernels_read(weight: PackedWeight, expected: bool) -> None:
+    assert readable(weight) == expected
 
 
 def test_without_a_gpu_mlx_multiplies() -> None:
@@ -102,7 +112,7 @@ def test_without_a_gpu_mlx_multiplies() -> None:
         pytest.skip("needs a CPU")
     one = Products()
     assert one.linear(mx.zeros((4, 128), mx.bfloat16), packed_matrix(32, 128)) is None
-    assert not any(map(one.sound, (64, "gates", "experts")))
+    assert not any(map(one.sound, KINDS))
 
 
 def test_products_that_do_not_fit_a_card_give_way(caplog: pytest.LogCaptureFixture) -> None:
@@ -114,16 +124,9 @@ def test_products_that_do_not_fit_a_card_give_way(caplog: pytest.LogCaptureFixtu
 def cut_for(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     """Products are cut as on another card."""
 
-    def cut(*sizes: int, rows: int, gated: bool = False, experts: bool = False) -> SkinnyGemm:
-        inputs, outputs, group_size = sizes
-        return SkinnyGemm(inputs, outputs, group_size, rows, card, gated, experts)
-
-    def wide(*sizes: int, rows: int, gated: bool = False, experts: bool = False) -> WideGemm:
-        inputs, outputs, group_size = sizes
-        return WideGemm(inputs, outputs, 4, group_size, rows, card, gated, experts)
-
-    monkeypatch.setattr(packed, "_cut", cut)
-    monkeypatch.setattr(packed, "wide_gemm", wide)
+    monkeypatch.setattr(packed, "card", lambda: replace(card, warpgroups=False))
+    for name in ("_cut", "wide_gemm"):
+        monkeypatch.setattr(packed, name, getattr(packed, name).__wrapped__)
 
 
 @pytest.mark.parametrize("card", CARDS, ids=str)
@@ -133,8 +136,10 @@ def test_the_check_asks_for_more_shared_memory_after_less(
     """Models ask in this order, so that a failure is found before a step."""
     asked: dict[tuple[object, ...], list[int]] = {}
 
-    def launch(*, output_shapes: list[tuple[int, ...]], **_: Any) -> list[mx.array]:
-        return [mx.zeros(each) for each in output_shapes]
+    def launch(
+        *, output_shapes: list[tuple[int, ...]], output_dtypes: list[mx.Dtype], **_: Any
+    ) -> list[mx.array]:
+        return [mx.zeros(*each) for each in zip(output_shapes, output_dtypes, strict=True)]
 
     def kernel(*what: object, **_: object) -> Kernel:
         for gemm in (each for each in what if isinstance(each, SkinnyGemm)):
@@ -145,13 +150,28 @@ def test_the_check_asks_for_more_shared_memory_after_less(
         monkeypatch.setattr(packed, f"_{name}_kernel", kernel)
     cut_for(card, monkeypatch)
     monkeypatch.setattr(products, "_compared", lambda *_: None)
-    assert [products._check_of(each)() for each in KINDS] == [None] * len(KINDS)
+    assert [difference_of(each) for each in KINDS] == [None] * len(KINDS)
     more = [dict(what) for what, sizes in asked.items() if 48_000 < max(sizes) > sizes[0]]
     linear = {(each["TILES"], each["GROUP"]) for each in more if not each["EXPERTS"]}
     assert linear >= {(tiles, group) for tiles in (2, 4) for group in (64, 128)}
     assert any(each["EXPERTS"] and each["GATED"] for each in more)
     if card is H200:
         assert linear >= {(1, 64), (1, 128)}
+
+
+@pytest.mark.parametrize("card", [H200, RTX_3060], ids=str)
+@pytest.mark.parametrize(
+    "kind",
+    [*EVERYDAY, *(pytest.param(each, marks=pytest.mark.slow) for each in KINDS)],
+    ids=str,
+)
+def test_emulated_kernels_agree_with_mlx(
+    kind: Kind, card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "_WIDE", 512)
+    monkeypatch.setattr(products, "_WIDE_OF_EXPERTS", 512)
+    with products_emulated(card):
+        assert difference_of(kind) is None
 
 
 @pytest.mark.gpu
@@ -161,4 +181,4 @@ def test_kernels_agree_with_mlx(card: Card, monkeypatch: pytest.MonkeyPatch) -> 
     if card.shared > driver.card().shared:
         pytest.skip("cut for cards with more shared memory")
     cut_for(card, monkeypatch)
-    assert [products._check_of(each)() for each in KINDS] == [None] * len(KINDS)
+    assert [difference_of(each) for each in KINDS] == [None] * len(KINDS)

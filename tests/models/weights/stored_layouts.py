@@ -12,9 +12,9 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from quire.device.cuda.packed import Packed
+from quire.device.cuda.codes import readable
 from quire.device.device import CUDA, current_device
-from quire.device.weights import DECODED_MODES, PackedWeight, Packing
+from quire.device.weights import PackedWeight, Packing
 from quire.executor.graphs.layout import InputLayout
 from quire.executor.graphs.operands import ProductMatrix, UnsupportedNode
 from quire.executor.graphs.recorder import Recorder
@@ -188,18 +188,7 @@ def _eagerly(weight: mx.array | PackedWeight) -> str:
     """Return what multiplies outside of graphs."""
     if isinstance(weight, mx.array):
         return "MLX"
-    if weight.packing.mode in DECODED_MODES:
-        return "decoded for each product"
-    if weight.biases is None:
-        return "MLX"
-    codes = Packed(
-        weight.codes,
-        weight.scales,
-        weight.biases,
-        group_size=weight.packing.group_size,
-        bits=weight.packing.bits,
-    )
-    return "own kernels" if codes.readable_by_kernels else "MLX"
+    return "own kernels" if readable(weight) else "decoded for each product"
 
 
 def table() -> str:

@@ -59,6 +59,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "blocks written": (_assigned_by_two, None),
     "logits adjusted": (_added, mx.float32),
     "blocks copied": (_assigned, None),
+    "states written": (_assigned, mx.float32),
     "tokens placed": (_assigned, mx.int32),
     "rows chosen": (_gathered, None),
     "float32 chosen": (_gathered, mx.float32),

@@ -10,12 +10,11 @@ import mlx.core as mx
 
 from quire.device.activations import Gating
 from quire.device.coding import Chunks, CodedChunks, VectorCoding
+from quire.device.cuda import packed
 from quire.device.cuda.blocks import BlockEncoder
 from quire.device.cuda.encoding import Encoder
-from quire.device.cuda.packed import Packed
 from quire.device.cuda.products import MOST_ROWS, Products
-from quire.device.mixture import mixed
-from quire.device.operations import Operations
+from quire.device.operations import SpelledOutOperations
 from quire.device.weights import (
     ExpertMatrices,
     GatedExperts,
@@ -27,15 +26,18 @@ from quire.device.weights import (
 
 _UNPACKED_BYTES = 128 << 20
 """Most bytes of a matrix unpacked at a time: a whole output head would take gigabytes."""
+_COMPILED_FROM = 8
+"""Rows from which on MLX compiles a product by codes."""
 _PIECES, _FEWEST_PIECES = 128, 16
 """Number of pieces in which a row's greatest logit is searched side by side."""
 
 
-class CUDAOperations(Operations):
-    """Operations with own products of packed weights on tensor cores, where these are faster.
+class CUDAOperations(SpelledOutOperations):
+    """Operations with own products of packed weights on tensor cores.
 
-    MLX 0.32.4 compiles its products of 8 rows and more at first use, half a minute for each of six
-    kernels. Weights that these kernels read need none of them.
+    MLX 0.32.4 compiles its products by codes of 8 rows and more at first use, half a minute for
+    each of many kernels, and what `mx.compile` joins, 5 s for each function. Neither is used:
+    graphs compute nearly all steps, and first starts would wait.
     """
 
     # As all by which rows are gathered: a GPU compiles a gather for each type.
@@ -64,17 +66,17 @@ class CUDAOperations(Operations):
     def packed_linear(self, x: mx.array, weight: PackedWeight, bias: mx.array | None) -> mx.array:
         if x.size // x.shape[-1] > MOST_ROWS:
             return self._by_numbers(x, weight, bias)
-        packed = _affine(weight)
-        y = None if packed is None else self._products.linear(x, packed)
-        if y is None and _has_one_group(weight):
-            return self._by_numbers(x, weight, bias)
-        if y is None:
+        y = self._products.linear(x, weight)
+        if y is not None:
+            return y if bias is None else y + bias
+        if _mlx_multiplies(weight, x.size // x.shape[-1]):
             return super().packed_linear(x, weight, bias)
-        return y if bias is None else y + bias
+        return self._by_numbers(x, weight, bias)
 
     def by_head(self, x: mx.array, matrices: ExpertMatrices) -> mx.array:
         weight = matrices.weight
-        if isinstance(weight, PackedWeight) and _has_one_group(weight):
+        rows = x.shape[0] * x.shape[1]
+        if isinstance(weight, PackedWeight) and not _mlx_multiplies(weight, rows):
             matrices = replace(matrices, weight=weight.unpacked(x.dtype))
         return super().by_head(x, matrices)
 
@@ -86,7 +88,7 @@ class CUDAOperations(Operations):
         return super().gated_mlp(x, mlp) if inner is None else self.product(inner, mlp.down)
 
     def _by_numbers(self, x: mx.array, weight: PackedWeight, bias: mx.array | None) -> mx.array:
-        """Return the experts' outputs by matrices that are unpacked first, a part at a time."""
+        """Compute `packed_linear` by a matrix that is unpacked first, a part at a time."""
         outputs = weight.codes.shape[0]
         part = max(1, _UNPACKED_BYTES // (x.shape[-1] * x.dtype.size))
         found = []
@@ -97,8 +99,7 @@ class CUDAOperations(Operations):
         return found[0] if len(found) == 1 else mx.concatenate(found, axis=-1)
 
     def _unpacked(self, weight: PackedWeight, dtype: mx.Dtype) -> mx.array:
-        packed = _affine(weight)
-        numbers = None if packed is None else self._products.unpacked(packed, dtype)
+        numbers = self._products.unpacked(weight, dtype)
         return weight.unpacked(dtype) if numbers is None else numbers
 
     def gated(self, gating: Gating, x: mx.array, y: mx.array) -> mx.array:
@@ -120,15 +121,34 @@ class CUDAOperations(Operations):
     def code_blocks(self, chunks: Chunks, codings: Sequence[VectorCoding]) -> CodedChunks | None:
         return self._blocks.code(chunks, codings)
 
-    def experts(
-        self, x: mx.array, chosen: mx.array, weights: mx.array, experts: GatedExperts | PlainExperts
+    def expert_outputs(
+        self, x: mx.array, chosen: mx.array, experts: GatedExperts | PlainExperts
     ) -> mx.array:
-        y = self._outputs(x, chosen, experts)
-        if y is None:
-            return super().experts(x, chosen, weights, experts=experts)
-        return mixed(y, weights, x.dtype)
+        y = self._gated_outputs(x, chosen, experts)
+        if y is not None:
+            return y
+        if not all(self._multiplies(each, x.dtype) for each in experts.matrices):
+            return super().expert_outputs(x, chosen, experts)
+        inner = self.expert_product(x, chosen, experts.up)
+        if isinstance(experts, PlainExperts):
+            inner = self.activate(experts.activation, inner)
+        else:
+            gate = self.expert_product(x, chosen, experts.gate)
+            inner = self.gated(experts.gating, gate, inner)
+        return self.expert_product(inner, chosen, experts.down)
 
-    def _outputs(
+    def expert_product(self, x: mx.array, chosen: mx.array, matrices: ExpertMatrices) -> mx.array:
+        weight, bias = matrices.weight, matrices.bias
+        if isinstance(weight, mx.array) or not self._multiplies(matrices, x.dtype):
+            return super().expert_product(x, chosen, matrices)
+        y = packed.expert_product(x, chosen, weight)
+        return y if bias is None else y + bias[chosen]
+
+    def _multiplies(self, matrices: ExpertMatrices, dtype: mx.Dtype) -> bool:
+        weight = matrices.weight
+        return isinstance(weight, PackedWeight) and self._products.multiplies_experts(weight, dtype)
+
+    def _gated_outputs(
         self, x: mx.array, chosen: mx.array, experts: GatedExperts | PlainExperts
     ) -> mx.array | None:
         """Return the experts' outputs `[T, k, hidden]` by kernels; None if these do not support the
@@ -144,25 +164,16 @@ class CUDAOperations(Operations):
         )
 
 
-def _has_one_group(weight: PackedWeight) -> bool:
-    """Return whether a matrix's rows are one group of columns.
+def _mlx_multiplies(weight: PackedWeight, rows: int) -> bool:
+    """Return whether MLX's product by codes is right and compiled.
 
-    On Hopper, MLX 0.32.4 multiplies by these with a kernel of their own. Its results were wrong on
-    an H100 (64 columns, relative error 1).
+    On Hopper, MLX 0.32.4 multiplies by matrices whose rows are one group of columns with a kernel
+    of their own. Its results were wrong on an H100 (64 columns, relative error 1).
     """
-    return weight.scales.shape[-1] == 1
+    return rows < _COMPILED_FROM and weight.scales.shape[-1] > 1
 
 
-def _affine(weight: PackedWeight) -> Packed | None:
-    if weight.biases is None:
-        return None
-    packing = weight.packing
-    return Packed(
-        weight.codes, weight.scales, weight.biases, group_size=packing.group_size, bits=packing.bits
-    )
-
-
-def _alone(matrix: Matrix | ExpertMatrices) -> Packed | None:
+def _alone(matrix: Matrix | ExpertMatrices) -> PackedWeight | None:
     """Return the weight if it is packed and has no bias; else None."""
     weight = matrix.weight
-    return _affine(weight) if isinstance(weight, PackedWeight) and matrix.bias is None else None
+    return weight if isinstance(weight, PackedWeight) and matrix.bias is None else None

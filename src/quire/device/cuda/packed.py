@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from functools import cache
 
 import mlx.core as mx
@@ -13,6 +12,7 @@ from quire.device.cuda.skinny_gemm import SkinnyGemm
 from quire.device.cuda.warpgroup_gemm import WarpgroupGemm
 from quire.device.cuda.wide_gemm import ROWS, WideGemm
 from quire.device.gpu_kernels import Kernel, cuda_kernel, kernel_text
+from quire.device.weights import PackedWeight, Packing
 
 Wide = WideGemm | WarpgroupGemm
 
@@ -29,41 +29,14 @@ ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1}
 """Activations that `experts` supports, and the kernels' `GELU` constant for each."""
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """A matrix `[out, in]`, or a stack `[experts, out, in]`, in MLX's affine packing.
-
-    Attributes:
-        codes: `[..., out, in / 8]`, uint32.
-        scales, biases: `[..., out, in / group_size]`.
-    """
-
-    codes: mx.array
-    scales: mx.array
-    biases: mx.array
-    group_size: int
-    bits: int
-
-    @property
-    def readable_by_kernels(self) -> bool:
-        """Whether the kernels support its packing and shape."""
-        return (
-            self.bits == 4
-            and self.group_size in (32, 64, 128)
-            and self.scales.dtype == mx.bfloat16
-            and self.codes.shape[-2] % 16 == 0
-            and self.codes.shape[-1] % 8 == 0
-        )
-
-
-def linear(x: mx.array, weight: Packed) -> mx.array:
+def linear(x: mx.array, weight: PackedWeight) -> mx.array:
     """Multiply rows: `[M, in]` -> `[M, out]`."""
     rows = x.shape[0]
     if rows > SKINNY_ROWS:
         return many_rows(x, weight)
     gemm = skinny_gemm(rows, weight)
     return _linear_kernel(gemm)(
-        inputs=[x, weight.codes, weight.scales, weight.biases],
+        inputs=[x, *_arrays(weight)],
         grid=(-(-gemm.outputs // gemm.width) * gemm.threads, gemm.blocks, 1),
         threadgroup=(gemm.threads, 1, 1),
         output_shapes=[(rows, gemm.outputs)],
@@ -71,26 +44,37 @@ def linear(x: mx.array, weight: Packed) -> mx.array:
     )[0]
 
 
-def skinny_gemm(rows: int, weight: Packed) -> SkinnyGemm:
+def skinny_gemm(rows: int, weight: PackedWeight) -> SkinnyGemm:
     """Return how a product of `rows` rows with a matrix is cut."""
-    outputs, words = weight.codes.shape
-    return _cut(words * 8, outputs, weight.group_size, rows=1 << max(3, (rows - 1).bit_length()))
+    rounded = 1 << max(3, (rows - 1).bit_length())
+    return _cut(_columns(weight), weight.codes.shape[0], weight.packing, rows=rounded)
 
 
-def expert_gemms(gate: Packed, down: Packed) -> tuple[SkinnyGemm, SkinnyGemm]:
+def _arrays(weight: PackedWeight) -> list[mx.array]:
+    """Return the arrays of a matrix, in the order of `_matrices`."""
+    return [weight.codes, weight.scales, *([] if weight.biases is None else [weight.biases])]
+
+
+def _columns(weight: PackedWeight) -> int:
+    return weight.codes.shape[-1] * 32 // weight.packing.bits
+
+
+def expert_gemms(gate: PackedWeight, down: PackedWeight) -> tuple[SkinnyGemm, SkinnyGemm]:
     """Return the kernels for gate and up projections, and for the down projection."""
-    outputs, hidden = gate.codes.shape[1], down.codes.shape[1]
-    return (
-        _cut(hidden, outputs, gate.group_size, rows=_SKINNY_TILE, gated=True, experts=True),
-        _cut(outputs, hidden, down.group_size, rows=_SKINNY_TILE, experts=True),
-    )
+    return expert_gemm(gate, gated=True), expert_gemm(down)
+
+
+def expert_gemm(weight: PackedWeight, *, gated: bool = False) -> SkinnyGemm:
+    """Return how a product of few rows with experts' matrices is cut."""
+    inputs, outputs = _columns(weight), weight.codes.shape[1]
+    return _cut(inputs, outputs, weight.packing, rows=_SKINNY_TILE, gated=gated, experts=True)
 
 
 @cache
 def _cut(
     inputs: int,
     outputs: int,
-    group_size: int,
+    packing: Packing,
     rows: int,
     *,
     gated: bool = False,
@@ -98,7 +82,15 @@ def _cut(
 ) -> SkinnyGemm:
     """Return how a product is cut. Cached, because it is looked up at each product."""
     return SkinnyGemm(
-        inputs, outputs, group_size, rows=rows, card=card(), gated=gated, experts=experts
+        inputs,
+        outputs,
+        packing.group_size,
+        rows=rows,
+        card=card(),
+        gated=gated,
+        experts=experts,
+        bits=packing.bits,
+        mode=packing.mode,
     )
 
 
@@ -114,16 +106,17 @@ def fits(gemm: SkinnyGemm) -> bool:
     return gemm.fits
 
 
-def many_rows(x: mx.array, weight: Packed, up: Packed | None = None, gelu: int = 0) -> mx.array:
+def many_rows(
+    x: mx.array, weight: PackedWeight, up: PackedWeight | None = None, gelu: int = 0
+) -> mx.array:
     """Multiply many rows, `[M, in]` -> `[M, out]`; with `up`, return `activation(weight(x)) *
     up(x)`.
     """
-    rows, (outputs, words) = x.shape[0], weight.codes.shape
-    second = [] if up is None else [up.codes, up.scales, up.biases]
+    rows, outputs = x.shape[0], weight.codes.shape[0]
     most = max(ROWS, 1 << (rows - 1).bit_length())
-    gemm = wide_gemm(words * 8, outputs, weight.group_size, rows=most, gated=up is not None)
+    gemm = wide_gemm(_columns(weight), outputs, weight.packing, rows=most, gated=up is not None)
     return _wide_kernel(gemm, 1, gelu)(
-        inputs=[x, weight.codes, weight.scales, weight.biases, *second],
+        inputs=[x, *_arrays(weight), *([] if up is None else _arrays(up))],
         grid=(-(-outputs // gemm.width) * gemm.threads, gemm.blocks_for(rows), 1),
         threadgroup=(gemm.threads, 1, 1),
         output_shapes=[(rows, outputs)],
@@ -131,11 +124,11 @@ def many_rows(x: mx.array, weight: Packed, up: Packed | None = None, gelu: int =
     )[0]
 
 
-def unpacked(weight: Packed) -> mx.array:
-    """Return the matrix `[out, in]` unpacked."""
+def unpacked(weight: PackedWeight) -> mx.array:
+    """Return a matrix `[out, in]` in affine codes of 4 bits unpacked."""
     outputs, words = weight.codes.shape
-    return _unpack_kernel(weight.group_size)(
-        inputs=[weight.codes, weight.scales, weight.biases],
+    return _unpack_kernel(weight.packing.group_size)(
+        inputs=_arrays(weight),
         grid=(-(-outputs * words // _LANES) * _LANES, 1, 1),
         threadgroup=(_LANES, 1, 1),
         output_shapes=[(outputs, words * 8)],
@@ -155,75 +148,91 @@ def gated(x: mx.array, y: mx.array, gelu: int) -> mx.array:
 
 
 def experts(
-    x: mx.array, chosen: mx.array, matrices: tuple[Packed, Packed, Packed], gelu: int
+    x: mx.array,
+    chosen: mx.array,
+    matrices: tuple[PackedWeight, PackedWeight, PackedWeight],
+    gelu: int,
 ) -> mx.array:
+    """Return the outputs `[T, k, hidden]` of experts without biases, by two products."""
     gate, up, down = matrices
-    top, pairs, count = chosen.shape[-1], chosen.size, gate.codes.shape[0]
-    many = pairs > _SKINNY_TILE * count
-    tile = ROWS if many else _SKINNY_TILE
-    most = min(pairs, count + pairs // tile)
-    order, tiles = _group_kernel(count, tile)(
+    order, tiles, tile = _grouped(chosen, gate.codes.shape[0])
+    gemms = _expert_cut(gate, tiles, tile, gated=True), _expert_cut(down, tiles, tile)
+    inputs = [x, *_arrays(gate), *_arrays(up), order, tiles]
+    inner = _expert_product(inputs, gemms[0], top=chosen.shape[-1], gelu=gelu)
+    y = _expert_product([inner, *_arrays(down), order, tiles], gemms[1])
+    return y.reshape(*chosen.shape, gemms[1].outputs)
+
+
+def expert_product(x: mx.array, chosen: mx.array, weight: PackedWeight) -> mx.array:
+    """Multiply rows `[T, in]` or `[T, k, in]` by their experts `[T, k]`: `[T, k, out]`."""
+    order, tiles, tile = _grouped(chosen, weight.codes.shape[0])
+    gemm = _expert_cut(weight, tiles, tile)
+    rows = x[order // chosen.shape[-1]] if x.ndim == 2 else x.flatten(0, 1)[order]
+    y = _expert_product([rows, *_arrays(weight), order, tiles], gemm)
+    return y.reshape(*chosen.shape, gemm.outputs)
+
+
+def _grouped(chosen: mx.array, experts: int) -> tuple[mx.array, mx.array, int]:
+    """Group pairs of row and expert by expert, in tiles.
+
+    Returns:
+        The pairs `[n]`; expert, first pair and number of pairs of each tile; most pairs of a tile.
+    """
+    pairs = chosen.size
+    tile = ROWS if pairs > _SKINNY_TILE * experts else _SKINNY_TILE
+    order, tiles = _group_kernel(experts, tile)(
         inputs=[chosen.reshape(-1)],
         grid=(_GROUP_LANES, 1, 1),
         threadgroup=(_GROUP_LANES, 1, 1),
-        output_shapes=[(pairs,), (most, 3)],
+        output_shapes=[(pairs,), (min(pairs, experts + pairs // tile), 3)],
         output_dtypes=[mx.int32, mx.int32],
     )
-    gemms = (
-        _wide_expert_gemms(gate, down, 1 << (most - 1).bit_length())
-        if many
-        else expert_gemms(gate, down)
-    )
-    inputs = [x, gate.codes, gate.scales, gate.biases, up.codes, up.scales, up.biases, order, tiles]
-    inner = _expert_product(inputs, gemms[0], pairs=pairs, tiles=most, top=top, gelu=gelu)
-    inputs = [inner, down.codes, down.scales, down.biases, order, tiles]
-    y = _expert_product(inputs, gemms[1], pairs=pairs, tiles=most)
-    return y.reshape(-1, top, gemms[1].outputs)
+    return order, tiles, tile
 
 
-def _wide_expert_gemms(gate: Packed, down: Packed, tiles: int) -> tuple[Wide, Wide]:
-    outputs, hidden = gate.codes.shape[1], down.codes.shape[1]
-    return (
-        wide_gemm(hidden, outputs, gate.group_size, rows=ROWS * tiles, gated=True, experts=True),
-        wide_gemm(outputs, hidden, down.group_size, rows=ROWS * tiles, experts=True),
-    )
+def _expert_cut(
+    weight: PackedWeight, tiles: mx.array, tile: int, *, gated: bool = False
+) -> SkinnyGemm | Wide:
+    """Return how a product with experts' matrices is cut."""
+    if tile == _SKINNY_TILE:
+        return expert_gemm(weight, gated=gated)
+    rows = ROWS << (len(tiles) - 1).bit_length()
+    inputs, outputs = _columns(weight), weight.codes.shape[1]
+    return wide_gemm(inputs, outputs, weight.packing, rows=rows, gated=gated, experts=True)
 
 
 @cache
 def wide_gemm(
     inputs: int,
     outputs: int,
-    group_size: int,
+    packing: Packing,
     rows: int,
+    *,
     gated: bool = False,
     experts: bool = False,
 ) -> Wide:
     """Return how a product of many rows is cut. Cached, because it is looked up at each product."""
-    cut = inputs, outputs, 4, group_size, rows, card(), gated, experts
+    sizes = inputs, outputs, packing.bits, packing.group_size
+    cut = *sizes, rows, card(), gated, experts, packing.mode
     return WarpgroupGemm(*cut) if card().warpgroups else WideGemm(*cut)
 
 
 def _expert_product(
-    inputs: list[mx.array],
-    gemm: SkinnyGemm | Wide,
-    *,
-    pairs: int,
-    tiles: int,
-    top: int = 1,
-    gelu: int = 0,
+    inputs: list[mx.array], gemm: SkinnyGemm | Wide, *, top: int = 1, gelu: int = 0
 ) -> mx.array:
     """Return `[pairs, outputs]`, a row for each pair of row and expert.
 
     Args:
-        tiles: thread blocks along the rows.
+        inputs: those of the kernel. The last two are the grouped pairs.
         top: number of pairs that share a row of the input.
         gelu: the activation, see `ACTIVATIONS`; used with a gate only.
     """
+    *_, order, tiles = inputs
     return _expert_kernel(gemm, top, gelu)(
         inputs=inputs,
-        grid=(-(-gemm.outputs // gemm.width) * gemm.threads, tiles, 1),
+        grid=(-(-gemm.outputs // gemm.width) * gemm.threads, len(tiles), 1),
         threadgroup=(gemm.threads, 1, 1),
-        output_shapes=[(pairs, gemm.outputs)],
+        output_shapes=[(len(order), gemm.outputs)],
         output_dtypes=[mx.bfloat16],
     )[0]
 
@@ -245,9 +254,12 @@ def header(defines: dict[str, int], functions: str = "") -> str:
 
 @cache
 def _linear_kernel(gemm: SkinnyGemm) -> Kernel:
-    names = ["x", "w", "scales", "biases"]
     return _compiled(
-        "skinny_gemm", names, ["y"], defines=gemm.defines | {"GELU": 0}, shared=gemm.shared
+        "skinny_gemm",
+        _matrices(gemm),
+        ["y"],
+        defines=gemm.defines | {"GELU": 0},
+        shared=gemm.shared,
     )
 
 
@@ -268,22 +280,23 @@ def _expert_kernel(gemm: SkinnyGemm | Wide, top: int, gelu: int) -> Kernel:
     if isinstance(gemm, WideGemm | WarpgroupGemm):
         return _wide_kernel(gemm, top, gelu)
     defines = gemm.defines | {"GATED": int(gemm.gated), "TOP": top, "GELU": gelu}
-    inputs = [*_matrices(gemm.gated), "order", "tiles"]
+    inputs = [*_matrices(gemm), "order", "tiles"]
     return _compiled("skinny_gemm", inputs, ["y"], defines=defines, shared=gemm.shared)
 
 
 @cache
 def _wide_kernel(gemm: Wide, top: int, gelu: int) -> Kernel:
-    inputs = [*_matrices(gemm.gated), *["order", "tiles"] * gemm.experts]
+    inputs = [*_matrices(gemm), *["order", "tiles"] * gemm.experts]
     defines = gemm.defines | {"TOP": top, "GELU": gelu}
     functions = gemm.functions if isinstance(gemm, WarpgroupGemm) else ""
     name = gemm.source.removesuffix(".cuh")
     return _compiled(name, inputs, ["y"], defines=defines, shared=gemm.shared, functions=functions)
 
 
-def _matrices(gated: bool) -> list[str]:
-    second = ["w_up", "scales_up", "biases_up"] if gated else []
-    return ["x", "w", "scales", "biases", *second]
+def _matrices(gemm: SkinnyGemm | Wide) -> list[str]:
+    """Return the names of a product's inputs: x, and the arrays of one matrix or of two."""
+    names = ["w", "scales", *["biases"] * (gemm.mode == "affine")]
+    return ["x", *names, *[f"{name}_up" for name in names * gemm.gated]]
 
 
 @cache

@@ -1,27 +1,28 @@
-"""Products of packed weights on tensor cores: affine codes of 4 bits, bfloat16.
+"""Products of packed weights on tensor cores, in bfloat16.
 
-MLX 0.32.4 reads a matrix once for each of 2 to 7 rows, and gathers experts pair by pair.
+MLX 0.32.4 compiles its products of codes for half a minute each from 8 rows on, reads a matrix once
+for each of 2 to 7 rows, and gathers experts pair by pair.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
-from functools import partial
+from typing import NamedTuple
 
 import mlx.core as mx
 
 from quire.device.cuda import packed
-from quire.device.cuda.packed import ACTIVATIONS, Packed
+from quire.device.cuda.codes import SCALES, readable
+from quire.device.cuda.packed import ACTIVATIONS
 from quire.device.gpu_kernels import problem_of
 from quire.device.verified import Check, Verification, disagreement, verified_kernels
+from quire.device.weights import PackedWeight, Packing
 
 log = logging.getLogger("quire.device")
 
 MOST_ROWS = 512
-"""Most rows for which products read
-the codes.
+"""Most rows for which products read the codes.
 
 With more rows, cuBLAS on the unpacked matrix is faster. But it selects a kernel for each number of
 rows, which takes tens of milliseconds in a step, and MLX rebuilds a step's graphs around its
@@ -31,8 +32,23 @@ _MOST_EXPERTS = 1024
 _TOLERANCE = 1e-2
 _WIDE, _WIDE_OF_EXPERTS = 16_384, 4096
 """Columns of the matrices in the comparison with MLX, as many as models have."""
-_GATES, _EXPERTS = "gates", "experts"
-"""Kinds of kernels; others are products by weights' group size."""
+_BYTES = {"mxfp4": (119, 124), "mxfp8": (119, 124), "nvfp4": (16, 40)}
+"""Least and largest scales in bytes in that comparison: of 1/256 to 1/8 (E8M0), and of 1/16 to 1/2
+(E4M3)."""
+_UNPACKED_BY_KERNEL = "affine", 4
+"""Mode and bits of the codes that a kernel unpacks."""
+
+
+class Kind(NamedTuple):
+    """A kind of kernels.
+
+    Attributes:
+        name: "matrices", "gated experts", "experts" (products one by one) or "gates".
+        packing: of the weights; None for gates.
+    """
+
+    name: str
+    packing: Packing | None = None
 
 
 class Products:
@@ -41,60 +57,58 @@ class Products:
     """
 
     def __init__(self) -> None:
-        self._sound: dict[int | str, bool] = {}
+        self._sound: dict[Kind, bool] = {}
 
-    def sound(self, kind: int | str) -> bool:
+    def sound(self, kind: Kind) -> bool:
         """Return whether a kind of kernels agrees with MLX's products on this machine. The first
         call compiles some of them.
-
-        Args:
-            kind: group size of the weights, `"gates"` or `"experts"`.
         """
         if kind not in self._sound:
             self._sound[kind] = _agrees(kind)
         return self._sound[kind]
 
-    def linear(self, x: mx.array, weight: Packed) -> mx.array | None:
+    def linear(self, x: mx.array, weight: PackedWeight) -> mx.array | None:
         """Multiply rows, `[..., in]` -> `[..., out]`. Return None if no kernel supports the
         case.
         """
         rows = x.size // x.shape[-1]
-        if not 1 < rows <= MOST_ROWS or x.dtype != mx.bfloat16:
+        if not 1 < rows <= MOST_ROWS or x.dtype != mx.bfloat16 or not readable(weight):
             return None
-        if not (weight.readable_by_kernels and self.sound(weight.group_size)):
+        if not self.sound(Kind("matrices", weight.packing)):
             return None
         if rows <= packed.SKINNY_ROWS and not packed.fits(packed.skinny_gemm(rows, weight)):
             return None
         y = packed.linear(x.reshape(rows, -1), weight)
         return y.reshape(*x.shape[:-1], -1)
 
-    def gated(self, x: mx.array, gate: Packed, up: Packed, activation: str) -> mx.array | None:
+    def gated(
+        self, x: mx.array, gate: PackedWeight, up: PackedWeight, activation: str
+    ) -> mx.array | None:
         """Return `activation(gate(x)) * up(x)`, `[M, in]` -> `[M, out]`; None if no kernel supports
         it.
         """
         if not packed.SKINNY_ROWS < x.shape[0] <= MOST_ROWS or x.dtype != mx.bfloat16:
             return None
-        if activation not in ACTIVATIONS or gate.group_size != up.group_size:
+        if activation not in ACTIVATIONS or gate.packing != up.packing:
             return None
-        if not (gate.readable_by_kernels and up.readable_by_kernels):
+        if not (readable(gate) and readable(up)):
             return None
-        if not self.sound(gate.group_size):
+        if not self.sound(Kind("matrices", gate.packing)):
             return None
         return packed.many_rows(x, gate, up, gelu=ACTIVATIONS[activation])
 
-    def unpacked(self, weight: Packed, dtype: mx.Dtype) -> mx.array | None:
+    def unpacked(self, weight: PackedWeight, dtype: mx.Dtype) -> mx.array | None:
         """Return a matrix `[out, in]` unpacked; None if no kernel supports it."""
-        if dtype != mx.bfloat16 or not weight.readable_by_kernels:
+        packing = weight.packing
+        if dtype != mx.bfloat16 or not readable(weight) or not _unpacks(packing):
             return None
-        if not self.sound(weight.group_size):
-            return None
-        return packed.unpacked(weight)
+        return packed.unpacked(weight) if self.sound(Kind("matrices", packing)) else None
 
     def gate(self, activation: str, x: mx.array, y: mx.array) -> mx.array | None:
         """Return `activation(x) * y` of arrays of one shape; None if no kernel supports it."""
         if x.dtype != mx.bfloat16 or y.dtype != mx.bfloat16 or x.shape != y.shape or x.size % 8:
             return None
-        if activation not in ACTIVATIONS or not self.sound(_GATES):
+        if activation not in ACTIVATIONS or not self.sound(Kind("gates")):
             return None
         return packed.gated(x, y, ACTIVATIONS[activation])
 
@@ -102,7 +116,7 @@ class Products:
         self,
         x: mx.array,
         chosen: mx.array,
-        matrices: tuple[Packed, Packed, Packed],
+        matrices: tuple[PackedWeight, PackedWeight, PackedWeight],
         activation: str,
     ) -> mx.array | None:
         """Return the outputs of the chosen experts' gated MLPs.
@@ -116,70 +130,81 @@ class Products:
         Returns:
             `[T, k, hidden]`; None if no kernel supports the case.
         """
-        gate, up, down = matrices
-        if x.dtype != mx.bfloat16 or activation not in ACTIVATIONS:
+        gate, _, down = matrices
+        if activation not in ACTIVATIONS or len({each.packing for each in matrices}) > 1:
             return None
-        if (
-            not (gate.readable_by_kernels and up.readable_by_kernels and down.readable_by_kernels)
-            or gate.group_size != up.group_size
-        ):
+        if x.dtype != mx.bfloat16 or not all(map(_has_experts_kernels, matrices)):
             return None
-        if gate.codes.shape[-2] % 64 or down.codes.shape[-2] % 128:
-            return None
-        if gate.codes.shape[0] > _MOST_EXPERTS or not self.sound(_EXPERTS):
+        if not self.sound(Kind("gated experts", gate.packing)):
             return None
         if not all(map(packed.fits, packed.expert_gemms(gate, down))):
             return None
         return packed.experts(x, chosen, matrices, gelu=ACTIVATIONS[activation])
 
+    def multiplies_experts(self, weight: PackedWeight, dtype: mx.Dtype) -> bool:
+        """Return whether `packed.expert_product` multiplies rows of a type by experts' matrices."""
+        if dtype != mx.bfloat16 or not _has_experts_kernels(weight):
+            return False
+        fits = packed.fits(packed.expert_gemm(weight))
+        return fits and self.sound(Kind("experts", weight.packing))
+
+
+def _has_experts_kernels(weight: PackedWeight) -> bool:
+    return readable(weight) and weight.codes.shape[0] <= _MOST_EXPERTS
+
+
+def _unpacks(packing: Packing) -> bool:
+    return (packing.mode, packing.bits) == _UNPACKED_BY_KERNEL
+
 
 # -- held against MLX's ----------------------------------------------------------------------------
 
 
-def _agrees(kind: int | str) -> bool:
+def _agrees(kind: Kind) -> bool:
     """Return whether a kind of kernels agrees with MLX's products, here or at an earlier start."""
-    verification = Verification(Check.PRODUCTS_AGREE, kind)
+    verification = Verification(Check.PRODUCTS_AGREE, tuple(kind))
     if verified_kernels().holds(verification):
         return True
-    difference = problem_of(_check_of(kind))
+    difference = problem_of(lambda: difference_of(kind))
     if difference is None:
         verified_kernels().add(verification)
         return True
-    what = f"groups of {kind}" if isinstance(kind, int) else kind
     log.warning(
-        "kernels for packed weights are disabled, MLX multiplies them: %s: %s", what, difference
+        "kernels for packed weights are disabled, MLX multiplies them: %s%s: %s",
+        *(kind.name, "" if kind.packing is None else f" in {kind.packing}", difference),
     )
     return False
 
 
-def _check_of(kind: int | str) -> Callable[[], str | None]:
-    """Return the function that says how a kind of kernels differs from MLX, if it does."""
-    if isinstance(kind, int):
-        return partial(_difference_of_products, kind)
-    return {_GATES: _difference_of_gates, _EXPERTS: _difference_of_mixtures}[kind]
+def difference_of(kind: Kind) -> str | None:
+    """Return how a kind of kernels differs from MLX; None if it agrees."""
+    if kind.packing is None:
+        return _difference_of_gates()
+    if kind.name == "matrices":
+        return _difference_of_matrices(kind.packing)
+    return _difference_of_experts(kind.packing, gated=kind.name == "gated experts")
 
 
-def _difference_of_products(group_size: int) -> str | None:
+def _difference_of_matrices(packing: Packing) -> str | None:
     """Compare products of random weights.
 
     Kernels of few rows are also run on a wide matrix after a narrow one, so that the same kernel
     asks for more shared memory.
     """
-    weight = _random(144, 256, group_size, seed=0)
-    difference = _compared(packed.unpacked(weight), _plain(weight))
-    if difference:
+    weight = _random(144, 256, packing, seed=0)
+    if _unpacks(packing) and (difference := _compared(packed.unpacked(weight), _plain(weight))):
         return f"numbers of codes: {difference}"
     for rows in (2, 8, 13, 50, 65, 130):
         x = mx.random.normal((rows, 256), key=mx.random.key(rows)).astype(mx.bfloat16)
         difference = _compared(packed.linear(x, weight), x @ _plain(weight).T)
         if difference:
             return f"{rows} rows: {difference}"
-    gated = packed.many_rows(x, weight, other := _random(144, 256, group_size, seed=1))
+    gated = packed.many_rows(x, weight, other := _random(144, 256, packing, seed=1))
     inner = [x @ _plain(each).T for each in (weight, other)]
     difference = _compared(gated, _spelled_out(inner[0], inner[1], 0))
     if difference:
         return f"gated: {difference}"
-    wide = _random(144, _WIDE, group_size, seed=2)
+    wide = _random(144, _WIDE, packing, seed=2)
     for rows in (2, 13, 50):
         x = mx.random.normal((rows, _WIDE), key=mx.random.key(rows)).astype(mx.bfloat16)
         difference = _compared(packed.linear(x, wide), x @ _plain(wide).T)
@@ -197,30 +222,42 @@ def _difference_of_gates() -> str | None:
     return None
 
 
-def _difference_of_mixtures() -> str | None:
+def _difference_of_experts(packing: Packing, *, gated: bool) -> str | None:
+    compared = _difference_of_gated_experts if gated else _difference_of_expert_product
     for hidden, counts in ((256, (1, 9, 100)), (_WIDE_OF_EXPERTS, (1, 9))):
         for rows in counts:
-            difference = _difference_of_experts(hidden, rows)
+            x = mx.random.normal((rows, hidden), key=mx.random.key(rows)).astype(mx.bfloat16)
+            chosen = mx.argsort(mx.random.normal((rows, 8), key=mx.random.key(rows)))[:, :3]
+            difference = compared(x, chosen.astype(mx.int32), packing)
             if difference:
                 return f"{rows} rows of {hidden}: {difference}"
     return None
 
 
-def _difference_of_experts(hidden: int, rows: int) -> str | None:
-    count = 8
-    gate, up = (
-        _random(64, hidden, 64, seed=1, experts=count),
-        _random(64, hidden, 64, seed=2, experts=count),
-    )
-    down = _random(hidden, 64, 64, seed=3, experts=count)
-    x = mx.random.normal((rows, hidden), key=mx.random.key(rows)).astype(mx.bfloat16)
-    chosen = mx.argsort(mx.random.normal((rows, count), key=mx.random.key(rows)))[:, :3]
-    chosen = chosen.astype(mx.int32)
+def _difference_of_gated_experts(x: mx.array, chosen: mx.array, packing: Packing) -> str | None:
+    hidden = x.shape[-1]
+    gate, up = (_random(128, hidden, packing, seed=seed, experts=8) for seed in (1, 2))
+    down = _random(hidden, 128, packing, seed=3, experts=8)
     got = packed.experts(x, chosen, (gate, up, down), gelu=0)
-    inner = [(x[:, None, None] @ _plain(m)[chosen].swapaxes(-1, -2)) for m in (gate, up)]
-    product = _spelled_out(inner[0], inner[1], 0).astype(mx.bfloat16)
-    expected = (product @ _plain(down)[chosen].swapaxes(-1, -2)).squeeze(-2)
-    return _compared(got, expected)
+    inner = _spelled_out(_by_experts(x, chosen, gate), _by_experts(x, chosen, up), 0)
+    return _compared(got, _by_experts(inner.astype(mx.bfloat16), chosen, down))
+
+
+def _difference_of_expert_product(x: mx.array, chosen: mx.array, packing: Packing) -> str | None:
+    """Compare a product of rows, and one of a row for each pair."""
+    weight = _random(144, x.shape[-1], packing, seed=1, experts=8)
+    pairs = mx.random.normal((*chosen.shape, x.shape[-1]), key=mx.random.key(2)).astype(x.dtype)
+    for rows in (x, pairs):
+        expected = _by_experts(rows, chosen, weight)
+        if difference := _compared(packed.expert_product(rows, chosen, weight), expected):
+            return difference
+    return None
+
+
+def _by_experts(x: mx.array, chosen: mx.array, weight: PackedWeight) -> mx.array:
+    """Compute `packed.expert_product` with unpacked matrices, in float32."""
+    rows = x[:, None, None] if x.ndim == 2 else x[:, :, None]
+    return (rows @ _plain(weight)[chosen].swapaxes(-1, -2)).squeeze(-2)
 
 
 def _spelled_out(x: mx.array, y: mx.array, gelu: int) -> mx.array:
@@ -232,22 +269,32 @@ def _spelled_out(x: mx.array, y: mx.array, gelu: int) -> mx.array:
     return 0.5 * x * (1 + mx.tanh(inner)) * y
 
 
-def _random(outputs: int, inputs: int, group_size: int, seed: int, experts: int = 0) -> Packed:
-    shape = (experts, outputs, inputs) if experts else (outputs, inputs)
-    matrix = (mx.random.normal(shape, key=mx.random.key(seed)) * inputs**-0.5).astype(mx.bfloat16)
-    codes, scales, biases = mx.quantize(matrix, group_size=group_size, bits=4)
-    return Packed(codes, scales, biases, group_size=group_size, bits=4)
+def _random(
+    outputs: int, inputs: int, packing: Packing, seed: int, experts: int = 0
+) -> PackedWeight:
+    """Return a matrix, or one an expert, of random codes."""
+    codes_key, scales_key = mx.random.split(mx.random.key(seed))
+    lead = (experts, outputs) if experts else (outputs,)
+    bits, groups = packing.bits, (*lead, inputs // packing.group_size)
+    shape = *lead, inputs * bits // 32
+    codes = mx.random.randint(-(2**31), 2**31 - 1, shape, key=codes_key).view(mx.uint32)
+    dtype, _ = SCALES[packing.mode, bits]
+    if dtype == mx.uint8:
+        powers = mx.random.randint(*_BYTES[packing.mode], groups, key=scales_key)
+        scales = powers.astype(dtype)
+    else:
+        scales = mx.random.uniform(0.5, 1.0, groups, key=scales_key)
+        scales = (scales * (inputs**-0.5 / 2 ** (bits - 1))).astype(dtype)
+    if packing.mode == "affine":
+        return PackedWeight(codes, scales, -(2**bits - 1) / 2 * scales, packing=packing)
+    if bits == 8:
+        codes = codes & 0xBFBFBFBF  # E4M3 below 2: some of the others are no numbers
+    return PackedWeight(codes, scales, biases=None, packing=packing)
 
 
-def _plain(weight: Packed) -> mx.array:
+def _plain(weight: PackedWeight) -> mx.array:
     """Return the matrix as float32."""
-    return mx.dequantize(
-        weight.codes,
-        weight.scales.astype(mx.float32),
-        weight.biases.astype(mx.float32),
-        group_size=weight.group_size,
-        bits=weight.bits,
-    )
+    return weight.unpacked(mx.float32)
 
 
 def _compared(got: mx.array, expected: mx.array) -> str | None:

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
 import mlx.core as mx
 
 from quire.device.activations import Gating
-from quire.device.cuda.packed import ACTIVATIONS, Packed
-from quire.device.weights import FP4, FP8, PackedWeight, Packing
+from quire.device.cuda.codes import SCALES
+from quire.device.cuda.codes import readable as read_by_products
+from quire.device.cuda.packed import ACTIVATIONS
+from quire.device.weights import PackedWeight, Packing
 from quire.program.passes import Uses
 from quire.program.values import FUSED, Node, Program
 
 PARTS = frozenset({"Split", "Slice"})
 UNPACKED = Packing(64, 16, "affine")
 """Packing that represents an unpacked bfloat16 matrix."""
-_SCALES: Mapping[tuple[str, int], tuple[mx.Dtype, tuple[int, ...]]] = {
-    ("affine", 4): (mx.bfloat16, (32, 64, 128)),
-    ("affine", 8): (mx.bfloat16, (32, 64, 128)),
-    ("mxfp4", 4): (mx.uint8, (32,)),
-    ("nvfp4", 4): (mx.uint8, (16,)),
-    ("mxfp8", 8): (mx.uint8, (32,)),
-    (FP8, 8): (mx.float32, (64, 128)),
-    (FP4, 4): (mx.bfloat16, (16,)),
-}
-"""Type and supported group sizes of scales, by the mode and bits of codes."""
 
 
 class UnsupportedNode(Exception):
@@ -169,7 +160,7 @@ class ProductMatrix:
         """
         if isinstance(weight, PackedWeight):
             packing = weight.packing
-            read = _SCALES.get((packing.mode, packing.bits))
+            read = SCALES.get((packing.mode, packing.bits))
             if read is None or weight.tiled:
                 raise UnsupportedNode(f"codes of {packing.bits} bits in mode {packing.mode}")
             dtype, groups = read
@@ -212,13 +203,10 @@ def readable(weight: PackedWeight, rows: int, columns: int) -> PackedWeight:
     packing = weight.packing
     if weight.biases is None or weight.tiled or packing.bits != 4:
         raise UnsupportedNode(f"codes of {packing.bits} bits in mode {packing.mode}")
-    known = Packed(
-        weight.codes, weight.scales, weight.biases, group_size=packing.group_size, bits=packing.bits
-    )
     if (
         weight.codes.shape[-2] % rows
         or weight.codes.shape[-1] * 8 % columns
-        or not known.readable_by_kernels
+        or not read_by_products(weight)
     ):
         shape = f"{weight.codes.shape[-2]} x {weight.codes.shape[-1] * 8}"
         raise UnsupportedNode(f"a matrix of {shape}, in groups of {packing.group_size}")
