@@ -24,7 +24,12 @@ from quire.executor.graphs.pools import LayerPool
 from tests.device.cuda.cards import H200
 from tests.support.compiled_kernels import Needed
 
-_FOUND = {Check.PRODUCTS_AGREE, Check.ATTENTION_AGREES, Check.CODING_AGREES}
+_FOUND = {
+    Check.PRODUCTS_AGREE,
+    Check.ATTENTION_AGREES,
+    Check.CODING_AGREES,
+    Check.RECURRENCES_AGREE,
+}
 """Verification results of kernels from an earlier start."""
 
 

@@ -32,14 +32,14 @@ _CACHED = (
 def products_emulated(card: Card) -> Iterator[None]:
     """Emulate kernels of products on the CPU, cut for a card; none is kept beyond the block."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packed, "cuda_kernel", _shaped)
+        patch.setattr(packed, "cuda_kernel", shaped)
         patch.setattr(packed, "card", lambda: card)
         for name in _CACHED:
             patch.setattr(packed, name, getattr(packed, name).__wrapped__)
         yield
 
 
-def _shaped(
+def shaped(
     name: str,
     inputs: Sequence[str],
     outputs: Sequence[str],
@@ -47,7 +47,7 @@ def _shaped(
     header: str,
     shared_memory: int = 0,
 ) -> Kernel:
-    """Return a kernel whose body has the shapes of its inputs as constants."""
+    """Return an emulated kernel whose body has the shapes of its inputs as constants."""
     emulated = partial(emulate, name, inputs, outputs, header=header, shared_memory=shared_memory)
 
     def launch(*, inputs: list[mx.array], **call: Any) -> list[mx.array]:

@@ -29,6 +29,7 @@ class Check(Enum):
     PRODUCTS_AGREE = "packed products agree"
     ATTENTION_AGREES = "attention agrees"
     CODING_AGREES = "coding agrees"
+    RECURRENCES_AGREE = "recurrences agree"
     DECODE_STEPS_AGREE = "decode steps agree"
     COMPILED_STEPS_AGREE = "compiled steps agree"
 

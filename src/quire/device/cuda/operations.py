@@ -12,9 +12,11 @@ from quire.device.activations import Gating
 from quire.device.coding import Chunks, CodedChunks, VectorCoding
 from quire.device.cuda import packed
 from quire.device.cuda.blocks import BlockEncoder
+from quire.device.cuda.delta_rule import DeltaRules
 from quire.device.cuda.encoding import Encoder
 from quire.device.cuda.products import MOST_ROWS, Products
 from quire.device.operations import SpelledOutOperations
+from quire.device.recurrence import DeltaGates
 from quire.device.weights import (
     ExpertMatrices,
     GatedExperts,
@@ -48,6 +50,7 @@ class CUDAOperations(SpelledOutOperations):
 
     def __init__(self) -> None:
         self._products = Products()
+        self._delta_rules = DeltaRules()
         self._encoder = Encoder()
         self._blocks = BlockEncoder(self._encoder)
 
@@ -105,6 +108,14 @@ class CUDAOperations(SpelledOutOperations):
     def gated(self, gating: Gating, x: mx.array, y: mx.array) -> mx.array:
         joined = self._products.gate(gating.activation, x, y) if gating.plain else None
         return super().gated(gating, x, y) if joined is None else joined
+
+    def gated_delta(
+        self, mixed: mx.array, gates: DeltaGates, state: mx.array, key_heads: int, eps: float
+    ) -> tuple[mx.array, mx.array]:
+        found = self._delta_rules.advance(mixed, gates, state, key_heads=key_heads, eps=eps)
+        if found is not None:
+            return found
+        return super().gated_delta(mixed, gates, state, key_heads=key_heads, eps=eps)
 
     def of_rows(self, x: mx.array, numbers: mx.array) -> mx.array:
         # MLX compiles 4 s for each pair of types that it takes along an axis; this kernel it needs

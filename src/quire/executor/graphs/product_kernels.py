@@ -9,7 +9,7 @@ from quire.device.cuda.skinny_gemm import SkinnyGemm
 from quire.device.cuda.warpgroup_gemm import WarpgroupGemm
 from quire.device.cuda.wide_gemm import WideGemm
 from quire.device.gpu_kernels import kernel_text
-from quire.executor.graphs.kernels import OWN, source_text
+from quire.executor.graphs.kernels import source_text
 
 _PRODUCTS = "quire.device.cuda"
 Gemm = SkinnyGemm | WideGemm | WarpgroupGemm
@@ -128,7 +128,7 @@ def experts_first(
         more["JOINED(sums)"] = f"joined(sums[0], sums[{int(gemm.gated)}])"
         lines = ["__device__ __forceinline__ float joined(float x, float y) {"]
         lines += ["  x = as_bfloat16(x), y = as_bfloat16(y);", f"  return {joined};", "}\n"]
-        head = kernel_text(OWN, "rows.cuh") + "\n".join(lines)
+        head = kernel_text(_PRODUCTS, "rows.cuh") + "\n".join(lines)
     return _experts(parameters, gemm, experts, more=more, head=head)
 
 

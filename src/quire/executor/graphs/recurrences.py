@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import mlx.core as mx
 
 from quire.cache.specs import KVLayout
+from quire.device.cuda.delta_rule import THREADS as _THREADS
+from quire.device.cuda.delta_rule import DeltaRule
 from quire.device.gpu_kernels import kernel_text
 from quire.device.recurrence import UNIT_EPS
+from quire.executor.graphs.kernels import OWN
 from quire.executor.graphs.operands import UnsupportedNode
 from quire.executor.graphs.places import Operand, ValueRecording
-from quire.executor.graphs.source import C_TYPES, ROUNDED, literal, source_text
+from quire.executor.graphs.source import C_TYPES, ROUNDED, source_text
 from quire.executor.graphs.states import MAX_TARGETS, LayerStates, StateArray
 from quire.program.values import Node
-
-_THREADS = 128
-_OWN_VALUES = 4
-"""Rows of a delta rule's state that one warp computes."""
-_MOST_KEYS = 256
 
 
 class StateRecording(ValueRecording):
@@ -45,57 +44,40 @@ class StateRecording(ValueRecording):
             "BIASED": int(bias.address != 0),
             "SILU": int(node.attributes["silu"]),
         }
-        lines = [f"#define ROUNDED {ROUNDED[dtype]}"]
+        lines = [f"#define ROUNDED {ROUNDED[dtype]}", kernel_text(OWN, "convolve.cuh")]
         operands = {"x": x, "taps": taps, "bias": bias}
-        self._advance(
-            node,
-            "convolve",
-            state,
-            operands=operands,
-            constants=constants,
-            lines=lines,
-            blocks=-(-channels // _THREADS),
-        )
+        blocks = -(-channels // _THREADS)
+        self._advance(node, state, operands, lines=lines, blocks=blocks, constants=constants)
 
     def _delta_rule(self, node: Node) -> None:
         state, own = self._state(node, "delta"), node.attributes
         heads, values, keys = state.shape
         names = ("mixed", "steps", "betas", "log_rates", "step_biases")
         operands = {name: self._operand(node, name) for name in names}
-        if values % _OWN_VALUES or keys > _MOST_KEYS:
-            raise UnsupportedNode(f"a delta rule of {values} values and {keys} keys")
-        warps = _THREADS // 32
-        parts = -(-values // (warps * _OWN_VALUES))
-        forgotten = own.get("most_forgotten")
-        constants = {
-            "HEADS": heads,
-            "KEY_HEADS": own["key_heads"],
-            "VALUE_DIM": values,
-            "KEY_DIM": keys,
-            "WARPS": warps,
-            "OWN": _OWN_VALUES,
-            "PARTS": parts,
-            "MIXED_ROW": operands["mixed"].row,
-            "STEPS_ROW": operands["steps"].row,
-            "BETAS_ROW": operands["betas"].row,
-            "BY_CHANNEL": int(self._rank(node, "steps") == 3),
-            "BOUNDED": int(forgotten is not None),
-        }
-        numbers = {
-            "MOST_FORGOTTEN": forgotten or 0.0,
-            "MOST_CORRECTION": own["most_correction"],
-            "UNIT_EPS": UNIT_EPS,
-        }
-        lines = [f"#define {name} {literal(x, mx.float32)}" for name, x in numbers.items()]
-        self._advance(
-            node,
-            "delta_rule",
-            state,
-            operands=operands,
-            constants=constants,
-            lines=lines,
-            blocks=heads * parts,
+        rule = DeltaRule(
+            heads,
+            own["key_heads"],
+            values,
+            key_dim=keys,
+            by_channel=self._rank(node, "steps") == 3,
+            eps=UNIT_EPS,
+            most_correction=own["most_correction"],
+            most_forgotten=own.get("most_forgotten"),
         )
+        if not rule.served:
+            raise UnsupportedNode(f"a delta rule of {values} values and {keys} keys")
+        rows = (operands[name].row for name in ("mixed", "steps", "betas"))
+        lines = [
+            rule.defines(*rows),
+            "const int first = blockIdx.y, count = first < *rows ? counts[first] : 0;",
+            "const int slot = count ? sources[first] : -1;",
+            kernel_text("quire.device.cuda", "delta_rule.cuh"),
+            "for (int n = 0; n < TARGETS; n++) {",
+            "const int target = targets[first * TARGETS + n];",
+            "if (target >= 0) keep(state, target);",
+            "}",
+        ]
+        self._advance(node, state, operands, lines=lines, blocks=rule.blocks)
 
     def _state_space(self, node: Node) -> None:
         state = self._state(node, "state")
@@ -116,27 +98,26 @@ class StateRecording(ValueRecording):
             **{f"{name.upper()}_ROW": operands[name].row for name in names[:-1]},
         }
         blocks = -(-heads * dim * lanes // _THREADS)
-        self._advance(
-            node,
-            "state_space",
-            state,
-            operands=operands,
-            constants=constants,
-            lines=[],
-            blocks=blocks,
-        )
+        lines = [kernel_text(OWN, "state_space.cuh")]
+        self._advance(node, state, operands, lines=lines, blocks=blocks, constants=constants)
 
     def _advance(
         self,
         node: Node,
-        name: str,
         state: StateArray,
         operands: Mapping[str, Operand],
-        constants: Mapping[str, int],
+        *,
         lines: Sequence[str],
         blocks: int,
+        constants: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """Record the kernel that advances a layer's states."""
+        """Record the kernel that advances a layer's states.
+
+        Args:
+            lines: its body.
+            blocks: thread blocks of a row.
+            constants: integers that the body uses, by name.
+        """
         recorder = self._recorder
         at = recorder.inputs.states(self._layout.group[node.attributes["layer"]])
         y = self._program.values[node.outputs[0]]
@@ -146,7 +127,7 @@ class StateRecording(ValueRecording):
         parameters += [f"{C_TYPES[y.dtype]}* y"]
         text = source_text(
             parameters,
-            [*lines, kernel_text("quire.executor.graphs", f"{name}.cuh")],
+            lines,
             _THREADS,
             constants={**constants, "TARGETS": MAX_TARGETS},
         )

@@ -70,7 +70,7 @@ def source_text(
     lines = ["#include <cuda_bf16.h>"]
     if half:
         lines += ["#include <cuda_fp16.h>", "#define HALF"]
-    lines += [_DEPENDENCIES, kernel_text(__package__, "rows.cuh")]
+    lines += [_DEPENDENCIES, kernel_text("quire.device.cuda", "rows.cuh")]
     lines += [f"constexpr int {name} = {value};" for name, value in constants.items()]
     lines += [functions]
     lines += [f'extern "C" __global__ void __launch_bounds__({threads}) kernel({signature}) {{']

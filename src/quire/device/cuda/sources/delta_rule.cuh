@@ -1,15 +1,15 @@
-  // The gated delta rule (arXiv:2412.06464), token by token. A warp has OWN rows of a head's state; thread
-  // blocks of a sequence's first row take all its rows. mixed [T, queries, keys, values], as they were
+  // The gated delta rule (arXiv:2412.06464), token by token. A warp has OWN rows of a head's state and takes
+  // all rows of a sequence: `count` of them, from row `first` on, with the state in `slot` before (zeros if it
+  // is negative). `keep` stores the state after them. mixed [T, queries, keys, values], as they were
   // projected; y [T, HEADS, VALUE_DIM]; state [slots, HEADS, VALUE_DIM, KEY_DIM]. BY_CHANNEL: each column
   // of a state forgets by itself.
   constexpr int EACH = (KEY_DIM + 31) / 32;
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, first = blockIdx.y;
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int head = blockIdx.x / PARTS, v0 = (blockIdx.x % PARTS * WARPS + warp) * OWN;
   const int key_head = head / (HEADS / KEY_HEADS);
-  const int count = first < *rows && v0 < VALUE_DIM ? counts[first] : 0;
+  const bool idle = !count || v0 >= VALUE_DIM;
   float kept[OWN][EACH], step_bias[EACH], rate = 0.f;
-  if (count) {
-    const int slot = sources[first];
+  if (!idle) {
     #pragma unroll
     for (int v = 0; v < OWN; v++)
       #pragma unroll
@@ -26,7 +26,7 @@
     }
   }
   wait_for_others();
-  if (!count) return;
+  if (idle) return;
   const auto forgotten = [&](float x) {
     if (BOUNDED) return expf(MOST_FORGOTTEN * sigmoid(rate * x));
     return expf(-rate * (fmaxf(x, 0.f) + log1pf(expf(-fabsf(x)))));
@@ -80,15 +80,13 @@
     for (int v = 0; v < OWN; v++)
       if (lane == v) put(y[((size_t)row * HEADS + head) * VALUE_DIM + v0 + v], read[v]);
   }
-  for (int n = 0; n < TARGETS; n++) {
-    const int slot = targets[first * TARGETS + n];
-    if (slot < 0) continue;
+  const auto keep = [&](auto* to, int slot) {
     #pragma unroll
     for (int v = 0; v < OWN; v++)
       #pragma unroll
       for (int e = 0; e < EACH; e++) {
         const int k = lane + 32 * e;
         const size_t place = (((size_t)slot * HEADS + head) * VALUE_DIM + v0 + v) * KEY_DIM + k;
-        if (k < KEY_DIM) put(state[place], kept[v][e]);
+        if (k < KEY_DIM) put(to[place], kept[v][e]);
       }
-  }
+  };
