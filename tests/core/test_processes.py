@@ -1,4 +1,4 @@
-"""Resource limits of processes."""
+"""Resource limits and memory of processes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,25 @@ resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
 allow_many_descriptors()
 print(resource.getrlimit(resource.RLIMIT_NOFILE))
 """
+
+
+FROZEN = """
+import gc
+from quire.core.processes import freeze_heap
+held = [[] for _ in range(3000)]
+freeze_heap()
+collections = []
+gc.callbacks.append(lambda phase, info: collections.append(phase))
+held += [[] for _ in range({objects})]
+print(gc.get_freeze_count() > 3000, bool(collections))
+"""
+
+
+@pytest.mark.parametrize(("objects", "collected"), [(5_000, False), (20_000, True)])
+def test_a_frozen_heap_is_collected_seldom(objects: int, collected: bool) -> None:
+    code = FROZEN.format(objects=objects)
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == f"True {collected}"
 
 
 @pytest.mark.parametrize(("soft", "hard", "then"), [(100, 300, (300, 300)), (300, 300, (300, 300))])

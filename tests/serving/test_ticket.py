@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from quire.core.messages import NextTokens
 from quire.core.request import Failure, FinishReason, Output
 from quire.serving.ticket import Ticket
 
@@ -19,11 +18,11 @@ def ticket(aborted: list[tuple[str, FinishReason]] | None = None) -> Ticket:
 async def test_tokens_that_wait_are_one_output() -> None:
     made = ticket()
     made.put(Output("a", (1,), prompt_tokens=4, cached_tokens=2, reuse="new"))
-    made.put_tokens(NextTokens("a", (2, 3), 1, 2))
+    made.put_tokens((2, 3), 1, 2)
     (output,) = made.take(ROOM)
     assert output.token_ids == (1, 2, 3)
     assert (output.accepted_drafts, output.rejected_drafts) == (1, 2)
-    made.put_tokens(NextTokens("a", (4,)))
+    made.put_tokens((4,), 0, 0)
     (output,) = made.take(ROOM)
     assert (output.token_ids, output.prompt_tokens, output.cached_tokens) == ((4,), 4, 2)
     assert made.take(ROOM) == []
@@ -33,7 +32,7 @@ async def test_a_long_wait_is_more_than_one_output() -> None:
     made = ticket()
     made.put(Output("a", (0,)))
     for token in range(1, 1000):
-        made.put_tokens(NextTokens("a", (token,)))
+        made.put_tokens((token,), 0, 0)
     waiting = made.take(ROOM)
     assert 1 < len(waiting) < 10
     assert [token for output in waiting for token in output.token_ids] == list(range(1000))

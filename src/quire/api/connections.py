@@ -1,4 +1,4 @@
-"""Time limits for connections from clients that may be slow, silent or many.
+"""Connections: how answers are written to them, and time limits for slow, silent or many clients.
 
 A head has to arrive within a time, a body at a rate, and responses have to be read. The number of
 an address's connections without a complete request is limited; beyond it, the oldest one is closed.
@@ -7,7 +7,7 @@ an address's connections without a complete request is limited; beyond it, the o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -86,8 +86,51 @@ async def _send_unchunked(cycle: RequestResponseCycle, message: Any) -> None:
     await RequestResponseCycle.send(cycle, message)
 
 
+class _HeadWithBody:
+    """The transport of one answer: the head waits until the end of the event loop's turn for a body
+    to go out in the same write. A write wakes the client, and costs more than rendering a token.
+    """
+
+    def __init__(
+        self, transport: asyncio.Transport, call_soon: Callable[[Callable[[], None]], object]
+    ) -> None:
+        self._transport = transport
+        self._call_soon = call_soon
+        self._held: bytes | None = b""
+        """Bytes that wait for the next write; None once something was written."""
+
+    def write(self, data: bytes) -> None:
+        """Write bytes after those that were held back; hold the first ones."""
+        if self._held is None:
+            self._transport.write(data)
+        elif self._held:
+            data = self._held + data
+            self._held = None
+            self._transport.write(data)
+        else:
+            self._held = data
+            self._call_soon(self._release)
+
+    def _release(self) -> None:
+        held, self._held = self._held, None
+        if held and not self._transport.is_closing():
+            self._transport.write(held)
+
+    def is_closing(self) -> bool:
+        """Return whether the connection is closed, or closes once all was sent."""
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        """Close the connection once all was sent."""
+        self._release()
+        self._transport.close()
+
+
 class LimitedProtocol(HttpToolsProtocol):
-    """Uvicorn's protocol with time limits. Uvicorn alone would wait for slow clients forever."""
+    """Uvicorn's protocol with time limits. Uvicorn alone would wait for slow clients forever.
+
+    An answer's head goes out with the first of its body, if that is ready.
+    """
 
     limits = ConnectionLimits()
 
@@ -158,6 +201,9 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.scope["http_version"] == "1.0":
             self.cycle.send = partial(_send_unchunked, self.cycle)  # type: ignore[method-assign]
             self.cycle.waiting_for_100_continue = False  # no status of HTTP/1.0
+        # Uvicorn uses no more of a transport to answer.
+        held = _HeadWithBody(self.transport, self.loop.call_soon)
+        self.cycle.transport = held  # type: ignore[assignment]
         waiting = (each for each in self._unanswered if not each.response_complete)
         self._unanswered = (*waiting, self.cycle)
         if 1 < len(self._unanswered) <= _MAX_AHEAD:

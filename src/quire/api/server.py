@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import gc
 import secrets
 import socket
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ from quire.core.config import ModelConfig, ServerConfig
 from quire.core.errors import QuireError
 from quire.core.logs import announce
 from quire.core.messages import Progress
-from quire.core.processes import allow_many_descriptors
+from quire.core.processes import allow_many_descriptors, freeze_heap
 from quire.serving.engine_client import WORKER, MakeRoom, ProcessEngine
 from quire.serving.model import Loaded
 from quire.serving.models import Models, OnProgress, Opener
@@ -116,8 +115,7 @@ async def _serve(
     except BaseException:
         await models.close()
         raise
-    gc.collect()
-    gc.freeze()  # as in `engine.worker`
+    freeze_heap()
     server = StoppingServer(
         uvicorn.Config(
             app,

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from quire.core.config import EngineConfig
 from quire.core.info import EngineStats, ModelInfo
+from quire.core.pickling import Compact
 from quire.core.request import FinishReason, Output, Request
 
 
@@ -20,7 +21,7 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True)
-class Submit:
+class Submit(Compact):
     """To the engine: the choices of one generation. Shared prompts and images are sent once."""
 
     requests: tuple[Request, ...]
@@ -119,17 +120,10 @@ class Refused:
     no_room: bool = False
 
 
-class NextTokens(NamedTuple):
-    """Outputs of one request that consist of more tokens only.
-
-    Attributes:
-        accepted_drafts, rejected_drafts: see `Output`.
-    """
-
-    request_id: str
-    token_ids: tuple[int, ...]
-    accepted_drafts: int = 0
-    rejected_drafts: int = 0
+NextTokens = tuple[str, tuple[int, ...], int, int]
+"""Outputs of one request that consist of more tokens only: its id, the token ids, and the drafts
+accepted and rejected so far. A plain tuple is pickled and read ten times as fast as a named one.
+"""
 
 
 class StepOutputs(NamedTuple):

@@ -13,11 +13,12 @@ from typing import ClassVar, Literal, NamedTuple, Self
 from quire.core.errors import RequestError
 from quire.core.kv_format import KVFormat
 from quire.core.media import PlacedMedia
+from quire.core.pickling import Compact
 from quire.core.speculation import Speculation
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingParams:
+class SamplingParams(Compact):
     """How a row's tokens are sampled. Defaults are OpenAI's; `temperature == 0` is greedy.
 
     Attributes:
@@ -162,7 +163,7 @@ class Timestamps:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenRules:
+class TokenRules(Compact):
     """Tokens that a request allows or bans.
 
     Attributes:
@@ -180,7 +181,7 @@ class TokenRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Generate:
+class Generate(Compact):
     """The task of generating tokens, each sampled given those before it."""
 
     samples: ClassVar[bool] = True
@@ -273,7 +274,7 @@ Task = Generate | Embed | Classify | Score | ScorePrompt
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class Request(Compact):
     """One sequence, as the engine sees it.
 
     Attributes:
@@ -432,4 +433,7 @@ class Output(NamedTuple):
         """Number of tokens and log-probabilities in it, at least 1: a measure of the cost to render
         it.
         """
-        return max(1, len(self.token_ids) + sum(1 + len(each.top) for each in self.logprobs))
+        entries = len(self.token_ids)
+        for each in self.logprobs:
+            entries += 1 + len(each.top)
+        return entries or 1

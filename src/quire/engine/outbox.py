@@ -100,13 +100,9 @@ class Outbox:
         return StepOutputs(tuple(full), tuple(tokens))
 
     def _hold(self, output: Output) -> None:
-        held = self._held.get(output.request_id)
-        self._held[output.request_id] = NextTokens(
-            output.request_id,
-            output.token_ids if held is None else held.token_ids + output.token_ids,
-            output.accepted_drafts,
-            rejected_drafts=output.rejected_drafts,
-        )
+        name, held = output.request_id, self._held.get(output.request_id)
+        tokens = output.token_ids if held is None else held[1] + output.token_ids
+        self._held[name] = name, tokens, output.accepted_drafts, output.rejected_drafts
 
     def _whole(self, output: Output) -> list[Output]:
         """Join an output to those that wait; return it if the answer ends, or if enough wait."""

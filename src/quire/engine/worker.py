@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import os
 import select
@@ -33,6 +32,7 @@ from quire.core.messages import (
     Submit,
     ToEngine,
 )
+from quire.core.processes import freeze_heap
 from quire.core.stop_signals import leave_stopping_to_the_parent
 from quire.device.cards import see_one_card
 from quire.device.loading import load_mlx
@@ -76,9 +76,7 @@ def main() -> int:
     except QuireError as error:
         _tell(pipe, Refused(str(error), isinstance(error, NoRoom)))
         return 1
-    # What is here now stays. The collector need not look at it again, while streams wait for it.
-    gc.collect()
-    gc.freeze()
+    freeze_heap()
     _tell(pipe, Ready(engine.info))
     from quire.device.device import current_device
 

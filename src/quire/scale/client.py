@@ -15,7 +15,7 @@ from typing import Any
 from quire.core.block_keys import BlockNames
 from quire.core.errors import EngineFailure, NotOffered
 from quire.core.info import EngineStats, ModelInfo
-from quire.core.messages import NextTokens, ToEngine
+from quire.core.messages import ToEngine
 from quire.core.request import Failure, FinishReason, Output, Request
 from quire.scale.routing import Route
 from quire.serving.tasks import cancel_and_wait
@@ -248,14 +248,8 @@ class ReplicatedEngine:
         name, ticket = output.request_id, self._tickets[output.request_id]
         plain = output.finish is None and output.read is None and not output.logprobs
         if plain and name in call.started:
-            ticket.put_tokens(
-                NextTokens(
-                    name,
-                    output.token_ids,
-                    output.accepted_drafts,
-                    rejected_drafts=output.rejected_drafts,
-                )
-            )
+            drafts = output.accepted_drafts, output.rejected_drafts
+            ticket.put_tokens(output.token_ids, *drafts)
             return
         if output.token_ids:
             call.started.add(name)

@@ -356,9 +356,9 @@ class ProcessEngine:
 
 def _deliver(tickets: dict[str, Ticket], step: StepOutputs) -> None:
     """Hand a step's outputs to their requests. Remove tickets that got their last output."""
-    for further in step.tokens:
-        if further.request_id in tickets:
-            tickets[further.request_id].put_tokens(further)
+    for name, tokens, accepted, rejected in step.tokens:
+        if (ticket := tickets.get(name)) is not None:
+            ticket.put_tokens(tokens, accepted, rejected)
     for output in step.outputs:
         ticket = tickets.get(output.request_id)
         if ticket is None:

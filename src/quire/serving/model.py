@@ -39,6 +39,13 @@ class Loaded:
         await close_all(self.service.close(), *beside)
 
 
+def count_off(counts: Counter[str], caller: str) -> None:
+    """Lower a caller's count by one; keep none of zero."""
+    counts[caller] -= 1
+    if not counts[caller]:
+        del counts[caller]
+
+
 class Model:
     """One model of a server. Only `Models` changes it.
 
@@ -125,7 +132,7 @@ class Model:
         try:
             yield
         finally:
-            self.asked -= Counter({caller: 1})  # keeps no key that does not wait
+            count_off(self.asked, caller)
 
     def show_progress(self, progress: Progress | None) -> None:
         """Set the progress of loading. An `OnProgress`."""

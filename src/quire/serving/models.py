@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -23,7 +22,7 @@ from quire.core.errors import (
 from quire.core.info import EngineStats
 from quire.core.messages import Progress
 from quire.serving.engine_client import MakeRoom
-from quire.serving.model import Lease, Loaded, Model
+from quire.serving.model import Lease, Loaded, Model, count_off
 from quire.serving.room import Room, Turn
 from quire.serving.streams import Observer
 from quire.serving.swaps import Evictions, check_wanted
@@ -260,7 +259,7 @@ class Models:
         await to_the_end(closing)
 
     def _released(self, model: Model, caller: str) -> None:
-        model.held -= Counter({caller: 1})  # keeps no key that holds nothing
+        count_off(model.held, caller)
         if model.users == 0:
             model.used_at = asyncio.get_running_loop().time()
             model.idle.set()

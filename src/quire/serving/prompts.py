@@ -297,7 +297,9 @@ class Prompts:
 
     def check_vocabulary(self, ids: Sequence[int], param: str) -> None:
         """Raise `RequestError` if a token id is outside the model's vocabulary."""
-        vocabulary, worst = self._info().vocab_size, max(ids, default=0)
+        if not ids:
+            return
+        vocabulary, worst = self._info().vocab_size, max(ids)
         if worst >= vocabulary:
             raise RequestError(
                 f"Token {worst} in '{param}' is not below the vocabulary's size, {vocabulary}.",

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Protocol, TypedDict
 
 from quire.core.request import Failure, FinishReason, Output
@@ -192,20 +193,27 @@ class ChoiceStream:
         Args:
             entries: the number of `Output.entries` after which a batch takes no further output.
         """
+        ticket = self._ticket
         try:
-            async for output in self._ticket:
+            while True:
+                outputs = ticket.take(entries)
+                if not outputs:
+                    if (arrival := ticket.arrival()) is None:
+                        break
+                    await arrival
+                    continue
                 started = self._first_token is not None
-                events = self._feed(output)
-                for waiting in self._ticket.take(entries - output.entries):
+                events = self._feed(outputs[0])
+                for output in outputs[1:]:
                     if self._end is None:
-                        events += self._feed(waiting)
+                        events += self._feed(output)
                 if len(events) > 1:
                     events = merge(events)
                 if events or (not started and self._first_token is not None):
-                    yield [(self.index, event) for event in events]
+                    yield list(zip(repeat(self.index), events))
                 if self._end is not None:
                     return
-                if self._ticket.waiting:
+                if ticket.waiting:
                     await asyncio.sleep(0)
             failed = self._fail("The engine ended the request without saying why.")
             yield [(self.index, failed)]
@@ -214,8 +222,8 @@ class ChoiceStream:
             self._observer.gone()
 
     def _feed(self, output: Output) -> list[Event]:
-        self._accepted.set()
         if output.read == 0:
+            self._accepted.set()
             return []
         self._observe(output)
         if output.read is not None:
@@ -241,8 +249,10 @@ class ChoiceStream:
         )
 
     def _observe(self, output: Output) -> None:
+        if self._latest is None:
+            self._accepted.set()
+            self._placed.set()
         self._latest = output
-        self._placed.set()
         if output.read is not None:
             self._reading.observe(output.read, time.perf_counter())
             left_s = self._reading.left_s(output.prompt_tokens)
@@ -306,8 +316,10 @@ class GenerationStream:
     @property
     def cached_tokens(self) -> int:
         """Prompt tokens read from the prefix cache; known from the first batch on."""
-        copies = len(self.choices) // len(self.prompts)
-        return sum(choice.cached_tokens for choice in self.choices[::copies])
+        cached, copies = 0, len(self.choices) // len(self.prompts)
+        for choice in self.choices[::copies]:
+            cached += choice.cached_tokens
+        return cached
 
     @property
     def reuse(self) -> str | None:
@@ -317,15 +329,21 @@ class GenerationStream:
     @property
     def usage(self) -> Usage:
         """Token counts of all choices so far."""
-        counts = [choice.usage for choice in self.choices]
+        completion = reasoning = accepted = rejected = 0
+        for choice in self.choices:
+            usage = choice.usage
+            completion += usage.completion_tokens
+            reasoning += usage.reasoning_tokens
+            accepted += usage.accepted_drafts
+            rejected += usage.rejected_drafts
         return Usage(
             prompt_tokens=self.prompt_tokens,
-            completion_tokens=sum(usage.completion_tokens for usage in counts),
-            reasoning_tokens=sum(usage.reasoning_tokens for usage in counts),
+            completion_tokens=completion,
+            reasoning_tokens=reasoning,
             cached_tokens=self.cached_tokens,
             reuse=self.reuse,
-            accepted_drafts=sum(usage.accepted_drafts for usage in counts),
-            rejected_drafts=sum(usage.rejected_drafts for usage in counts),
+            accepted_drafts=accepted,
+            rejected_drafts=rejected,
         )
 
     @property

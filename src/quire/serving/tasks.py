@@ -14,10 +14,9 @@ async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
 
     Their exceptions are not raised here.
     """
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        await asyncio.wait(tasks)
+    running = [task for task in tasks if task.cancel()]
+    if running:
+        await asyncio.wait(running)
 
 
 async def to_the_end(work: Awaitable[Result]) -> Result:

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Self
 
-from quire.core.messages import NextTokens
 from quire.core.request import Failure, FinishReason, Output
 
 _MERGED = 256
@@ -36,22 +35,25 @@ class Ticket:
         self._ended = output.finish is not None
         self._notify()
 
-    def put_tokens(self, further: NextTokens) -> None:
-        """Add an output that consists of more tokens only."""
+    def put_tokens(self, tokens: tuple[int, ...], accepted: int, rejected: int) -> None:
+        """Add an output that consists of more tokens only.
+
+        Args:
+            accepted: drafted tokens accepted so far.
+            rejected: drafted tokens rejected so far.
+        """
         assert self._last is not None, "the first output of a request comes whole"
-        drafts = further.accepted_drafts, further.rejected_drafts
-        if drafts != (self._last.accepted_drafts, self._last.rejected_drafts):
-            accepted, rejected = drafts
+        if (accepted, rejected) != (self._last.accepted_drafts, self._last.rejected_drafts):
             self._last = self._last._replace(accepted_drafts=accepted, rejected_drafts=rejected)
         waiting = self._ready[-1] if self._ready else None
         if waiting is not None and not waiting.logprobs and len(waiting.token_ids) < _MERGED:
             self._ready[-1] = waiting._replace(
-                token_ids=waiting.token_ids + further.token_ids,
-                accepted_drafts=further.accepted_drafts,
-                rejected_drafts=further.rejected_drafts,
+                token_ids=waiting.token_ids + tokens,
+                accepted_drafts=accepted,
+                rejected_drafts=rejected,
             )
         else:
-            self._ready.append(self._further(further.token_ids))
+            self._ready.append(self._further(tokens))
         self._notify()
 
     def fail(self, failure: Failure) -> None:
@@ -108,9 +110,9 @@ class Ticket:
 
     async def __anext__(self) -> Output:
         while not self._ready:
-            if self._ended:
+            if (arrival := self.arrival()) is None:
                 raise StopAsyncIteration
-            await self._woken()
+            await arrival
         return self._ready.popleft()
 
     def abort(self, reason: FinishReason = FinishReason.ABORT) -> None:
@@ -122,9 +124,15 @@ class Ticket:
         if not self._ended:
             self._abort(self._id, reason)
 
-    async def _woken(self) -> None:
+    def arrival(self) -> asyncio.Future[None] | None:
+        """Return a future for the next output; None after the last. Only the last future counts.
+
+        It is no coroutine, which each token would resume.
+        """
+        if self._ended:
+            return None
         self._wake = asyncio.get_running_loop().create_future()
-        await self._wake
+        return self._wake
 
     def _notify(self) -> None:
         if self._wake is not None and not self._wake.done():

@@ -20,7 +20,6 @@ import jinja2.ext
 import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
-import jinja2.sandbox
 import jinja2.utils
 
 from quire.core.errors import ModelError, RequestError
@@ -34,6 +33,7 @@ from quire.text.template_calls import (
     with_tools,
 )
 from quire.text.template_files import DEFAULT, TOOL_USE, template_sources
+from quire.text.template_sandbox import TemplateSandbox
 
 # Keys of a message's reasoning. The first is the one that most templates read.
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
@@ -424,8 +424,8 @@ def _strftime_now(format: str) -> str:
     return datetime.datetime.now().strftime(format)
 
 
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+def _environment() -> TemplateSandbox:
+    environment = TemplateSandbox(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[_Generation, jinja2.ext.loopcontrols],

@@ -98,7 +98,8 @@ class PageFiles:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        file = self._asked_for(Request(scope)) if scope["type"] == "http" else None
+        read = scope["type"] == "http" and scope["method"] in ("GET", "HEAD")
+        file = self._asked_for(Request(scope)) if read else None
         if file is None:
             await self._app(scope, receive, send)
         else:
@@ -106,8 +107,6 @@ class PageFiles:
 
     def _asked_for(self, request: Request) -> _File | None:
         """Return the file that a request asks for; None if the page has none."""
-        if request.method not in ("GET", "HEAD"):
-            return None
         path = request.scope["path"]  # never from the URL, which a Host header may bend
         if path == "/" and "text/html" not in request.headers.get("accept", ""):
             return None

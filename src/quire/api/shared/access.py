@@ -187,8 +187,9 @@ class AccessLog:
 
 
 def _is_polled(route: str, scope: Scope) -> bool:
-    watched = any(name == WATCH_HEADER.encode() for name, _ in scope["headers"])
-    return route in _POLLED or (watched and route in _WATCHED)
+    if route not in _WATCHED:
+        return route in _POLLED
+    return any(name == WATCH_HEADER.encode() for name, _ in scope["headers"])
 
 
 def readable(line: LogLine) -> str:

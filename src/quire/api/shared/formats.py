@@ -143,6 +143,8 @@ class GuidedFields(Renamed):
         Raises:
             RequestError: more than one field sets a format, or a schema is not a JSON object.
         """
+        if own is None and self.model_fields_set.isdisjoint(GuidedFields.model_fields):
+            return None
         outputs = self.structured_outputs or _NO_OUTPUTS
         asked = [
             own,

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from pydantic import Field
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -323,7 +324,7 @@ class KeepsStream:
         self._streams = streams
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        stream_id = Request(scope).headers.get(HEADER)
+        stream_id = Headers(scope=scope).get(HEADER)
         if stream_id is not None and not self._streams.offered:
             note_ignored(scope, [HEADER])
             stream_id = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -87,7 +88,7 @@ def check_headers(request: Request) -> None:
         TooLarge: all headers together are longer than `MAX_HEADER_BYTES`.
         UnsupportedMediaType: the body has an unsupported compression.
     """
-    size = sum(len(name) + len(value) for name, value in request.headers.raw)
+    size = sum(map(len, chain.from_iterable(request.headers.raw)))
     if size > MAX_HEADER_BYTES:
         raise TooLarge(f"The headers are larger than {MAX_HEADER_BYTES} bytes.")
     check_coding(request.headers.get("content-encoding", ""))

@@ -113,7 +113,9 @@ class Quotas:
 
         def made(caller: str, prompt_tokens: int, model: str) -> Observer:
             observer, quota = make(caller, prompt_tokens, model), self._of.get(caller)
-            return observer if quota is None else _Metered(observer, quota)
+            if quota is None or quota.limits.tokens_per_minute is None:
+                return observer
+            return _Metered(observer, quota)
 
         return made
 

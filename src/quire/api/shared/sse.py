@@ -26,6 +26,11 @@ call does not look like a dead stream.
 HEAD_S = 1.0
 """Most seconds that the head of an accepted stream waits for the prefix cache's figures."""
 
+ALONE_S = 0.1
+"""Seconds from which on a head may go out without a token. Sooner, it waits for one: together they
+are one write.
+"""
+
 COMMENT = b": waiting\n\n"
 
 
@@ -93,6 +98,7 @@ class EventStream(Response):
         self._run = run
         self._renderer = renderer
         self._keepalive = keepalive
+        self._loop = asyncio.get_running_loop()
         self._started = self._opened = False
         """Whether the head is being sent, and whether it was."""
         self._head = asyncio.Lock()
@@ -100,21 +106,31 @@ class EventStream(Response):
         self._silent_since = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._silent_since = asyncio.get_running_loop().time()
-        watcher = asyncio.create_task(abort_when_gone(receive, self._run))
-        attendant = asyncio.create_task(self._attend(send))
         # A task of its own, so that a token does not resume every middleware around this one.
-        streaming = asyncio.create_task(self._stream(send))
+        streaming = asyncio.create_task(self._attended(receive, send))
         try:
             last = await streaming
         finally:
+            await cancel_and_wait(streaming)
             note_run(scope, self._run)
-            await cancel_and_wait(watcher, attendant, streaming)
         if isinstance(last, Failed):
             await error_response(scope, last.error)(scope, receive, send)
             return
         # Now, so that who asks again after the answer finds its slot free.
         await self._write(send, self._end(last), last=True)
+
+    async def _attended(self, receive: Receive, send: Send) -> Iterable[bytes] | Failed:
+        """Do as `_stream`, while a task watches the client and, from `ALONE_S` on, one the time."""
+        self._silent_since = self._loop.time()
+        beside = [asyncio.create_task(abort_when_gone(receive, self._run))]
+        attend = self._loop.call_later(
+            ALONE_S, lambda: beside.append(asyncio.create_task(self._attend(send)))
+        )
+        try:
+            return await self._stream(send)
+        finally:
+            attend.cancel()
+            await cancel_and_wait(*beside)
 
     async def _stream(self, send: Send) -> Iterable[bytes] | Failed:
         """Send all batches but the last one. Return that one's chunks, which are one write with
@@ -126,9 +142,10 @@ class EventStream(Response):
                 if not self._started and (refusal := _refusal(batch)) is not None:
                     return refusal
                 pieces = self._renderer.render(batch)
-                ends = [event for _, event in batch if isinstance(event, Finished | Failed)]
-                running -= len(ends)
-                if not running or any(isinstance(end, Failed) for end in ends):
+                for _, event in batch:
+                    if isinstance(event, Finished | Failed):
+                        running = 0 if isinstance(event, Failed) else running - 1
+                if not running:
                     return pieces
                 await self._write(send, pieces)
         return ()
@@ -160,7 +177,7 @@ class EventStream(Response):
             self._within = False
 
     async def _send_body(self, send: Send, body: bytes, *, last: bool = False) -> None:
-        self._silent_since = asyncio.get_running_loop().time()
+        self._silent_since = self._loop.time()
         await send({"type": "http.response.body", "body": body, "more_body": not last})
 
     async def _start(self, send: Send) -> None:
@@ -184,7 +201,7 @@ class EventStream(Response):
     async def _attend(self, send: Send) -> None:
         """Send the head of an accepted stream before its first event, then keepalives."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(KEEPALIVE_S):
+            async with asyncio.timeout_at(self._silent_since + KEEPALIVE_S):
                 await self._run.accepted()
             with suppress(TimeoutError):
                 async with asyncio.timeout(HEAD_S):
@@ -195,7 +212,7 @@ class EventStream(Response):
 
     async def _keep_alive(self, send: Send) -> None:
         """Send keepalives during silence, before the first token and while a call is held back."""
-        clock = asyncio.get_running_loop().time
+        clock = self._loop.time
         while True:
             rest = self._silent_since + KEEPALIVE_S - clock()
             if rest > 0:
