@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from random import Random
 
 import mlx.core as mx
 import pytest
 
 from quire.attention.backend import Scoring
 from quire.attention.metadata import AttentionMetadata, build_metadata
+from quire.attention.paged.tiles import cut
 from quire.attention.reference import ReferenceBackend
 from quire.cache.formats.base import LayerShape
 from quire.cache.formats.registry import make_store
@@ -18,6 +20,7 @@ from quire.core.kv_format import KVFormat
 from quire.executor.graphs import coded_pools, prompt_rows
 from quire.executor.graphs.formats import LongContexts
 from quire.executor.graphs.layout import InputLayout, max_tiles, step_numbers
+from quire.executor.graphs.prompt_rows import PromptRows
 from tests.attention.rows import HandRows
 from tests.engine.rows import scheduled
 from tests.executor.graphs.layers import attended, code_tails
@@ -37,6 +40,7 @@ STEPS = [
 ]
 """How many rows each sequence has, step by step."""
 ROOM, TAILS = 8, 3
+TABLE = range(5)
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,30 @@ def test_a_step_has_no_more_tiles_than_its_graph(max_rows: int) -> None:
     numbers = step_numbers(rows, layout, memory, 64, max_rows=max_rows)
     assert 2 * len(rows) > max_tiles(128, 32)
     assert (numbers is None) == (2 * len(rows) > max_tiles(max_rows, 32))
+    assert memory.has_tiles(rows, max_rows, 64) == (numbers is not None)
+
+
+@pytest.mark.parametrize("format", [PAGE, UNIFORM], ids=lambda each: each.name)
+def test_tiles_are_not_more_than_expected(
+    format: KVFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step's graph is chosen by their largest number."""
+    monkeypatch.setattr(prompt_rows, "STREAMS", 40)
+    random, seen = Random(0), set[bool]()
+    for _ in range(300):
+        rows = [
+            HandRows(random.randrange(200), random.choice([1, 2, 3, 9, 70]), format, (TABLE,), (0,))
+            for _ in range(random.randrange(1, 40))
+        ]
+        tile_rows = random.choice([16, 32, 64])
+        most = prompt_rows.most_tiles(rows, 64, tile_rows)
+        found = PromptRows.of(build_metadata(0, FullKV(2, 64), rows, 64))
+        seen.add(found is None)
+        parts = () if found is None else cut(found.metadata, 0, 1, rows_many=tile_rows)
+        tiles = sum(len(part.tiles) for part in parts)
+        assert bool(tiles) == bool(most)
+        assert tiles <= most
+    assert len(seen) == 2
 
 
 def assert_steps_agree(case: Case, steps: Sequence[Sequence[int]]) -> None:

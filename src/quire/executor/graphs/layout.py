@@ -18,7 +18,12 @@ from quire.cache.specs import KVLayout
 from quire.core.arrays import Ints
 from quire.executor.graphs import device_memory
 from quire.executor.graphs.few_rows import FewRows, serves_few
-from quire.executor.graphs.prompt_rows import WRITTEN_FIELDS, PromptRows, write_prompts
+from quire.executor.graphs.prompt_rows import (
+    WRITTEN_FIELDS,
+    PromptRows,
+    most_tiles,
+    write_prompts,
+)
 from quire.executor.graphs.records import StepRecord, addresses, by_row, once, record_type
 from quire.executor.graphs.states import StateInputs, write_states
 from quire.scheduler.plan import ScheduledSequence
@@ -151,6 +156,18 @@ class InputLayout:
         """Return the integers of all rows that stand at one of the addresses: `[max_rows]`."""
         start = self.index(at)
         return self._memory[start : start + self.max_rows]
+
+    def has_tiles(self, rows: Sequence[ScheduledSequence], max_rows: int, block_size: int) -> bool:
+        """Return whether a graph of `max_rows` rows has as many tiles as a step's readers of
+        workspaces may need.
+        """
+        if not self.workspace or rows[0].format.scheme == "plain":
+            return True
+        attended = zip(self.tile_rows, self.workspace, strict=True)
+        return all(
+            most_tiles(rows, block_size, each) <= max_tiles(max_rows, each)
+            for each in {tile_rows for tile_rows, blocks in attended if blocks}
+        )
 
     def states(self, number: int) -> StateInputs:
         """Return the addresses of the inputs of a group of recurrent states."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from quire.attention.metadata import AttentionMetadata
+from quire.attention.metadata import AttentionMetadata, AttentionRows
 from quire.attention.paged.prompts import each_of, side_by_side, starts_of
 from quire.attention.paged.tiles import FEW_ROWS, cut
 from quire.core.arrays import Ints
@@ -58,6 +59,22 @@ class PromptRows:
     def table(self) -> Ints:
         """Integers that follow the block tables: `ids`, then the workspace's block table."""
         return np.concatenate([self.ids, self.metadata.block_table])
+
+
+def most_tiles(rows: Sequence[AttentionRows], block_size: int, tile_rows: int) -> int:
+    """Return how many tiles the rows that read a workspace have at most; 0 if there are none.
+
+    Args:
+        rows: the sequences of a step, all of one format.
+    """
+    tiles = stop = 0
+    for each in rows:
+        stop += each.count
+        last = each.start % block_size + each.count - 1
+        blocks = last // block_size + 1 if each.format.has_tail else 1
+        if tiles or blocks > 1 or each.count > FEW_ROWS or stop > STREAMS:
+            tiles += blocks + each.count // tile_rows
+    return tiles
 
 
 def _first_sequence(metadata: AttentionMetadata) -> int:

@@ -254,13 +254,15 @@ class CUDAGraphs:
         known: Callable[[KVFormat, int], bool | None],
     ) -> int | None:
         """Return the row count of the smallest graph that holds a step and is not known to differ,
-        in which indexers can score all keys; None without one.
+        which has enough tiles and in which indexers can score all keys; None without one.
         """
         format, longest = rows[0].format, max(each.end for each in rows)
-        size = _max_rows(rows, self._pools.block_size)
+        tokens = self._pools.block_size
+        size = _max_rows(rows, tokens)
         while size <= self._most_rows(format):
             in_reach = not self._cache.indexed or longest <= most_keys(size)
-            if in_reach and known(format, size) is not False:
+            fits = in_reach and self._cache.inputs(size).has_tiles(rows, size, tokens)
+            if fits and known(format, size) is not False:
                 return size
             size *= 2
         return None
