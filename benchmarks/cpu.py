@@ -136,7 +136,11 @@ def beside_llama(args: argparse.Namespace, shape: str, tokens: int) -> dict[str,
         asked = replace(work(own_file(shape)), **{"kernels": args.kernels[0], **own})
         return Contender(name, sys.executable, "cpu_quire.py", asked)
 
-    contenders = [quire("quire")]
+    contenders = [quire("quire", activation_bits=args.activation_bits[0])]
+    contenders += [
+        quire(f"quire, {bits}-bit activations", activation_bits=bits)
+        for bits in args.activation_bits[1:]
+    ]
     contenders += [quire(f"quire, {kernels}", kernels=kernels) for kernels in args.kernels[1:]]
     if args.eager:
         contenders.append(quire("quire, without segments", segments=False))
@@ -203,6 +207,9 @@ def main() -> None:
     parser.add_argument("--only-shapes", action="store_true", help="neither embedded nor formats")
     parser.add_argument(
         "--kernels", nargs="*", default=["auto"], help="instruction sets of Quire's kernels"
+    )
+    parser.add_argument(
+        "--activation-bits", nargs="*", type=int, default=[16], help="of Quire's activations"
     )
     parser.add_argument("--tokens", type=int, default=24, help="that each stream generates")
     parser.add_argument("--rounds", type=int, default=3)

@@ -31,14 +31,17 @@ def finish(engine: Engine) -> None:
 
 def measure(work: Work) -> Rates:
     """Measure the work of `cpu_work.Work`."""
-    device = open_device(work.blas, work.kernels, work.threads)
+    device = open_device(
+        work.blas, work.kernels, work.threads, activation_bits=work.activation_bits
+    )
     loaded = open_model(work.model)
     config = EngineConfig(work.model, kv_memory=1 << 30, prefix_cache=False, blas=work.blas)
     segments = open_segments(loaded.model) if work.segments else None
     engine = assemble(loaded, config, open_executor=partial(open_executor, segments=segments))
     rates = Rates(weight_bytes=loaded.parameter_bytes, computes=work.blas)
     if (kernels := device.kernels) is not None:
-        rates.computes = f"{kernels.instructions}, {kernels.threads} threads"
+        bits = f"{kernels.activation_bits}-bit activations"
+        rates.computes = f"{kernels.instructions}, {kernels.threads} threads, {bits}"
     gc.collect()
     gc.freeze()  # as the engine's process does
     for prompt in (SHORT, 2 * SHORT):  # segments are held against the model, in steps of each size

@@ -22,7 +22,7 @@ class Work:
         streams: how many generate at once, each in turn.
         tokens: that each stream generates, apart from the first.
         threads: that compute; 0 is the contender's own choice.
-        blas, kernels: Quire's.
+        blas, kernels, activation_bits: Quire's.
         segments: whether Quire computes steps by segments, or runs the model's code.
         repacks: whether llama.cpp may lay weights out anew (repacked, AMX), as it does by default.
         llama: llama.cpp's `llama-batched-bench`, in a folder that names what it was built for.
@@ -38,6 +38,7 @@ class Work:
     segments: bool = True
     repacks: bool = True
     llama: str = ""
+    activation_bits: int = 16
 
 
 SHORT = 16

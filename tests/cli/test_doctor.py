@@ -84,6 +84,8 @@ def test_instructions_and_threads_are_said(
         assert "1 thread (as set); usable here: " in set_here
         monkeypatch.setattr(kernels, "usable_cores", lambda: Cores(3, "all cores"))
         assert "3 threads (all cores)" in doctor(capsys)[1]["kernels"]
+        monkeypatch.setenv("QUIRE_ACTIVATION_BITS", "8")
+        assert ", activations of 8 bits, 3 threads" in doctor(capsys)[1]["kernels"]
         monkeypatch.setenv("QUIRE_KERNELS", "neon" if platform.machine() == "x86_64" else "avx2")
         status, found = doctor(capsys)
         assert status == 1

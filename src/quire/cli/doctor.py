@@ -68,7 +68,7 @@ class DoctorCommand(ProcessorOptions, TableOptions, Command):
             return 0
         logging.disable(logging.WARNING)  # what is logged at opening is said here
         try:
-            findings = [*_machine(self.instructions(), self.threads or 0), *_model(self.model)]
+            findings = [*_machine(self), *_model(self.model)]
             if self.kv_disk is not None:
                 findings.append(_disk(self.kv_disk.expanduser(), self.kv_disk_size))
         finally:
@@ -112,7 +112,7 @@ def _table(findings: list[Finding]) -> Table:
     return table
 
 
-def _machine(instructions: str, threads: int) -> Iterator[Finding]:
+def _machine(options: ProcessorOptions) -> Iterator[Finding]:
     python = f"Python {platform.python_version()}, {platform.platform(terse=True)}"
     yield Finding("quire", "ok", f"{quire.__version__}, {python}")
     try:
@@ -131,7 +131,7 @@ def _machine(instructions: str, threads: int) -> Iterator[Finding]:
     state: Literal["ok", "note"] = "note" if free < _FEW_BYTES else "ok"
     share = int(device.kv_share * free)
     yield Finding("memory", state, f"{size(free)} free; the KV cache would get {size(share)}")
-    yield from _products(instructions, threads)
+    yield from _products(options)
     yield _attention(open_backends().all)
 
 
@@ -145,7 +145,7 @@ def _attention(backends: Sequence[AttentionBackend]) -> Finding:
     return Finding("attention", "ok" if works else "note", ", then ".join(names))
 
 
-def _products(instructions: str, threads: int) -> Iterator[Finding]:
+def _products(options: ProcessorOptions) -> Iterator[Finding]:
     """Report the library that multiplies matrices, after choosing it as `quire serve` does."""
     from quire.device.blas import choose_blas
     from quire.device.cpu.kernels import NoKernels, load_kernels
@@ -154,9 +154,10 @@ def _products(instructions: str, threads: int) -> Iterator[Finding]:
     device = current_device()
     if not isinstance(device, CPU):
         return
+    instructions, threads = options.instructions(), options.threads or 0
     try:
         device.choose_products("auto", instructions, threads)
-        kernels = load_kernels(threads, instructions)
+        kernels = load_kernels(threads, instructions, options.activation_bits)
     except NoKernels as error:
         yield Finding("kernels", "note", f"off: {error}")
     except ModelError as error:

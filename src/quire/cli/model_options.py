@@ -92,6 +92,11 @@ class ProcessorOptions(Options):
         description="instruction set of the compiled CPU kernels; auto and native: the fastest "
         "that this processor has; off: no compiled kernels",
     )
+    activation_bits: Annotated[Literal[8, 16], Whole] = Field(
+        16,
+        description="bits of activations that the CPU kernels multiply packed weights by; 8 is "
+        "faster and less precise; llama.cpp has 8",
+    )
     threads: Annotated[Count | None, Flag("N")] = Field(
         None,
         le=_MOST_THREADS,
@@ -326,6 +331,7 @@ class ModelOptions(SamplingOptions, EngineOptions, KVOptions):
             adapters=self.named_adapters(),
             blas=self.blas,
             kernels=self.instructions(),
+            activation_bits=self.activation_bits,
             threads=self.threads or 0,
             kv_memory=self.kv_memory,
             kv_format=self.kv_format(),

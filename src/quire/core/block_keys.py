@@ -24,12 +24,14 @@ class BlockNames:
         block_size: tokens per block.
         default: the default KV format.
         skipped: layers that packed formats leave plain.
+        activation_bits: see `EngineConfig.activation_bits`.
     """
 
     fingerprint: str = ""
     block_size: int = 64
     default: KVFormat = field(default_factory=KVFormat)
     skipped: tuple[int, ...] = ()
+    activation_bits: int = 16
 
     def format(self, wanted: KVFormat | None) -> KVFormat:
         """Return a request's format: its own or the default, with some layers left plain."""
@@ -37,7 +39,9 @@ class BlockNames:
 
     def root(self, format: KVFormat, salt: str) -> bytes:
         """Return the root of a hash chain: everything but tokens that shapes the blocks' bytes."""
-        parts = (self.fingerprint, repr(format), str(self.block_size), salt)
+        parts = [self.fingerprint, repr(format), str(self.block_size), salt]
+        if self.activation_bits != 16:
+            parts.append(f"activations of {self.activation_bits} bits")
         return blake2b("\x00".join(parts).encode(), digest_size=24).digest()
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from quire.core.block_keys import BlockNames
 from quire.core.hosts import Hosts
 from quire.core.kv_format import KVFormat
 from quire.core.mcp import McpServer
@@ -65,6 +66,8 @@ class EngineConfig:
             OpenBLAS; "openblas"; or "mlx", the slow products that MLX carries.
         kernels: the instruction set of the compiled CPU kernels, one of `CPU_KERNELS`; "auto" is
             the fastest that this processor has, "off" does without the kernels.
+        activation_bits: the bits, 8 or 16, to which the CPU kernels round activations before they
+            multiply packed weights.
         threads: threads of a CPU kernel; 0 means one for every core that this process may use.
         prefix_cache: whether computed blocks are kept and shared.
         disk: the disk tier for blocks evicted from memory; None for none.
@@ -99,6 +102,7 @@ class EngineConfig:
     max_step_tokens: int = 2048
     blas: Literal["auto", "openblas", "mlx"] = "auto"
     kernels: str = "auto"
+    activation_bits: Literal[8, 16] = 16
     threads: int = 0
     prefix_cache: bool = True
     disk: DiskConfig | None = None
@@ -112,6 +116,11 @@ class EngineConfig:
     hosts: Hosts | None = None
     pipeline: tuple[int, ...] | None = None
     sharers: int = 1
+
+    def block_names(self, fingerprint: str, skipped: tuple[int, ...]) -> BlockNames:
+        """Return the names of a model's blocks; see `BlockNames` for the arguments."""
+        own = self.block_size, self.kv_format, skipped, self.activation_bits
+        return BlockNames(fingerprint, *own)
 
 
 @dataclass(frozen=True, slots=True)

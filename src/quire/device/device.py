@@ -112,11 +112,13 @@ class Device(ABC):
     # -- products ------------------------------------------------------------------------------
 
     @abstractmethod
-    def choose_products(self, blas: str, kernels: str = "auto", threads: int = 0) -> None:
+    def choose_products(
+        self, blas: str, kernels: str = "auto", threads: int = 0, activation_bits: int = 16
+    ) -> None:
         """Choose the library of matrix products of this process. Call it before loading weights.
 
         Args:
-            blas, kernels, threads: see `EngineConfig`.
+            blas, kernels, threads, activation_bits: see `EngineConfig`.
 
         Raises:
             ModelError: the kernels are asked for instructions that this processor has not.
@@ -221,13 +223,15 @@ class CPU(Device):
         self.operations = UnfusedOperations()
         self.weights_by_columns = True  # for MLX's products; the kernels want rows
 
-    def choose_products(self, blas: str, kernels: str = "auto", threads: int = 0) -> None:
+    def choose_products(
+        self, blas: str, kernels: str = "auto", threads: int = 0, activation_bits: int = 16
+    ) -> None:
         self.kernels = None
         self.operations = UnfusedOperations()
         choose_blas("mlx")
         if blas == "auto":
             try:
-                self.kernels = load_kernels(threads, kernels)
+                self.kernels = load_kernels(threads, kernels, activation_bits)
             except NoKernels as error:
                 log.warning("%s", error)
         if self.kernels is not None:
@@ -278,7 +282,9 @@ class GPU(Device):
     gathered_bytes = 256 << 20
     kv_share = 0.85
 
-    def choose_products(self, blas: str, kernels: str = "auto", threads: int = 0) -> None:
+    def choose_products(
+        self, blas: str, kernels: str = "auto", threads: int = 0, activation_bits: int = 16
+    ) -> None:
         """Do nothing: there are only MLX's own products."""
 
     def settle(self, weights: Sequence[mx.array]) -> None:
@@ -411,17 +417,19 @@ def fused(function: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
-def open_device(blas: str, kernels: str = "auto", threads: int = 0) -> Device:
+def open_device(
+    blas: str, kernels: str = "auto", threads: int = 0, activation_bits: int = 16
+) -> Device:
     """Return the device made ready to serve: products chosen, caches bounded. Call it before any
     weights.
 
     Args:
-        blas, kernels, threads: see `EngineConfig`.
+        blas, kernels, threads, activation_bits: see `EngineConfig`.
 
     Raises:
         ModelError: the kernels are asked for instructions that this processor has not.
     """
     device = current_device()
     device.bound_caches()
-    device.choose_products(blas, kernels, threads)
+    device.choose_products(blas, kernels, threads, activation_bits=activation_bits)
     return device

@@ -426,7 +426,7 @@ def _known_seconds(scheduler: Scheduler, plan: StepPlan, *, graphed: bool = Fals
 
 def _block_names(loaded: LoadedModel, config: EngineConfig) -> BlockNames:
     skipped = skipped_layers(loaded.model.own_layout, config.kv_skip_layers)
-    return BlockNames(loaded.fingerprint, config.block_size, config.kv_format, skipped=skipped)
+    return config.block_names(loaded.fingerprint, skipped)
 
 
 def _reading_ahead(

@@ -45,7 +45,7 @@ def open_engine(
         ModelError: the model cannot be opened, or memory does not suffice.
     """
     config = config if config.ranks == 1 else ranks.shared(config)
-    open_device(config.blas, config.kernels, config.threads)
+    open_device(config.blas, config.kernels, config.threads, activation_bits=config.activation_bits)
     followers = None if config.ranks == 1 else ranks.Followers(config)
     room = RoomCheck(config, make_room)
     loaded = _opened(config, room, followers, on_progress=on_progress)

@@ -103,7 +103,7 @@ def _opened(opening: Follow, output: _Output) -> LoadedModel:
     """Join the other ranks and return this rank's part of the model."""
     load_mlx()
     config, hosts = opening.config, opening.config.hosts or Hosts.local(opening.part.size)
-    open_device(config.blas, config.kernels, config.threads)
+    open_device(config.blas, config.kernels, config.threads, activation_bits=config.activation_bits)
     output.send(Ready())
     join(
         opening.part,

@@ -58,8 +58,17 @@ Floats multiplied(const Weight& w, const Floats& x, int64_t rows, const int32_t*
     return y;
 }
 
+// Calls `check` with the bits to which rows are rounded beside packed weights.
+template <class Check> void at_each_precision(const Check& check) {
+    const Kernels words = kernels;
+    check(16);
+    kernels = with_products(words, words.name, words.bytes, words.bytes);
+    check(8);
+    kernels = words;
+}
+
 // `values`: the weight's, [columns, depth].
-void check_product(const char* what, const Weight& w, const Floats& values) {
+void check_near(const char* what, const Weight& w, const Floats& values, double tolerance) {
     const int64_t rows = 33;
     const Floats x = drawn(rows * w.depth, 7), y = multiplied(w, x, rows);
     std::vector<double> exact(y.size(), 0.0);
@@ -67,8 +76,7 @@ void check_product(const char* what, const Weight& w, const Floats& values) {
         for (int64_t c = 0; c < w.columns; c++)
             for (int64_t d = 0; d < w.depth; d++)
                 exact[r * w.columns + c] += (double)x[r * w.depth + d] * values[c * w.depth + d];
-    const bool by_words = w.group && w.storage != Storage::fp8;  // rows are rounded to 16 bits a group
-    near(what, y, exact, by_words ? 5e-5 : 2e-6);
+    near(what, y, exact, tolerance);
     for (int64_t few : {1, 2, 3, 5, 8, 9, 16, 17}) {
         const Floats part = multiplied(w, x, few);
         expect("bits depend on company", !std::memcmp(part.data(), y.data(), part.size() * 4));
@@ -77,6 +85,12 @@ void check_product(const char* what, const Weight& w, const Floats& values) {
     for (int64_t r = 0; r < rows; r++) backwards[r] = (int32_t)(rows - 1 - r);
     expect("bits depend on places", multiplied(w, x, rows, backwards.data()) == y);
     expect("bits depend on division", multiplied(w, x, rows, nullptr, 16) == y);
+}
+
+void check_product(const char* what, const Weight& w, const Floats& values) {
+    const bool in_integers = w.group && w.storage != Storage::fp8;
+    if (!in_integers) return check_near(what, w, values, 2e-6);
+    at_each_precision([&](int bits) { check_near(what, w, values, bits == 16 ? 5e-5 : 1e-2); });
 }
 
 // Scales and biases of 16 bits give the bits of the same numbers in float32.
@@ -166,10 +180,12 @@ void check_codes(const char* name, Storage storage, int bits, int64_t group, int
     tiled.values = tiles.data();
     tiled.scales = affine ? (const void*)tiled_scales.data() : tiled_exponents.data();
     tiled.biases = tiled_biases.data();
-    for (int64_t rows : {1, 2, 3, 4, 5, 8, 16, 17, 37}) {
-        const Floats x = drawn(rows * depth, 7), y = multiplied(w, x, rows), other = multiplied(tiled, x, rows);
-        expect("bits depend on tiles", !std::memcmp(y.data(), other.data(), y.size() * 4));
-    }
+    at_each_precision([&](int) {
+        for (int64_t rows : {1, 2, 3, 4, 5, 8, 16, 17, 37}) {
+            const Floats x = drawn(rows * depth, 7), y = multiplied(w, x, rows), other = multiplied(tiled, x, rows);
+            expect("bits depend on tiles", !std::memcmp(y.data(), other.data(), y.size() * 4));
+        }
+    });
 }
 
 void check_products() {

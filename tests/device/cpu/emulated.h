@@ -235,6 +235,14 @@ inline __m512i _mm512_madd_epi16(I16 a, I16 b) {
         return (uint32_t)(a.of[2 * i] * b.of[2 * i]) + (uint32_t)(a.of[2 * i + 1] * b.of[2 * i + 1]);
     });
 }
+inline __m512i _mm512_add_epi16(U16 a, U16 b) {
+    return each_lane<U16>([&](int i) { return (uint16_t)(a.of[i] + b.of[i]); });
+}
+inline __m512i _mm512_maddubs_epi16(U8 a, I8 b) {  // saturates
+    return each_lane<I16>([&](int i) {
+        return (int16_t)std::clamp(a.of[2 * i] * b.of[2 * i] + a.of[2 * i + 1] * b.of[2 * i + 1], -32768, 32767);
+    });
+}
 
 // Four products of an unsigned and a signed byte are added to each lane.
 template <class Vector> Vector added_products(Vector sums, Vector codes, Vector digits) {

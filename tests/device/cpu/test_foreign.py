@@ -88,7 +88,7 @@ def emulated_unit(folder: Path, unit: build.Unit) -> build.Unit:
 
 def packed(digests: dict[str, str]) -> list[tuple[str, str]]:
     found = [item for item in digests.items() if item[0].startswith(PACKED)]
-    assert len(found) == 40
+    assert len(found) == 80  # 40 packings, rows of 16 and of 8 bits
     return found
 
 

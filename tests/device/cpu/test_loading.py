@@ -51,6 +51,11 @@ def test_the_start_says_in_one_line_what_computes(
             f"CPU kernels: {best}, 1 thread (as set)"
         ]
         caplog.clear()
+        device.choose_products("auto", threads=1, activation_bits=8)
+        assert [each.message for each in caplog.records] == [
+            f"CPU kernels: {best}, activations of 8 bits, 1 thread (as set)"
+        ]
+        caplog.clear()
         # As in a process of an installation without a compiler.
         monkeypatch.setattr(kernels, "_extension", kernels._extension.__wrapped__)
         monkeypatch.setattr(kernels, "TARGET", tmp_path / "none")

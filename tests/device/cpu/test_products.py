@@ -24,6 +24,13 @@ ROWS = 31
 BY_WORDS = 5e-5
 """Bound of a packed product's relative error: rows are rounded to 16 bits a group."""
 
+IN_TILES = [
+    *(("affine", bits, group) for bits in (4, 8) for group in (32, 64, 128)),
+    ("mxfp4", 4, 32),
+    ("nvfp4", 4, 16),
+]
+"""Packings whose codes may lie in tiles."""
+
 
 def drawn(*shape: int, seed: int = 0) -> mx.array:
     values = np.random.default_rng(seed).standard_normal(shape)
@@ -34,6 +41,13 @@ def relative_error(y: mx.array, x: mx.array, weight: mx.array) -> float:
     """Return the relative error against the product in float64."""
     exact = np.array(x).astype(np.float64) @ np.array(weight).astype(np.float64).T
     return float(np.abs(np.array(y) - exact).max() / np.abs(exact).max())
+
+
+def rounded_by_group(x: mx.array, group: int, largest: int) -> mx.array:
+    """Return rows whose groups are rounded to integers, at most `largest`, times a scale."""
+    groups = x.reshape(len(x), -1, group)
+    most = mx.abs(groups).max(axis=-1, keepdims=True)
+    return (mx.round(groups * (largest / most)) * (most / largest)).reshape(x.shape)
 
 
 @pytest.mark.parametrize(("mode", "bits", "group"), PACKINGS)
@@ -101,14 +115,42 @@ def test_every_instruction_set_gives_the_same_bits(
         assert mx.array_equal(other, found[0])
 
 
-@pytest.mark.parametrize(
-    ("mode", "bits", "group"),
-    [
-        *(("affine", bits, group) for bits in (4, 8) for group in (32, 64, 128)),
-        ("mxfp4", 4, 32),
-        ("nvfp4", 4, 16),
-    ],
-)
+@pytest.mark.parametrize(("mode", "bits", "group"), [*IN_TILES, ("affine", 6, 64)])
+def test_rows_of_8_bits_are_exact_in_every_instruction_set(
+    compiled: Any, mode: str, bits: int, group: int
+) -> None:
+    packing = {"group_size": group, "bits": bits, "mode": mode}
+    depth = 1152 if group == 128 else 1216
+    weight, x = drawn(112, depth), drawn(131, depth, seed=1)
+    x[:, :group] = weight[:, 1:group] = 1.0  # the largest integers and codes
+    weight[:, 0] = -1.0
+    packed = mx.quantize(weight, **packing)
+    values = mx.dequantize(*packed, **packing).astype(mx.float32)
+    rounded = rounded_by_group(x, group, largest=127)
+    found = []
+    for name in compiled.instruction_sets():
+        compiled.use(name, activation_bits=8)
+        y = compiled.product(x, *packed, **packing)
+        assert relative_error(y, rounded, values) < 2e-6
+        assert 5e-4 < relative_error(y, x, values) < 2e-2
+        found.append(y)
+        for rows in (1, 2, 3, 16, 70):
+            assert mx.array_equal(compiled.product(x[:rows], *packed, **packing), y[:rows])
+        if compiled.reads_tiles(bits, mode):
+            tiled = [in_tiles(each) for each in packed]
+            for rows in (1, 2, 3, 4, 5, 16, 20, 131):
+                in_few = compiled.product(x[:rows], *tiled, tiled=True, **packing)
+                assert mx.array_equal(in_few, y[:rows]), f"{rows} rows have other bits"
+    compiled.use("")
+    assert all(mx.array_equal(other, found[0]) for other in found)
+
+
+def test_activations_have_8_bits_or_16(compiled: Any) -> None:
+    with pytest.raises(ValueError, match="8 bits or 16"):
+        compiled.use("", activation_bits=4)
+
+
+@pytest.mark.parametrize(("mode", "bits", "group"), IN_TILES)
 def test_weights_in_tiles_give_the_same_bits(ops: Any, mode: str, bits: int, group: int) -> None:
     if not ops.reads_tiles(bits, mode):
         pytest.skip("these kernels read rows")

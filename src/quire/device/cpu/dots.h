@@ -1,7 +1,7 @@
 // Sums of codes by the integers of one row, by the instructions that there are. All are exact.
 //
 // Sums are undefined until `clear`. `add` takes a unit (four codes of each of sixteen columns) and four of each part,
-// `between` bytes apart.
+// `between` bytes apart. `gather` follows `kUnits` units at the latest.
 #pragma once
 
 #include <type_traits>
@@ -54,28 +54,65 @@ QUIRE_INLINE I dot(I sum, I codes, I digits) {
 #endif
 }
 
-struct ByteSums : ByteParts {
+template <int most, int digits> struct ByteSums : ByteParts<digits> {
     static constexpr bool kWaits = true;  // for the sum before: two chains of sums are faster than one
-    IntLanes digit[kDigits];
+    static constexpr int kUnits = 8;
+    IntLanes digit[digits];
 
     QUIRE_INLINE void clear() { QUIRE_UNROLLED for (IntLanes& each : digit) each = all_ints(0); }
-    QUIRE_INLINE void add(const Unit& unit, const uint8_t* parts, int64_t between) {
-        QUIRE_UNROLLED for (int d = 0; d < kDigits; d++) {
+    QUIRE_INLINE void add(const IntLanes& unit, const uint8_t* parts, int64_t between) {
+        QUIRE_UNROLLED for (int d = 0; d < digits; d++) {
             const I four = set_ints(four_bytes(parts + d * between));
             digit[d] = by_part<IntLanes>([&](int i) { return dot(digit[d].part[i], unit.part[i], four); });
         }
     }
-    QUIRE_INLINE IntLanes whole() const { return quire::QUIRE_ISA::add(shift_left<8>(digit[1]), digit[0]); }
+    QUIRE_INLINE void gather() {}
+    QUIRE_INLINE IntLanes whole() const {
+        if constexpr (digits == 1) return digit[0];
+        return quire::QUIRE_ISA::add(shift_left<8>(digit[digits - 1]), digit[0]);
+    }
+};
+
+#elif defined(__AVX2__)
+
+// Sums of neighbours' products of bytes, in 16 bits.
+QUIRE_INLINE I add_byte_products(I sums, I codes, I digits) {
+#if defined(__AVX512F__)
+    return _mm512_add_epi16(sums, _mm512_maddubs_epi16(codes, digits));
+#else
+    return _mm256_add_epi16(sums, _mm256_maddubs_epi16(codes, digits));
+#endif
+}
+
+// One digit.
+template <int most, int digits> struct ByteSums : ByteParts<1> {
+    static constexpr bool kWaits = false;
+    static constexpr int kUnits = 2 * most * kLargest * 8 < 1 << 15 ? 8 : 4;  // whose products 16 bits hold
+    IntLanes some, sums;
+
+    QUIRE_INLINE void clear() { some = sums = all_ints(0); }
+    QUIRE_INLINE void add(const IntLanes& unit, const uint8_t* parts, int64_t) {
+        const I four = set_ints(four_bytes(parts));
+        some = by_part<IntLanes>([&](int i) { return kept(add_byte_products(some.part[i], unit.part[i], four)); });
+    }
+    QUIRE_INLINE void gather() {
+        const I ones = set_ints(0x00010001);
+        sums = by_part<IntLanes>([&](int i) { return add_ints(sums.part[i], word_products(some.part[i], ones)); });
+        some = all_ints(0);
+    }
+    QUIRE_INLINE IntLanes whole() const { return sums; }
 };
 
 #else
 
-struct ByteSums : ByteParts {};
+template <int most, int digits> struct ByteSums : ByteParts<digits> {};
 
 #endif
 
-struct WordSums : WordParts {
+template <int digits> struct WordSums : WordParts<digits> {
     static constexpr bool kWaits = false;
+    static constexpr int kUnits = 8;
+    using Unit = typename WordParts<digits>::Unit;
     IntLanes sums;
 
     QUIRE_INLINE void clear() { sums = all_ints(0); }
@@ -87,19 +124,20 @@ struct WordSums : WordParts {
             });
         }
     }
+    QUIRE_INLINE void gather() {}
     QUIRE_INLINE IntLanes whole() const { return sums; }
 };
 
-template <int most> using PartSums = std::conditional_t<(most <= kMostByBytes), ByteSums, WordSums>;
+template <int most, int digits>
+using PartSums = std::conditional_t<(most <= kMostByBytes<digits>), ByteSums<most, digits>, WordSums<digits>>;
 
 // Rows whose sums stay in registers beside a unit's codes.
-template <int most> constexpr int kRowsAtOnce = W == 16 || (W == 8 && most > kMostByBytes) ? 4 : kByInstruction ? 2 : 1;
+template <class Sums> constexpr int kRowsAtOnce = W == 16 || (W == 8 && Sums::kParts == 1) ? 4 : kByInstruction ? 2 : 1;
 
 // Sums of a group of `size` codes a column by the digits of `rows` rows, as arranged.
-template <int size, int rows, int most> class GroupSums {
-    using Sums = PartSums<most>;
+template <int size, int rows, class Sums> class GroupSums {
     static constexpr int kChains = Sums::kWaits && rows <= 2 ? 2 : 1;  // of sums that do not wait for each other
-    static constexpr int kTogether = std::min(size / 4, kByInstruction ? 8 : 2);  // units
+    static constexpr int kTogether = std::min(size / 4, kByInstruction ? Sums::kUnits : 2);  // units
 
 public:
     // `unit_of(n)` gives unit n; it is called with numbers in turn.
@@ -116,6 +154,8 @@ public:
                     own.add(unit, parts + (row * size + (first + i) * 4) * Sums::kWidth, between);
                 }
             }
+            QUIRE_UNROLLED for (auto& chain : sums_)
+                QUIRE_UNROLLED for (Sums& own : chain) own.gather();
         }
     }
     // Adds a row's sums to `to`. `scales`: of the rows, and `block` floats later their sums of integers.

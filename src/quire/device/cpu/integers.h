@@ -197,15 +197,15 @@ template <int size> struct Group {
 };
 
 // Multiplies by vectors. `most`: the largest code.
-template <int size, int most> struct ByVectors {
-    using Parts = PartSums<most>;
+template <int size, int most, int digits> struct ByVectors {
+    using Parts = PartSums<most, digits>;
     static constexpr int64_t kScratch = 0;  // floats
     explicit ByVectors(float*) {}
     void begin(int) const {}
     void end() const {}
 
     void operator()(const Group<size>& g) const {
-        constexpr int kFew = kRowsAtOnce<most>;
+        constexpr int kFew = kRowsAtOnce<Parts>;
         for (int tile = 0; tile < g.tiles; tile++) {
             int row = 0;
             for (; row + kFew <= g.rows; row += kFew) multiply<kFew>(g, tile, row);
@@ -216,7 +216,7 @@ template <int size, int most> struct ByVectors {
 private:
     template <int rows> static void multiply(const Group<size>& g, int tile, int first) {
         const uint8_t* codes = g.codes + tile * kSpanBytes<Parts>;
-        GroupSums<size, rows, most> own;
+        GroupSums<size, rows, Parts> own;
         const auto unit_of = [=](int first, int i) __attribute__((always_inline)) {
             return Parts::load_unit(codes + (first + i) * kUnit * Parts::kWidth);
         };
@@ -240,7 +240,7 @@ public:
     }
     IntegerProduct(const Weight& w, const Rows& rows, float* scratch)
         : w_(w), rows_(rows), decode_(w), block_(block_rows(0, rows.count)),
-          block_bytes_(block_bytes(w, block_)), arranged_((const uint8_t*)aligned((float*)rows.arranged)),
+          block_bytes_(block_bytes<Parts>(w, block_)), arranged_((const uint8_t*)aligned((float*)rows.arranged)),
           sums_(aligned(scratch)), scales_((Scales*)(sums_ + kRowsKept * kTogether * kTile)),
           codes_((uint8_t*)(scales_ + kTogether)), multiply_((float*)(codes_ + kTogether * kSpanBytes<Parts>)) {}
 
@@ -266,9 +266,9 @@ private:
                 if (group % kScaled == 0) scales_[tile].read(w_, first, present, group);
                 if (at % kSpan == 0) decode_(first, present, at, codes_ + tile * kSpanBytes<Parts>);
             }
-            const uint8_t* x = arranged_ + row / kTile * block_bytes_ + group * block_ * (kIntegerBytes * size + 8);
+            const uint8_t* x = arranged_ + row / kTile * block_bytes_ + group * group_bytes<Parts>(size, block_);
             for (int64_t b = 0; b < blocks; b++, x += block_bytes_) {
-                const auto* row_scales = (const float*)(x + kIntegerBytes * block_ * size);
+                const auto* row_scales = (const float*)(x + Parts::kParts * Parts::kWidth * block_ * size);
                 multiply_(Group<size>{codes_ + at % kSpan * kTile * Parts::kWidth, scales_, (int)(group % kScaled), tiles, x, row_scales,
                                       block_, sums_ + b * tiles * kSum});
             }
@@ -304,10 +304,10 @@ template <class Use> auto for_group(const Weight& w, const Use& use) {
 }
 
 // Calls `use` with the size of a weight's groups and its largest code, both as the vectors are compiled for.
-template <class Use> void for_codes(const Weight& w, const Use& use) {
+template <int digits, class Use> void for_codes(const Weight& w, const Use& use) {
     using std::integral_constant;
     for_group(w, [&](auto size) {
-        if constexpr (kMostByBytes == 127) {
+        if constexpr (kMostByBytes<digits> >= 24 && kMostByBytes<digits> < 255) {
             if (in_nibbles(w)) return use(size, integral_constant<int, 24>());
         }
         use(size, integral_constant<int, 255>());

@@ -21,7 +21,6 @@ using amx::ByteParts;
 using amx::for_group;
 using amx::Group;
 using amx::in_integers;
-using amx::kDigits;
 using amx::kFewByVectors;
 using amx::kUnit;
 using amx::load_floats;
@@ -152,17 +151,17 @@ struct Product {
 
 // The digits of a block's rows lie together, so they are rows of one or two tiles, as many as they fill: 3 and 4.
 // Tiles 0 and 1 sum, and 6 is codes.
-template <int size> struct Integers {
-    using Parts = ByteParts;
-    static constexpr int64_t kScratch = 16 + kDigits * kSum;
+template <int size, int digits> struct Integers {
+    using Parts = ByteParts<digits>;
+    static constexpr int64_t kScratch = 16 + digits * kSum;
     static constexpr int kDepth = std::min(size, 64);  // of a tile
-    float* sums;  // [kDigits, rows, kTile]
+    float* sums;  // [digits, rows, kTile]
     explicit Integers(float* scratch) : sums(aligned(scratch)) {}
 
     void begin(int rows) const {
         Config config;
-        for (int tile = 0; tile < kDigits; tile++) {
-            const int own = std::clamp(kDigits * rows - tile * kTile, 1, kTile);
+        for (int tile = 0; tile < digits; tile++) {
+            const int own = std::clamp(digits * rows - tile * kTile, 1, kTile);
             config.rows[tile] = config.rows[tile + 3] = (uint8_t)own;
             config.row_bytes[tile] = 64;
             config.row_bytes[tile + 3] = kDepth;
@@ -174,7 +173,7 @@ template <int size> struct Integers {
     void end() const { release(); }
 
     void operator()(const Group<size>& g) const {
-        kDigits * g.rows <= kTile ? multiply<1>(g) : multiply<2>(g);
+        digits * g.rows <= kTile ? multiply<1>(g) : multiply<2>(g);
     }
 
 private:
@@ -200,8 +199,9 @@ private:
         const int64_t between = g.rows * kTile;
         float* to = g.sums + tile * kSum;
         for (int row = 0; row < g.rows; row++, own += kTile, to += kTile) {
-            const __m512i high = _mm512_slli_epi32(_mm512_load_si512(own + between), 8);
-            const __m512i whole = _mm512_add_epi32(high, _mm512_load_si512(own));
+            __m512i whole = _mm512_load_si512(own);
+            if constexpr (digits == 2)
+                whole = _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(own + between), 8), whole);
             store_floats(to, add({whole}, scales + row, g.rows, load_floats(to)));
         }
     }
@@ -209,34 +209,38 @@ private:
 
 // -- the table's entries --------------------------------------------------------------------------
 
-int64_t arranged_floats(const Weight& w, int64_t count) {
-    if (!serves(w)) return vnni_kernels()->arranged_floats(w, count);
-    return (count + kTile - 1) / kTile * block_floats(w);
-}
-
-void arrange(const Weight& w, const Source& x, int64_t count, int64_t begin, int64_t end, float* arranged) {
-    if (!serves(w)) return vnni_kernels()->arrange(w, x, count, begin, end, arranged);
-    for (int64_t row = begin; row < end; row += kTile)
-        arrange_block(w, x, row, (int)std::min<int64_t>(kTile, end - row), arranged + row / kTile * block_floats(w));
-}
-
-int64_t arranged_together(const Weight& w) { return serves(w) ? kTile : vnni_kernels()->arranged_together(w); }
-
-int64_t scratch_floats(const Weight& w) {
-    if (in_integers(w)) return amx::IntegerProduct<Integers<16>, 16>::scratch_floats();
-    return serves(w) ? Product::scratch_floats() : vnni_kernels()->scratch_floats(w);
-}
-
-void product(const Weight& w, const Rows& rows, int64_t begin, int64_t end, float* scratch) {
-    const bool few = w.tiled && rows.count <= kFewByVectors;
-    if (in_integers(w) && !few) {
-        return for_group(w, [&](auto size) {
-            amx::IntegerProduct<Integers<size>, size>(w, rows, scratch).run(begin, end);
-        });
+// Products by rows of one digit or two.
+template <int digits> struct Entries {
+    static const Products& base() {
+        return digits == 1 ? vnni_kernels()->bytes : static_cast<const Products&>(*vnni_kernels());
     }
-    if (!serves(w)) return vnni_kernels()->product(w, rows, begin, end, scratch);
-    Product(w, rows, scratch).run(begin, end);
-}
+    static int64_t arranged_floats(const Weight& w, int64_t count) {
+        if (!serves(w)) return base().arranged_floats(w, count);
+        return (count + kTile - 1) / kTile * block_floats(w);
+    }
+    static void arrange(const Weight& w, const Source& x, int64_t count, int64_t begin, int64_t end, float* arranged) {
+        if (!serves(w)) return base().arrange(w, x, count, begin, end, arranged);
+        for (int64_t row = begin; row < end; row += kTile)
+            arrange_block(w, x, row, (int)std::min<int64_t>(kTile, end - row), arranged + row / kTile * block_floats(w));
+    }
+    static int64_t arranged_together(const Weight& w) { return serves(w) ? kTile : base().arranged_together(w); }
+    static int64_t scratch_floats(const Weight& w) {
+        if (in_integers(w)) return amx::IntegerProduct<Integers<16, digits>, 16>::scratch_floats();
+        return serves(w) ? Product::scratch_floats() : base().scratch_floats(w);
+    }
+    static void product(const Weight& w, const Rows& rows, int64_t begin, int64_t end, float* scratch) {
+        const bool few = w.tiled && rows.count <= kFewByVectors;
+        if (in_integers(w) && !few) {
+            return for_group(w, [&](auto size) {
+                amx::IntegerProduct<Integers<size, digits>, size>(w, rows, scratch).run(begin, end);
+            });
+        }
+        if (!serves(w)) return base().product(w, rows, begin, end, scratch);
+        Product(w, rows, scratch).run(begin, end);
+    }
+    static constexpr Products kProducts = {arranged_floats, arrange, arranged_together, product, scratch_floats,
+                                           amx::reads_tiles};
+};
 
 // Whether a tile multiplies. Tried in a child, since virtual machines that announce AMX may kill whoever
 // uses it.
@@ -272,8 +276,7 @@ const Kernels* amx_kernels() {
                           __builtin_cpu_supports("avx512bf16") && tiles_work();
         if (!here) return (const Kernels*)nullptr;
         static const Kernels kernels =
-            with_products(*vnni_kernels(), "amx",
-                          {arranged_floats, arrange, arranged_together, product, scratch_floats, amx::reads_tiles});
+            with_products(*vnni_kernels(), "amx", Entries<2>::kProducts, Entries<1>::kProducts);
         return &kernels;
     }();
     return found;

@@ -18,7 +18,7 @@ bool announced() {  // not known to every compiler's __builtin_cpu_supports
 const Kernels* avxvnni_kernels() {
     static const Kernels* found = [] {
         if (!avx2_kernels() || !announced()) return (const Kernels*)nullptr;
-        static const Kernels kernels = avxvnni::IntegerProducts<avx2_kernels>::kernels("avxvnni");
+        static const Kernels kernels = avxvnni::integer_kernels<avx2_kernels>("avxvnni");
         return &kernels;
     }();
     return found;

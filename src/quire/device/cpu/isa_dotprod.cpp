@@ -9,7 +9,7 @@ namespace quire {
 const Kernels* dotprod_kernels() {
     static const Kernels* found = [] {
         if (!(getauxval(AT_HWCAP) >> 20 & 1)) return (const Kernels*)nullptr;  // HWCAP_ASIMDDP
-        static const Kernels kernels = dotprod::IntegerProducts<baseline_kernels>::kernels("dotprod");
+        static const Kernels kernels = dotprod::integer_kernels<baseline_kernels>("dotprod");
         return &kernels;
     }();
     return found;

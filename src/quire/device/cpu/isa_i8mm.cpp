@@ -9,7 +9,7 @@ namespace quire {
 const Kernels* i8mm_kernels() {
     static const Kernels* found = [] {
         if (!(getauxval(AT_HWCAP2) >> 13 & 1)) return (const Kernels*)nullptr;  // HWCAP2_I8MM
-        static const Kernels kernels = i8mm::IntegerProducts<baseline_kernels>::kernels("i8mm");
+        static const Kernels kernels = i8mm::integer_kernels<baseline_kernels>("i8mm");
         return &kernels;
     }();
     return found;

@@ -9,7 +9,7 @@ const Kernels* vnni_kernels() {
         const bool here = avx512_kernels() && __builtin_cpu_supports("avx512vnni") &&
                           __builtin_cpu_supports("avx512vbmi");
         if (!here) return (const Kernels*)nullptr;
-        static const Kernels kernels = vnni::IntegerProducts<avx512_kernels>::kernels("vnni");
+        static const Kernels kernels = vnni::integer_kernels<avx512_kernels>("vnni");
         return &kernels;
     }();
     return found;

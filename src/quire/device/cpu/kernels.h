@@ -197,6 +197,7 @@ struct Products {
 };
 
 struct Kernels : Products {
+    Products bytes;  // by rows that become integers of 8 bits where weights are packed, instead of 16
     const char* name;
     int vector;  // floats in a vector
 
@@ -234,10 +235,11 @@ struct Kernels : Products {
                          int64_t begin, int64_t end, float* out);
 };
 
-// The kernels of `base` with other products.
-inline Kernels with_products(const Kernels& base, const char* name, const Products& products) {
+// The kernels of `base` with other products, by rows of 16 bits and of 8.
+inline Kernels with_products(const Kernels& base, const char* name, const Products& words, const Products& bytes) {
     Kernels kernels = base;
-    static_cast<Products&>(kernels) = products;
+    static_cast<Products&>(kernels) = words;
+    kernels.bytes = bytes;
     kernels.name = name;
     return kernels;
 }

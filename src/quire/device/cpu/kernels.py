@@ -24,29 +24,35 @@ class CPUKernels:
         instructions: the chosen instruction set, one of `CPU_KERNELS`.
         threads: number of threads that share a kernel's work.
         why: the reason for their number, for people.
+        activation_bits: see `EngineConfig.activation_bits`.
     """
 
     ops: Any
     instructions: str
     threads: int
     why: str = ""
+    activation_bits: int = 16
 
     def __str__(self) -> str:
         """Return the instructions, and the threads with the reason for their number."""
+        bits = "" if self.activation_bits == 16 else f", activations of {self.activation_bits} bits"
         count = f"{self.threads} thread{'s' * (self.threads != 1)}"
-        return f"{self.instructions}, {count} ({self.why})"
+        return f"{self.instructions}{bits}, {count} ({self.why})"
 
 
 class NoKernels(Exception):
     """Raised if the kernels are not available; the message says why and what to do."""
 
 
-def load_kernels(threads: int = 0, instructions: str = "auto") -> CPUKernels:
+def load_kernels(
+    threads: int = 0, instructions: str = "auto", activation_bits: int = 16
+) -> CPUKernels:
     """Load the kernels. The extension is loaded and checked against MLX once a process.
 
     Args:
         threads: see `EngineConfig.threads`.
         instructions: see `EngineConfig.kernels`.
+        activation_bits: see `EngineConfig.activation_bits`.
 
     Raises:
         NoKernels: it was not built, or from other sources, or for another MLX, or it computes
@@ -57,14 +63,16 @@ def load_kernels(threads: int = 0, instructions: str = "auto") -> CPUKernels:
         raise NoKernels(f"the CPU kernels are switched off; {_WITHOUT}")
     ops, best = _extension()
     cores = Cores(threads, "as set") if threads else usable_cores()
-    if not ops.use(best if instructions == "auto" else instructions):
+    if not ops.use(best if instructions == "auto" else instructions, activation_bits):
         raise ModelError(
             f"kernels: {instructions} is not available on this processor or in this build; "
             f"available: {', '.join(ops.instruction_sets())}"
         )
     if ops.threads() != cores.count:
         ops.set_threads(cores.count)
-    return CPUKernels(ops, ops.instructions(), ops.threads(), why=cores.why)
+    return CPUKernels(
+        ops, ops.instructions(), ops.threads(), why=cores.why, activation_bits=activation_bits
+    )
 
 
 _WITHOUT = "steps take about twice as long"

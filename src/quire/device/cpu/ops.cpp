@@ -5,12 +5,14 @@
 namespace quire {
 namespace {
 
-const Kernels* chosen = nullptr;
+Kernels chosen;
 
-bool use(const std::string& name) {
+// Chooses an instruction set, and the bits of the integers that rows become beside packed weights: 8 or 16.
+bool use(const std::string& name, int activation_bits) {
+    require(activation_bits == 8 || activation_bits == 16, "activations have 8 bits or 16");
     for (const Kernels* each : available_kernels()) {
         if (name.empty() || name == each->name) {
-            chosen = each;
+            chosen = activation_bits == 16 ? *each : with_products(*each, each->name, each->bytes, each->bytes);
             return true;
         }
     }
@@ -183,7 +185,7 @@ LowRank low_rank(const array& inner, const array& outer) {
 
 int64_t work_of(const LowRank& factors) { return factors.rank * (factors.depth + factors.columns); }
 
-const Kernels& kernels() { return *chosen; }
+const Kernels& kernels() { return chosen; }
 
 int activation_of(const std::string& name) {
     require(name == "silu" || name == "gelu_pytorch_tanh", "no such activation");
@@ -198,8 +200,8 @@ NB_MODULE(_cpu, m) {
     m.attr("MLX_VERSION") = std::to_string(MLX_VERSION_MAJOR) + "." + std::to_string(MLX_VERSION_MINOR) +
                             "." + std::to_string(MLX_VERSION_PATCH);
     m.attr("SOURCES") = QUIRE_SOURCES;
-    quire::use("");
-    m.def("use", &quire::use, nb::arg("instructions"));
+    quire::use("", 16);
+    m.def("use", &quire::use, nb::arg("instructions"), nb::arg("activation_bits") = 16);
     m.def("instruction_sets", [] {
         std::vector<std::string> names;
         for (const Kernels* each : available_kernels()) names.push_back(each->name);
