@@ -25,6 +25,7 @@ and blocks fill their 6 MB by and by."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
+EMBEDDING = "/v1/embeddings"
 ASKED: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
     "/v1/completions": {"prompt": "Once", "max_tokens": 2},
@@ -40,7 +41,7 @@ ASKED: dict[str, dict[str, Any]] = {
     },
     "/tokenize": {"prompt": "Once"},
     "/detokenize": {"tokens": [5, 6]},
-    "/v1/embeddings": {"input": "Once"},
+    EMBEDDING: {"input": "Once"},
 }
 GENERATING = tuple(ASKED)[:4]
 
@@ -52,10 +53,12 @@ class Sent:
     Attributes:
         responses: by path and status.
         answers, prompt, generated: choices and tokens.
+        vectors: embeddings.
     """
 
     responses: Counter[tuple[str, str]] = field(default_factory=Counter)
     answers: int = 0
+    vectors: int = 0
     prompt: int = 0
     generated: int = 0
 
@@ -72,11 +75,12 @@ class Sent:
                 body["stream_options"] = {"include_usage": True}
         answer = await client.post(path, json=body)
         self.responses[path, str(answer.status_code)] += 1
-        if path not in GENERATING or wrong:
+        if path not in (*GENERATING, EMBEDDING) or wrong:
             return
         assert answer.status_code == 200, answer.text
         usage = _usage(answer.text) if streamed else answer.json()["usage"]
-        self.answers += 1
+        self.answers += path in GENERATING
+        self.vectors += path == EMBEDDING
         self.prompt += usage.get("prompt_tokens", usage.get("input_tokens", 0))
         self.prompt += usage.get("cache_read_input_tokens", 0)
         self.prompt += usage.get("cache_creation_input_tokens", 0)
@@ -133,7 +137,7 @@ def test_what_is_counted_is_what_was_sent_and_nothing_grows(tmp_path: Path) -> N
         beside = [key for key in responses if key[0] in ("/health", "/metrics")]
         assert {key: responses[key] for key in responses if key not in beside} == sent.responses
         assert counted(metrics, "quire_answers_total") == sent.answers
-        assert counted(metrics, "quire_sequences_finished_total") == sent.answers
+        assert counted(metrics, "quire_sequences_finished_total") == sent.answers + sent.vectors
         assert counted(metrics, "quire_prompt_tokens_total") == sent.prompt
         assert counted(metrics, "quire_generated_tokens_total") == sent.generated
         print(held)
