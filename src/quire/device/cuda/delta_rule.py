@@ -143,8 +143,9 @@ def _kernel(rule: DeltaRule) -> Kernel:
     ]
     body = [
         "const int count = mixed_shape[1], slot = blockIdx.y, first = slot * count;",
+        "auto* to = after;",
         kernel_text(__package__, "delta_rule.cuh"),
-        "keep(after, slot);",
+        "keep(slot);",
     ]
     return cuda_kernel(
         f"quire_delta_rule_{rule}",

@@ -71,10 +71,11 @@ class StateRecording(ValueRecording):
             rule.defines(*rows),
             "const int first = blockIdx.y, count = first < *rows ? counts[first] : 0;",
             "const int slot = count ? sources[first] : -1;",
+            "auto* to = state;",
             kernel_text("quire.device.cuda", "delta_rule.cuh"),
             "for (int n = 0; n < TARGETS; n++) {",
             "const int target = targets[first * TARGETS + n];",
-            "if (target >= 0) keep(state, target);",
+            "if (target >= 0) keep(target);",
             "}",
         ]
         self._advance(node, state, operands, lines=lines, blocks=rule.blocks)

@@ -1,6 +1,6 @@
   // The gated delta rule (arXiv:2412.06464), token by token. A warp has OWN rows of a head's state and takes
   // all rows of a sequence: `count` of them, from row `first` on, with the state in `slot` before (zeros if it
-  // is negative). `keep` stores the state after them. mixed [T, queries, keys, values], as they were
+  // is negative). `keep` stores the state after them in a slot of `to`. mixed [T, queries, keys, values], as they were
   // projected; y [T, HEADS, VALUE_DIM]; state [slots, HEADS, VALUE_DIM, KEY_DIM]. BY_CHANNEL: each column
   // of a state forgets by itself.
   constexpr int EACH = (KEY_DIM + 31) / 32;
@@ -80,7 +80,7 @@
     for (int v = 0; v < OWN; v++)
       if (lane == v) put(y[((size_t)row * HEADS + head) * VALUE_DIM + v0 + v], read[v]);
   }
-  const auto keep = [&](auto* to, int slot) {
+  const auto keep = [&](int slot) {
     #pragma unroll
     for (int v = 0; v < OWN; v++)
       #pragma unroll
