@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from quire.executor.graphs.encoders import MOST_ROWS, nodes_by_mlx
+from quire.executor.graphs.encoders import CALLS, MOST_ROWS, nodes_by_mlx
 from quire.executor.graphs.layout import InputLayout
 from quire.executor.graphs.operands import UnsupportedNode
 from quire.executor.graphs.recorder import Recorder
@@ -19,10 +19,10 @@ from tests.support.packed_models import packed_model
 INTRODUCTION = f"""
 ## Encoders
 
-Encoders of pictures, sounds and videos run as graphs, too, from the second item of a shape on, in
-calls of up to {MOST_ROWS:,} rows: an item's patches or frames, times the items that one call
+Encoders of pictures, sounds and videos run as graphs, too, once a shape has come by {CALLS} calls,
+in calls of up to {MOST_ROWS:,} rows: an item's patches or frames, times the items that one call
 encodes. Before graphs serve, they encode an item beside the encoder. They are dropped if they
-differ, or take longer.
+differ, or take longer. Not yet run on a card.
 
 The table is of the test configurations. "Nodes" counts the nodes from the first one with a kernel
 to the last one, by how many have kernels. MLX computes the nodes before and behind them, which read

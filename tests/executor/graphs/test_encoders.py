@@ -53,6 +53,7 @@ SHAPE = (4, 8)
 
 @pytest.fixture
 def extension(monkeypatch: pytest.MonkeyPatch) -> EmulatedExtension:
+    monkeypatch.setattr(encoders, "CALLS", 1)
     return emulate_card(monkeypatch)
 
 

@@ -47,6 +47,10 @@ MOST_ROWS = 4096
 """Most rows of a graph. A larger encoding takes the device long enough to hide the host's work."""
 _MOST_PIECES = 64
 """Most pieces of an item with graphs. A video of more has a program of thousands of nodes."""
+CALLS = 8
+"""Calls by which an item shape has to come before it is traced. Streams wait while it is traced and
+recorded, for as long as graphs save in some hundred calls.
+"""
 _MOST_SHAPES = 16
 """Most item shapes with graphs; those of the least recently used shape are dropped."""
 _TOLERANCE = 5e-2
@@ -80,10 +84,12 @@ class _Shape:
     """What is known of one item shape.
 
     Attributes:
-        program: the traced program; None before the shape comes again.
+        calls: number of calls so far, up to `CALLS`.
+        program: the traced program; None before that many calls.
         graphs: by number of items; None where they cannot be recorded.
     """
 
+    calls: int = 0
     program: Program | None = None
     graphs: dict[int, _Graphs | None] = field(default_factory=dict)
 
@@ -91,9 +97,9 @@ class _Shape:
 class EncoderGraphs:
     """The CUDA graphs of a model's encoders. Owned by an executor.
 
-    A shape is traced when it comes for the second time, and its kernels are compiled in the
-    background. Its first graphed items are encoded by the encoder as well: graphs serve only if
-    they agree with it and take less time.
+    A shape is traced after `CALLS` calls, and its kernels are compiled in the background. Its first
+    graphed items are encoded by the encoder as well: graphs serve only if they agree with it and
+    take less time.
 
     Attributes:
         made: number of times that graphs were recorded or checked, which takes long.
@@ -139,13 +145,13 @@ class EncoderGraphs:
         pieces = self._encoders[kind].pieces(shape)
         if pieces.rows * items > MOST_ROWS or pieces.count > _MOST_PIECES:
             return None
-        known = self._shapes.get((kind, shape))
-        if known is None:
-            self._shapes[kind, shape] = _Shape()
-            if len(self._shapes) > _MOST_SHAPES:
-                self._shapes.popitem(last=False)
-            return None
+        known = self._shapes.setdefault((kind, shape), _Shape())
         self._shapes.move_to_end((kind, shape))
+        if len(self._shapes) > _MOST_SHAPES:
+            self._shapes.popitem(last=False)
+        if known.calls < CALLS:
+            known.calls += 1
+            return None
         try:
             if items not in known.graphs:
                 known.graphs[items] = None
