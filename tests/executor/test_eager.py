@@ -192,9 +192,10 @@ class _Whole(EagerExecutor):
 
     def _run(self, inputs: StepInputs) -> Computed:
         inputs.wanted, wanted = None, inputs.wanted
-        self.computed_rows.append(self.model.logits(self.model(inputs)))
+        hidden = self.model(inputs)
+        self.computed_rows.append(self.model.logits(hidden))
         inputs.wanted = wanted
-        return Computed(None, self.computed_rows[-1], graphed=True)
+        return Computed(hidden, self.computed_rows[-1], graphed=True)
 
 
 def test_a_step_that_is_one_operation_gives_logits_and_is_run_even_if_nobody_samples(

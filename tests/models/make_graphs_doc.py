@@ -146,7 +146,7 @@ class Line:
             "positions.0": Place(inputs.positions, None),
         }
         survey.record(body, given, [Buffer(0, 0)])
-        self.recorded += survey.nodes - survey.refused.total()
+        self.recorded += survey.nodes - len(survey.unsupported)
         self.nodes += survey.nodes
         self.heads.add(served_head(head, H200) is not None or _is_recorded(head, layout))
         cases = []
@@ -158,9 +158,9 @@ class Line:
             self.formats.append(set(_served(cases)))
             indexed = has_indexers(body)
             self.small |= {name for name in FORMATS if indexed or not _reads_prompts(name, cases)}
-        for kind, reason in survey.refused:
-            whole = reason.startswith(("%", f"{kind}("))  # the node as it prints
-            self.refused |= {f"`{kind}`" if whole else reason: None}
+        for node, reason in survey.unsupported:
+            whole = reason.startswith(("%", f"{node.name}("))  # the node as it prints
+            self.refused |= {f"`{node.name}`" if whole else reason: None}
 
     @property
     def share(self) -> str:
@@ -180,7 +180,7 @@ def _is_recorded(head: Program, layout: KVLayout) -> bool:
     inputs = InputLayout(1, MAX_ROWS, 1, id)
     survey = Survey(Recorder(8, id, inputs, H200), {}, layout, {})
     survey.record(head, {"hidden": Place(0, Buffer(0, 0))}, [Buffer(0, 0)])
-    return not survey.refused
+    return not survey.unsupported
 
 
 Heads = Sequence[tuple[AttentionSpec, int]]

@@ -316,7 +316,6 @@ class EagerExecutor:
                 sampling.append(each)
                 rows += wanted
                 continue
-            assert computed.hidden is not None, "graphs compute no rows of vector tasks"
             vector = self._vectors.vector(each, computed.hidden[wanted.start : wanted.stop])
             if vector is not None:
                 vectors[each.number] = vector
@@ -324,19 +323,17 @@ class EagerExecutor:
         if not rows:
             return done
         own = computed if len(rows) == first else computed.rows(mx.array(rows))
-        states = None
-        if own.hidden is not None:
-            places = inputs.wanted_rows
-            rows = rows if places is None else [places[row] for row in rows]
-            counts = [each.sampled for each in sampling]
-            states = FinalStates(inputs, hidden, rows, counts=counts, sampled=own.hidden)
+        places = inputs.wanted_rows
+        rows = rows if places is None else [places[row] for row in rows]
+        counts = [each.sampled for each in sampling]
+        states = FinalStates(inputs, hidden, rows, counts=counts, sampled=own.hidden)
         return self._sample(done, own, states, before=before, plan=plan)
 
     def _sample(
         self,
         done: StepRows,
         own: Computed,
-        states: FinalStates | None,
+        states: FinalStates,
         before: StepRows,
         plan: StepPlan,
     ) -> StepRows:
@@ -345,9 +342,7 @@ class EagerExecutor:
         Args:
             own: the rows to sample.
         """
-        if (logits := own.logits) is None:
-            assert own.hidden is not None, "a step computes hidden states or logits"
-            logits = self.model.logits(own.hidden)
+        logits = self.model.logits(own.hidden) if own.logits is None else own.logits
         if self._observe is not None:
             if own.graphed:  # they are read after the next step was computed
                 logits = logits + 0
@@ -369,7 +364,7 @@ class EagerExecutor:
         """Sample tokens, and run the draft head for `guess` tokens after each of them."""
         sampled, device = sample(rows.logits, list(rows.rows)), current_device()
         tokens = device.host_copy(sampled.tokens)
-        if self._guesser is None or rows.states is None:
+        if self._guesser is None:
             return Drawn(tokens, sampled)
         guesses = self._guesser.guess(rows.states, tokens.array, guess)
         return Drawn(tokens, sampled, None if guesses is None else device.host_copy(guesses))

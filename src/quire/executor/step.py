@@ -28,7 +28,7 @@ class Computed(NamedTuple):
     """The outcome of a step's layers, for all its rows or for the wanted ones.
 
     Attributes:
-        hidden: normalised hidden states `[T, hidden]`; None where a graph gives logits alone.
+        hidden: normalised hidden states `[T, hidden]`.
         logits: `[T, vocab]`; None if they are still to be computed from `hidden`.
         graphed: whether a graph computed them. The next step then overwrites their memory.
         awaited: whether other ranks wait for what computes the output, even if this one reads no
@@ -36,7 +36,7 @@ class Computed(NamedTuple):
         recorded: whether a graph was recorded or verified for it.
     """
 
-    hidden: mx.array | None
+    hidden: mx.array
     logits: mx.array | None = None
     graphed: bool = False
     awaited: bool = False
@@ -45,26 +45,24 @@ class Computed(NamedTuple):
     @property
     def output(self) -> mx.array:
         """The array that is computed last."""
-        output = self.hidden if self.logits is None else self.logits
-        assert output is not None, "a step computes hidden states or logits"
-        return output
+        return self.hidden if self.logits is None else self.logits
 
     def rows(self, index: mx.array) -> Computed:
         """Return the outcome for some of the rows, in the order of `index`."""
-        hidden, logits = (None if x is None else x[index] for x in (self.hidden, self.logits))
-        return self._replace(hidden=hidden, logits=logits)
+        logits = None if self.logits is None else self.logits[index]
+        return self._replace(hidden=self.hidden[index], logits=logits)
 
 
 class Unsampled(NamedTuple):
     """Logits `[R, vocab]` that tokens are sampled from, and the parameters of each row.
 
     Attributes:
-        states: for a head that drafts; None where a graph gives logits alone.
+        states: for a head that drafts.
     """
 
     logits: mx.array
     rows: Sequence[RowSampling]
-    states: FinalStates | None
+    states: FinalStates
 
 
 @dataclass(frozen=True, slots=True, eq=False)

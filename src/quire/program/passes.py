@@ -26,7 +26,6 @@ _identity = id  # `id` names values here
 PRODUCTS = frozenset({"linear", "packed_linear"})
 RESHAPES = frozenset({"Reshape", "Flatten", "Unflatten", "ExpandDims", "Squeeze", "StopGradient"})
 _READ_THROUGH = RESHAPES | {"Broadcast", "Slice", "Split"}
-KEEPS_ORDER = frozenset({"attend", "choose", "convolve", "delta_rule", "state_space"})
 
 
 def fold_constants(program: Program) -> Program:
@@ -91,21 +90,11 @@ def _pruned(program: Program) -> Program:
     read = set(program.outputs)
     nodes: list[Node] = []
     for node in reversed(program.nodes):
-        if read & set(node.outputs) or _writes(node):
-            read |= set(node.inputs)
-            if node.kind == FUSED:
-                inside = {id for each in node.arguments for id in each.outputs}
-                read |= {id for each in node.arguments for id in each.inputs} - inside
+        if read & set(node.outputs) or node.uses_pools:
+            read |= {*node.inputs, *node.reads}
             nodes.append(node)
     constants = {id: each for id, each in program.constants.items() if id in read}
     return replace(program, nodes=tuple(reversed(nodes)), constants=constants)
-
-
-def _writes(node: Node) -> bool:
-    """Whether a node, or a node fused into it, reads or writes pools."""
-    return node.kind in KEEPS_ORDER or (
-        node.kind == FUSED and any(each.kind in KEEPS_ORDER for each in node.arguments)
-    )
 
 
 class Uses:
@@ -390,7 +379,7 @@ def _followers(program: Program) -> Mapping[int, list[Node]]:
         for value in node.inputs:
             if value in maker:
                 after.setdefault(_identity(maker[value]), []).append(node)
-        if _writes(node):
+        if node.uses_pools:
             if last is not None:
                 after.setdefault(_identity(last), []).append(node)
             last = node

@@ -15,9 +15,7 @@ from quire.device.operations import Operations
 from quire.device.recurrence import DeltaGates
 from quire.models.base import ForwardContext
 from quire.program.primitives import compute
-from quire.program.values import FUSED, Node, Program, Weight, bound
-
-_OF_STEP = frozenset({"attend", "choose", "convolve", "delta_rule", "state_space"})
+from quire.program.values import FUSED, KEEPS_ORDER, Node, Program, Weight, bound
 
 
 def run_node(
@@ -53,7 +51,7 @@ def _operation(
     if node.kind == "rotate":
         rotation = operations.rotation(given["cosines"], given["sines"], given["neighbours"])
         return [rotation(given["x"])]
-    if node.kind not in _OF_STEP:
+    if node.kind not in KEEPS_ORDER:
         found = getattr(operations, node.kind)(**given)
         return list(found) if isinstance(found, tuple) else [found]
     step = steps[given.pop("part")]

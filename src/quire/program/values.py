@@ -10,6 +10,8 @@ import mlx.core as mx
 
 FUSED = "fused"
 """Kind of a node that one kernel computes; its `arguments` are the nodes it consists of."""
+KEEPS_ORDER = frozenset({"attend", "choose", "convolve", "delta_rule", "state_space"})
+"""Kinds of calls of the forward context, which read and write pools."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,35 @@ class Node:
     def is_operation(self) -> bool:
         """Whether it is a call of `Operations` or of the forward context."""
         return self.kind[0].islower() and self.kind != FUSED
+
+    @property
+    def parts(self) -> tuple[Node, ...]:
+        """The nodes that it consists of: one, unless it is fused."""
+        return self.arguments if self.kind == FUSED else (self,)
+
+    @property
+    def fused(self) -> Node:
+        """The node itself if it is fused; else a fused node that consists of it."""
+        if self.kind == FUSED:
+            return self
+        return Node(FUSED, self.inputs, self.outputs, arguments=(self,))
+
+    @property
+    def name(self) -> str:
+        """The kind; of a fused node, what its kernel computes."""
+        return str(self.attributes["what"]) if self.kind == FUSED else self.kind
+
+    @property
+    def reads(self) -> list[int]:
+        """Ids of the values that its parts read and do not compute, constants included."""
+        inside = {id for each in self.parts for id in each.outputs}
+        found = dict.fromkeys(id for each in self.parts for id in each.inputs)
+        return [id for id in found if id not in inside]
+
+    @property
+    def uses_pools(self) -> bool:
+        """Whether it reads or writes pools."""
+        return any(each.kind in KEEPS_ORDER for each in self.parts)
 
     def input(self, role: str) -> int | None:
         """Return the value passed as a parameter; None if a weight or nothing is passed."""

@@ -9,7 +9,6 @@ import pytest
 from quire.cache.specs import KVLayout
 from quire.device.device import current_device
 from quire.device.weights import Packing
-from quire.executor.graphs.between import needs_pools
 from quire.executor.graphs.coverage import Survey
 from quire.executor.graphs.graph_cache import MAX_ROWS
 from quire.executor.graphs.layout import InputLayout
@@ -58,7 +57,7 @@ def test_a_step_is_cut_where_a_node_has_no_kernel(
     reasons = {reason for _, reason in survey.unsupported}
     assert reasons == {"codes of 6 bits in mode affine"}
     assert len(recording.segments) == len(recorder.parts) == len(survey.unsupported) == 2
-    assert not any(needs_pools(node) for node, _ in survey.unsupported)
+    assert not any(node.uses_pools for node, _ in survey.unsupported)
     ends = [*recorder.parts, len(recorder.kernels)]
     for first, end in zip([0, *recorder.parts], ends, strict=True):
         part = launches(recorder.kernels[first:end], range(end - first), first=first)

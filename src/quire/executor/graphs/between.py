@@ -12,9 +12,8 @@ from quire.device.device import current_device
 from quire.executor.graphs.operands import UnsupportedNode
 from quire.executor.graphs.recorder import Buffer
 from quire.models.base import ForwardContext
-from quire.program.passes import KEEPS_ORDER
 from quire.program.replay import run_node
-from quire.program.values import FUSED, Node, Program, bound
+from quire.program.values import KEEPS_ORDER, Node, Program, bound
 
 
 @dataclass(slots=True, eq=False)
@@ -105,25 +104,8 @@ class RecordedNode:
     @property
     def layer(self) -> int | None:
         """Layer whose keys or states it reads and writes; None if it uses none."""
-        nodes = self.node.arguments if self.node.kind == FUSED else (self.node,)
-        found = [each.attributes["layer"] for each in nodes if each.kind in KEEPS_ORDER]
-        return found[0] if found else None
-
-
-def needs_pools(node: Node) -> bool:
-    """Whether a node reads or writes pools or states, which MLX does not see between two graphs."""
-    nodes = node.arguments if node.kind == FUSED else (node,)
-    return any(each.kind in KEEPS_ORDER for each in nodes)
-
-
-def read_by(node: Node) -> list[int]:
-    """Return the values that a node, or the nodes fused into it, read from elsewhere."""
-    if node.kind != FUSED:
-        return list(node.inputs)
-    inside = {id for each in node.arguments for id in each.outputs}
-    return list(
-        dict.fromkeys(id for each in node.arguments for id in each.inputs if id not in inside)
-    )
+        own = (each for each in self.node.parts if each.kind in KEEPS_ORDER)
+        return next((each.attributes["layer"] for each in own), None)
 
 
 def memory_of(value: int, buffer: Buffer | None) -> Buffer:

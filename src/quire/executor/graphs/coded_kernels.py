@@ -16,6 +16,7 @@ from quire.executor.graphs.token_kernels import Attend, code_parameters
 
 LONGEST = 576
 """Most elements of a vector."""
+DECODING_THREADS = 256
 _WORDS_OF_TILE = 32
 """Keys of a warp's tile in shared memory."""
 
@@ -70,7 +71,7 @@ def attend(shape: paged.Shape, codes: portable.Codes, value_size: int, *, in_key
     return Attend(text, blocks, paged.LANES, shared=shared)
 
 
-def decode_prompts(shape: paged.Shape, codes: portable.Codes, threads: int, *, in_key: bool) -> str:
+def decode_prompts(shape: paged.Shape, codes: portable.Codes, *, in_key: bool) -> str:
     """Return the source that decodes the blocks which prompts read into the workspace.
 
     Parameters: decoded, table, the arrays of keys and of values; over page codes tails of both;
@@ -85,14 +86,14 @@ def decode_prompts(shape: paged.Shape, codes: portable.Codes, threads: int, *, i
         "V_DIM": shape.value_dim,
         "BLOCK": shape.block_size,
         "KV_HEADS": shape.kv_heads,
-        "THREADS": threads,
+        "THREADS": DECODING_THREADS,
         "IN_KEY": int(in_key),
         **codes.defines(),
     }
     return kernels.source_text(
         parameters,
         "wait_for_others();\n" + kernel_text(kernels.OWN, "decode_prompts.cuh"),
-        threads,
+        DECODING_THREADS,
         defines=defines,
         head=kernels.HALF + decoding.head(),
         resident=4 if shape.key_dim <= 256 else 2,  # else the compiler leaves too few registers

@@ -29,7 +29,6 @@ from quire.executor.graphs.pools import Attending, Destination, LayerPool, TailC
 from quire.executor.graphs.recorder import Buffer, Recorder
 from quire.executor.graphs.workspaces import STREAMS
 
-_DECODING_THREADS = 256
 _DECODING_BLOCKS = 1056
 """Thread blocks that decode, or code, the blocks of a workspace: eight for each multiprocessor."""
 
@@ -76,15 +75,15 @@ class CodedPool(LayerPool):
             arrays: the arguments of `coded_kernels.decode_prompts` from the arrays of keys to the
                 signs.
         """
-        shape, in_key = attending.shape, attending.value_in_key
+        shape, in_key = attending.shape, attending.layer.value_in_key
         to = self._workspace(recorder, shape.kv_heads, shape.key_dim, in_key=in_key)
-        if attending.written:
+        if attending.layer.k is not None:
             inputs, halves = recorder.inputs, 1 if in_key else 2
             arguments = [inputs.group(self.group).decoded, inputs.table, *arrays, *to.arrays]
             recorder.add(
-                coded_kernels.decode_prompts(shape, codes, _DECODING_THREADS, in_key=in_key),
+                coded_kernels.decode_prompts(shape, codes, in_key=in_key),
                 (_DECODING_BLOCKS // (shape.kv_heads * halves) or 1, shape.kv_heads, halves),
-                _DECODING_THREADS,
+                coded_kernels.DECODING_THREADS,
                 arguments=arguments,
                 reads=[attending.q, to.buffer],
                 writes=[to.buffer],
@@ -155,10 +154,10 @@ class PagePool(CodedPool):
 
     def _attend(self, recorder: Recorder, attending: Attending) -> None:
         """Record attention over coded blocks and each row's plain tail."""
-        shape, inputs, chosen = attending.shape, recorder.inputs, attending.chosen
+        shape, inputs, chosen = attending.shape, recorder.inputs, attending.layer.chosen
         group, rows, some = inputs.group(self.group), streams(recorder), bool(inputs.tile_rows)
         splits = splits_of(recorder, shape, rows)
-        arrays, in_key = self.arrays, attending.value_in_key
+        arrays, in_key = self.arrays, attending.layer.value_in_key
         if in_key:
             arrays = (*2 * arrays[:3], *2 * arrays[3:])
         if chosen is not None:
@@ -206,10 +205,10 @@ class PagePool(CodedPool):
         Args:
             arrays: codes, scales and biases of keys and of values, then both tails.
         """
-        shape, in_key, inputs = attending.shape, attending.value_in_key, recorder.inputs
+        shape, in_key, inputs = attending.shape, attending.layer.value_in_key, recorder.inputs
         group, dim = inputs.group(self.group), shape.value_dim
         to = self._workspace(recorder, shape.kv_heads, shape.key_dim, in_key=in_key)
-        if attending.written:
+        if attending.layer.k is not None:
             own = self.arrays if in_key else arrays
             signs = 0 if in_key else recorder.copied(packed.signs(dim))
             halves = to.arrays[:1] if in_key else to.arrays
@@ -273,7 +272,7 @@ class TokenPool(CodedPool):
         return Destination(group.blocks, group.offsets, coding, arrays=(*tables, *parts))
 
     def _attend(self, recorder: Recorder, attending: Attending) -> None:
-        shape, inputs, chosen = attending.shape, recorder.inputs, attending.chosen
+        shape, inputs, chosen = attending.shape, recorder.inputs, attending.layer.chosen
         coded = self.store.coded()
         codes, turn = portable.Codes.of(coded), coded.layout.value_rotation
         arguments = list[int]()
@@ -282,7 +281,7 @@ class TokenPool(CodedPool):
             own = recorder.copied if codes.codebook else recorder.address
             arguments += [*map(recorder.address, parts), own(last_part)]
         signs = 0 if turn is None else recorder.constant(turn.signs * turn.transform_scale)
-        group, in_key = inputs.group(self.group), attending.value_in_key
+        group, in_key = inputs.group(self.group), attending.layer.value_in_key
         if chosen is not None:
             keys = CodedKeys(codes, tuple(arguments[:3]), (signs,), turned=turn is not None)
             copies = chosen.decoded(recorder, group, attending.q, keys=keys, dim=shape.key_dim)

@@ -75,9 +75,7 @@ def tail_coding_differs(spec: KVSpec, format: KVFormat, runner: KernelRunner) ->
     arguments = tuple(map(runner.address, (*inputs, table)))
     grid = shape.kv_heads, 1, 1
     try:
-        runner.run(
-            Kernel(source, grid, kernels.TAIL_THREADS, shared=0, arguments=arguments, after=())
-        )
+        runner.run(Kernel(source, grid, kernels.TAIL_THREADS, shared=0, arguments=arguments))
     except (DriverError, RuntimeError) as problem:
         return str(problem)
     expected.write(vectors[0], values, _slots(shape))
@@ -121,9 +119,7 @@ def token_coding_differs(case: AttentionCase, runner: KernelRunner) -> str | Non
     arguments = tuple(0 if each is None else runner.address(each) for each in inputs)
     grid = kernel.grid(count)
     try:
-        runner.run(
-            Kernel(kernel.text, grid, heads.THREADS, shared=0, arguments=arguments, after=())
-        )
+        runner.run(Kernel(kernel.text, grid, heads.THREADS, shared=0, arguments=arguments))
     except (DriverError, RuntimeError) as problem:
         return str(problem)
     expected.write(keys, values[..., : shape.value_dim], slots)

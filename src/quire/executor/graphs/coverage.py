@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from quire.cache.specs import KVLayout
@@ -12,7 +11,7 @@ from quire.executor.graphs.recorder import Recorder
 from quire.executor.graphs.recording import Recording
 from quire.executor.graphs.states import LayerStates
 from quire.program.passes import RESHAPES
-from quire.program.values import FUSED, Node
+from quire.program.values import Node
 
 
 class Survey(Recording):
@@ -20,7 +19,6 @@ class Survey(Recording):
 
     Attributes:
         nodes: number of nodes that compute something.
-        refused: number of nodes without kernels, by node kind and reason.
         unsupported: the nodes without kernels, with the reason.
     """
 
@@ -34,7 +32,6 @@ class Survey(Recording):
     ) -> None:
         super().__init__(recorder, pools, layout, states=states, by_mlx=by_mlx)
         self.nodes = 0
-        self.refused = Counter[tuple[str, str]]()
         self.unsupported: list[tuple[Node, str]] = []
 
     def _record(self, node: Node) -> None:
@@ -44,8 +41,6 @@ class Survey(Recording):
         try:
             super()._record(node)
         except UnsupportedNode as error:
-            name = str(node.attributes["what"]) if node.kind == FUSED else node.kind
-            self.refused[name, str(error)] += 1
             self.unsupported.append((node, str(error)))
             for value in node.outputs:
                 if value not in self._places:

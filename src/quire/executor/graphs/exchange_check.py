@@ -59,9 +59,7 @@ def wrong_rows(kernel: Exchange, inboxes: Inboxes, runner: KernelRunner) -> str:
     mx.eval(y, rows, expected, *ranks)
     arrays = rows, inboxes.table, ranks[part.rank], y
     arguments = tuple(map(runner.address, arrays))
-    runner.run(
-        Kernel(kernel.text, kernel.grid, kernel.threads, shared=0, arguments=arguments, after=())
-    )
+    runner.run(Kernel(kernel.text, kernel.grid, kernel.threads, shared=0, arguments=arguments))
     if mx.array_equal(y, expected).item():
         return ""
     what = "columns side by side" if kernel.gathered else "sum"

@@ -6,8 +6,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import mlx.core as mx
-
 from quire.cache.pools import Pools
 from quire.core.kv_format import KVFormat
 from quire.executor.adapters import AdaptedRows, Factors
@@ -67,18 +65,11 @@ class GraphExecutor(EagerExecutor):
         return replace(step, rows=replace(step.rows, recorded=True))
 
     def _run(self, inputs: StepInputs) -> Computed:
-        eagerly = partial(super()._run, inputs)
-
-        def run_eagerly() -> mx.array:
-            hidden = eagerly().hidden
-            assert hidden is not None, "the model computes hidden states"
-            return hidden
-
-        graphs = self._graphs_of(inputs.adapted)
+        eagerly, graphs = partial(super()._run, inputs), self._graphs_of(inputs.adapted)
         if graphs is None:
             return eagerly()
         made = graphs.made
-        computed = graphs.compute(inputs, run_eagerly) or eagerly()
+        computed = graphs.compute(inputs, lambda: eagerly().hidden) or eagerly()
         return computed._replace(recorded=graphs.made > made)
 
     def _graphs_of(self, adapted: AdaptedRows | None) -> CUDAGraphs | None:

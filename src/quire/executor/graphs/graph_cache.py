@@ -21,7 +21,6 @@ from quire.device.cuda.driver import Function, Graph, card
 from quire.device.cuda.extension import Extension
 from quire.device.cuda.inboxes import Inboxes
 from quire.executor.graphs import device_memory
-from quire.executor.graphs.between import needs_pools
 from quire.executor.graphs.coding_check import DeviceRunner
 from quire.executor.graphs.coverage import Survey
 from quire.executor.graphs.head import record_head, served_head
@@ -128,8 +127,6 @@ class GraphCache:
         """Recorded steps by format and rows."""
         self._functions: dict[tuple[KVFormat, int], Sequence[Function]] = {}
         """The compiled kernels of recorded steps."""
-        self._told: set[tuple[KVFormat, int]] = set()
-        """Formats and rows of the steps that a log line has named."""
         self._copies: dict[int, tuple[mx.array, mx.array]] = {}
         """Small weights and their copies in device memory, by identity of the weight."""
         self._make_logits()
@@ -167,7 +164,7 @@ class GraphCache:
         survey = Survey(recorder, pools, self._layout, states=states)
         survey.record(self._programs.body, self._given(recorder), [self._hidden_buffer(recorder)])
         for node, reason in survey.unsupported:
-            if self._batch_invariant or needs_pools(node):
+            if self._batch_invariant or node.uses_pools:
                 raise UnsupportedNode(reason)
         self._by_mlx = [node for node, _ in survey.unsupported]
         if self._by_mlx:
@@ -249,8 +246,14 @@ class GraphCache:
         if graph is None:
             recorded = self.recorded(max_rows, format)
             functions = self._compiler.functions(recorded.sources)
+            if (format, max_rows) not in self._functions:
+                seconds = time.perf_counter() - recorded.started
+                count = len(recorded.sources)
+                log.info(
+                    "CUDA graph of %d rows: %d kernels, compiled in %.1f s",
+                    *(max_rows, count, seconds),
+                )
             self._functions[format, max_rows] = functions
-            self._tell(max_rows, format, recorded)
             graph = known.graphs[max_rows] = recorded.graphs(addresses, functions)
             self.made += 1
         return graph
@@ -267,15 +270,6 @@ class GraphCache:
             addresses = self._addresses(format)
             self._recorded[key] = self._record_step(max_rows, format, addresses)
         return self._recorded[key]
-
-    def _tell(self, max_rows: int, format: KVFormat, recorded: RecordedStep) -> None:
-        """Log, once, how long it took until a step was recorded and compiled."""
-        if (format, max_rows) not in self._told:
-            self._told.add((format, max_rows))
-            log.info(
-                "CUDA graph of %d rows: %d kernels, compiled in %.1f s",
-                *(max_rows, len(recorded.sources), time.perf_counter() - recorded.started),
-            )
 
     def _addresses(self, format: KVFormat) -> Addresses:
         """Return the addresses that steps are recorded for; 0 for arrays that are not computed."""

@@ -16,7 +16,7 @@ from quire.executor.graphs import kernels, product_kernels
 from quire.executor.graphs.exchange import Exchange, record_exchange
 from quire.executor.graphs.operands import ProductMatrix, UnsupportedNode, readable
 from quire.executor.graphs.recorder import Buffer, Recorder
-from quire.program.values import FUSED, Program
+from quire.program.values import Program
 
 _MOST_BLOCKS = 4
 """Thread blocks per multiprocessor of the card, which keep all of them busy."""
@@ -156,12 +156,7 @@ def record_head(recorder: Recorder, served: ServedHead, hidden: Buffer, logits: 
 
 def served_head(program: Program, card: Card) -> ServedHead | None:
     """Return the head of a program if `record_head` supports it."""
-    nodes = [
-        each
-        for node in program.nodes
-        for each in (node.arguments if node.kind == FUSED else [node])
-        if each.kind != "AsType"
-    ]
+    nodes = [each for node in program.nodes for each in node.parts if each.kind != "AsType"]
     part = WHOLE
     if nodes and nodes[-1].kind == "gathered":
         part = nodes.pop().attributes["part"]

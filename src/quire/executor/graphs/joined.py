@@ -9,7 +9,7 @@ from quire.executor.graphs.row_body import Body, Cut, Leaf, Stored, Term
 from quire.executor.graphs.rows import Argument, RowKernel
 from quire.executor.graphs.source import C_TYPES, NotGenerated, source_text
 from quire.program.primitives import VIEWS
-from quire.program.values import FUSED, Node, Program
+from quire.program.values import Node, Program
 
 
 def joined_kernel(program: Program, node: Node) -> RowKernel:
@@ -18,11 +18,7 @@ def joined_kernel(program: Program, node: Node) -> RowKernel:
     Raises:
         NotGenerated: rows are joined, or arrays of elements whose type is not known.
     """
-    region = (
-        node
-        if node.kind == FUSED
-        else Node(FUSED, node.inputs, node.outputs, roles=(), arguments=(node,))
-    )
+    region = node.fused
     (join,) = (each for each in region.arguments if each.kind not in VIEWS)
     (out,) = join.outputs
     value, axis = program.values[out], join.arguments[0] % len(program.values[out].shape)

@@ -14,6 +14,7 @@ from quire.attention.paged.warpgroups import PromptTiles, prompt_tiles
 from quire.cache.formats.packing import Affine, affine_coding
 from quire.device.cuda.driver import Card
 from quire.device.gpu_kernels import kernel_text
+from quire.executor.graphs.source import DEPENDENCIES
 
 OWN = "quire.executor.graphs"
 
@@ -26,21 +27,6 @@ TAILED = (
 )
 """Parameters of attention over page codes, behind those of the codes."""
 HALF = "#include <cuda_fp16.h>\n"
-
-# A kernel may be launched while the one before still runs (programmatic dependent launch): what it
-# does before it waits is hidden.
-_DEPENDENCIES = """
-__device__ __forceinline__ void others_may_start() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-__device__ __forceinline__ void wait_for_others() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-"""
 
 
 def source_text(
@@ -69,7 +55,7 @@ def source_text(
             "#include <cuda_bf16.h>",
             *lines,
             "typedef __nv_bfloat16 T;",
-            _DEPENDENCIES,
+            DEPENDENCIES,
             head,
             f"{signature} kernel({', '.join(parameters)}) {{",
             "others_may_start();" * starts_others,

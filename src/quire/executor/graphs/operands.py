@@ -13,7 +13,7 @@ from quire.device.cuda.codes import readable as read_by_products
 from quire.device.cuda.packed import ACTIVATIONS
 from quire.device.weights import PackedWeight, Packing
 from quire.program.passes import Uses
-from quire.program.values import FUSED, Node, Program
+from quire.program.values import Node, Program
 
 PARTS = frozenset({"Split", "Slice"})
 UNPACKED = Packing(64, 16, "affine")
@@ -228,7 +228,7 @@ def attention_heads(program: Program) -> dict[int, int]:
     """Return the heads of each layer that keeps keys, by layer."""
     found: dict[int, int] = {}
     for node in program.nodes:
-        for each in node.arguments if node.kind == FUSED else ():
+        for each in node.parts:
             if each.kind == "attend" and each.input("k") is not None:
                 layer = each.attributes["layer"]
                 q = each.input("q")

@@ -39,18 +39,13 @@ class Attending:
         q: queries, in the coordinates of the stored keys.
         numbers: address of `score_numbers`.
         ending: last arguments: addresses of the result and of sinks, if there are any.
-        chosen: see `LayerAttention`.
-        written: whether the layer writes the keys that it reads.
     """
 
+    layer: LayerAttention
     shape: paged.Shape
     q: Buffer
     numbers: int
-    value_in_key: bool
-    result: Buffer
     ending: tuple[int, ...]
-    chosen: ChosenKeys | None
-    written: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,19 +161,7 @@ class LayerPool(ABC):
         q = self._heads(recorder, layer)
         more = () if layer.sinks is None else (recorder.weight(layer.sinks),)
         ending = layer.result.address, *more
-        self._attend(
-            recorder,
-            Attending(
-                shape,
-                q,
-                numbers,
-                value_in_key=layer.value_in_key,
-                result=layer.result,
-                ending=ending,
-                chosen=layer.chosen,
-                written=layer.k is not None,
-            ),
-        )
+        self._attend(recorder, Attending(layer, shape, q, numbers=numbers, ending=ending))
         recorder.release(q)
 
     def _heads(self, recorder: Recorder, layer: LayerAttention) -> Buffer:
@@ -258,7 +241,7 @@ class LayerPool(ABC):
             shape,
             ordered=bool(inputs.tile_rows),
             most_tiles=inputs.max_rows if few else 0,
-            value_in_key=attending.value_in_key,
+            value_in_key=attending.layer.value_in_key,
             tiles_are_made=made,
         )
         blocks = min(recorder.max_rows, shape.tiles_at_once) if few else recorder.max_rows
@@ -268,7 +251,7 @@ class LayerPool(ABC):
             paged.LANES,
             arguments=arguments,
             reads=[q, *rows.written],
-            writes=[*parts, attending.result],
+            writes=[*parts, attending.layer.result],
             shared=paged.single_memory(shape),
         )
         if parts:
@@ -301,7 +284,7 @@ class LayerPool(ABC):
         arguments += [inputs.group(self.group).visible, attending.numbers, *attending.ending]
         heads = shape.kv_heads * (shape.group // shape.part)
         source, threads, shared = kernels.attend_many(
-            shape, recorder.card, value_in_key=attending.value_in_key
+            shape, recorder.card, value_in_key=attending.layer.value_in_key
         )
         recorder.add(
             source,
@@ -309,7 +292,7 @@ class LayerPool(ABC):
             threads,
             arguments=arguments,
             reads=[attending.q, *after],
-            writes=[attending.result],
+            writes=[attending.layer.result],
             shared=shared,
         )
 
@@ -342,7 +325,7 @@ class LayerPool(ABC):
                 *attending.ending,
             ],
             reads=[*parts, *after],
-            writes=[attending.result],
+            writes=[attending.layer.result],
         )
         for each in parts:
             recorder.release(each)
@@ -388,7 +371,7 @@ class PlainPool(LayerPool):
         return Destination(group.blocks, group.offsets, coding=None, arrays=self.arrays)
 
     def _attend(self, recorder: Recorder, attending: Attending) -> None:
-        shape, inputs, chosen = attending.shape, recorder.inputs, attending.chosen
+        shape, inputs, chosen = attending.shape, recorder.inputs, attending.layer.chosen
         group = inputs.group(self.group)
         if chosen is not None:
             copies = chosen.gathered(

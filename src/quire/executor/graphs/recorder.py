@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 import numpy as np
@@ -44,7 +44,7 @@ class Kernel:
     block: int
     shared: int
     arguments: tuple[int, ...]
-    after: tuple[int, ...]
+    after: tuple[int, ...] = ()
 
 
 def launches(
@@ -147,34 +147,34 @@ class Recorder:
         reads: Iterable[Buffer] = (),
         writes: Iterable[Buffer] = (),
         shared: int = 0,
-    ) -> int:
-        """Add a kernel that depends on earlier kernels of its buffers. Return its number."""
+    ) -> None:
+        """Add a kernel that depends on earlier kernels of its buffers."""
         reads, writes = list(reads), list(writes)
         needed = {each.writer for each in (*reads, *writes)} - {None}
         needed |= {reader for each in writes for reader in each.readers}
-        after = self._reduced(sorted(n for n in needed if n is not None and n >= self._first))
         number = len(self.kernels)
-        self.kernels.append(
-            Kernel(source, grid, block, shared=shared, arguments=tuple(arguments), after=after)
+        self._append(
+            Kernel(source, grid, block, shared=shared, arguments=tuple(arguments)),
+            sorted(n for n in needed if n is not None and n >= self._first),
         )
-        self._before.append(self._done_with(after))
         for each in writes:
             each.writer, each.readers = number, []
         for each in reads:
             if each not in writes:
                 each.readers.append(number)
-        return number
 
     def add_last(
         self, source: str, grid: tuple[int, int, int], block: int, arguments: Sequence[int]
-    ) -> int:
-        """Add a kernel that depends on all others. Return its number."""
-        after = self._reduced(range(self._first, len(self.kernels)))
-        self.kernels.append(
-            Kernel(source, grid, block, shared=0, arguments=tuple(arguments), after=after)
-        )
+    ) -> None:
+        """Add a kernel that depends on all others."""
+        kernel = Kernel(source, grid, block, shared=0, arguments=tuple(arguments))
+        self._append(kernel, range(self._first, len(self.kernels)))
+
+    def _append(self, kernel: Kernel, needed: Sequence[int]) -> None:
+        """Add a kernel that starts when the needed ones are done."""
+        after = self._reduced(needed)
+        self.kernels.append(replace(kernel, after=after))
         self._before.append(self._done_with(after))
-        return len(self.kernels) - 1
 
     def start_part(self) -> None:
         """Let the kernels from here on be another graph, which runs when the one before is done."""

@@ -14,7 +14,7 @@ from quire.cache.specs import KVLayout
 from quire.device.cuda.skinny_gemm import SkinnyGemm
 from quire.device.weights import Packing
 from quire.executor.graphs import kernels, product_kernels
-from quire.executor.graphs.between import RecordedNode, Segment, memory_of, read_by
+from quire.executor.graphs.between import RecordedNode, Segment, memory_of
 from quire.executor.graphs.embed import embed_kernel
 from quire.executor.graphs.exchange import ExchangeRecording
 from quire.executor.graphs.head_nodes import HeadRecording
@@ -47,7 +47,7 @@ from quire.executor.graphs.small_sums import reduced_kernel, small_product_kerne
 from quire.executor.graphs.source import NotGenerated
 from quire.executor.graphs.states import LayerStates
 from quire.program.passes import PRODUCTS, RESHAPES, Uses
-from quire.program.values import FUSED, Node, Program
+from quire.program.values import Node, Program
 
 _FEW_OUTPUTS = 512
 """Most outputs of a matrix whose product is computed by one warp for each element."""
@@ -158,7 +158,7 @@ class Recording(
             recorder.start_part()
             self.segments.append(Segment(self._program))
         segment = self.segments[-1]
-        for value in read_by(node):
+        for value in node.reads:
             self._read_by_mlx(segment, value)
         segment.nodes.append(node)
         for value in node.outputs:
@@ -179,7 +179,7 @@ class Recording(
         """Return the segment of one node; None if MLX cannot read its inputs."""
         segment = Segment(self._program)
         try:
-            for value in read_by(node):
+            for value in node.reads:
                 self._read_by_mlx(segment, value)
         except UnsupportedNode:
             return None
@@ -206,10 +206,9 @@ class Recording(
         Raises:
             UnsupportedNode: the node has no kernel.
         """
-        name = node.attributes["what"] if node.kind == FUSED else node.kind
-        if name in self._kinds:
-            self._kinds[name](node)
-        elif name not in RESHAPES:
+        if node.name in self._kinds:
+            self._kinds[node.name](node)
+        elif node.kind not in RESHAPES:
             raise UnsupportedNode(shown(self._program, node))
 
     def code_tails(self) -> None:
@@ -262,7 +261,7 @@ class Recording(
         recorder.add_product(gemm, source, grid, arguments=arguments, reads=reads, writes=writes)
 
     def _gated(self, node: Node) -> None:
-        gate, up, join = _ordered(node, "gated")
+        gate, up, join = _ordered(node)
         if not _gates_products(gate, up, join) or self._is_by_library([gate, up]):
             self._products(node)
             self._generate(row_kernel, join)
@@ -431,8 +430,8 @@ def _gates_products(gate: Node, up: Node, join: Node) -> bool:
     return len({each.packing for each in map(product_matrix, both)}) == 1
 
 
-def _ordered(node: Node, last: str) -> tuple[Node, Node, Node]:
+def _ordered(node: Node) -> tuple[Node, Node, Node]:
     """Return the product of the gate, the product of the value, and the node that joins them."""
-    join = next(each for each in node.arguments if each.kind == last)
+    join = next(each for each in node.arguments if each.kind == "gated")
     made = {each.outputs[0]: each for each in node.arguments}
     return made[join.inputs[0]], made[join.inputs[1]], join

@@ -18,7 +18,7 @@ from quire.executor.graphs.arithmetic import SUPPORTED, expression, register_typ
 from quire.executor.graphs.row_body import Body, Cut, Leaf, Statement, Stored, Term
 from quire.executor.graphs.source import C_TYPES, NotGenerated, literal, literal_of, source_text
 from quire.program.primitives import VIEWS
-from quire.program.values import FUSED, Node, Program
+from quire.program.values import Node, Program
 
 NORMS = frozenset({"rms_norm", "layer_norm"})
 
@@ -67,12 +67,7 @@ def row_kernel(program: Program, node: Node) -> RowKernel:
     Raises:
         NotGenerated: the node contains an operation that row kernels do not support.
     """
-    whole = (
-        node
-        if node.kind == FUSED
-        else Node(FUSED, node.inputs, node.outputs, roles=(), arguments=(node,))
-    )
-    return _Generator(program, whole).kernel()
+    return _Generator(program, node.fused).kernel()
 
 
 class _Generator:
@@ -187,7 +182,7 @@ class _Generator:
     def _normed(self, node: Node) -> Term:
         """Return a norm's output, rounded to its type before the weight and after each step."""
         dtype = self._program.values[node.outputs[0]].dtype
-        x, phase = self._term(self._input(node, "x")), 0
+        x = self._term(node.inputs[0])
         centred, phase = x.name, x.phase
         if node.kind == "layer_norm":
             mean = self._statistic(x.name, x, phase, result="{0} / PART")
@@ -222,11 +217,6 @@ class _Generator:
             term = f"{given[-1].name} * {given[-2].name}"
             text = f"{text} + {term}" if text else term
         return self._variable("float", rounded(text, dtype), given)
-
-    def _input(self, node: Node, role: str) -> int:
-        found = node.input(role)
-        assert found is not None, f"{node.kind} has its {role}"
-        return found
 
     def _weight(self, node: Node, role: str) -> Term | None:
         given = node.input(role)

@@ -298,12 +298,7 @@ class CUDAGraphs:
     def _launched(self, inputs: StepInputs, max_rows: int) -> mx.array | None:
         graphs = self._graphs_of(max_rows, inputs.sequences[0].format)
         launch = None if graphs is None else self._launching(inputs, max_rows)
-        if graphs is None or launch is None:
-            return None
-        output = launch(graphs.first)
-        for segment, graph in graphs.following:
-            output = launch(graph, segment)
-        return output
+        return None if graphs is None or launch is None else launch.run(graphs)
 
     def _launching(self, inputs: StepInputs, max_rows: int) -> StepLaunch | None:
         """Return what launches the graphs of a step; None if its inputs have no room."""
@@ -358,8 +353,10 @@ class CUDAGraphs:
             if launch is None:
                 return check.expected
             cache, piece = self._cache, partial(self._cache.piece, max_rows, format)
+            graphs = self._graphs_of(max_rows, format)
+            assert graphs is not None, "the check has computed the pools"
             difference = check.difference(
-                partial(self._launched, inputs, max_rows),
+                partial(launch.run, graphs),
                 self._logits_of if self._cache.output(max_rows)[1] else None,
                 lambda: NodeGraphs(cache.recorded(max_rows, format), piece, launch),
                 program=self._programs.body,

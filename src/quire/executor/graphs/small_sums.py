@@ -8,7 +8,7 @@ from quire.executor.graphs.accesses import Rows
 from quire.executor.graphs.row_body import Cut
 from quire.executor.graphs.rows import Argument, RowKernel
 from quire.executor.graphs.source import C_TYPES, ROUNDED, NotGenerated, source_text
-from quire.program.values import FUSED, Node, Program, Size
+from quire.program.values import Node, Program, Size
 
 _THREADS = 128
 _MANY = 32
@@ -76,8 +76,7 @@ def _kernel(
     program: Program, node: Node, constants: dict[str, int], body: list[str], lanes: int
 ) -> RowKernel:
     """Return the kernel whose `body` computes `sum`, element `o` of a row, with `lanes` threads."""
-    region = Node(FUSED, node.inputs, node.outputs, roles=(), arguments=(node,))
-    rows = Rows(program, region, node.outputs[0])
+    rows = Rows(program, node.fused, node.outputs[0])
     if {program.values[id].dtype for id in (*node.inputs, *node.outputs)} - ROUNDED.keys():
         raise NotGenerated("a sum of numbers that are no floats")
     if rows.width != constants["OUTPUTS"]:

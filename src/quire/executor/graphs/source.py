@@ -31,7 +31,9 @@ ROUNDED: Mapping[mx.Dtype, str] = {
 }
 """Functions of `rows.cuh` that round a float to a type; kernels compute in float32."""
 
-_DEPENDENCIES = """
+# A kernel may be launched while the one before still runs (programmatic dependent launch): what it
+# does before it waits is hidden.
+DEPENDENCIES = """
 __device__ __forceinline__ void others_may_start() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
@@ -70,7 +72,7 @@ def source_text(
     lines = ["#include <cuda_bf16.h>"]
     if half:
         lines += ["#include <cuda_fp16.h>", "#define HALF"]
-    lines += [_DEPENDENCIES, kernel_text("quire.device.cuda", "rows.cuh")]
+    lines += [DEPENDENCIES, kernel_text("quire.device.cuda", "rows.cuh")]
     lines += [f"constexpr int {name} = {value};" for name, value in constants.items()]
     lines += [functions]
     lines += [f'extern "C" __global__ void __launch_bounds__({threads}) kernel({signature}) {{']

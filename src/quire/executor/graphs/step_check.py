@@ -20,15 +20,14 @@ from quire.device.cuda.driver import DriverError, Graph
 from quire.device.device import current_device
 from quire.device.ranks import Part, agreed
 from quire.executor.agreement import number_of, whole_error, worst_row
-from quire.executor.graphs.between import RecordedNode, buffered
+from quire.executor.graphs.between import RecordedNode, Segment, buffered
 from quire.executor.graphs.places import shown
 from quire.executor.graphs.states import KeptStates
 from quire.executor.graphs.step_graphs import RecordedStep, StepLaunch
 from quire.executor.inputs import StepInputs
 from quire.program.low_rank import NUMBERS
-from quire.program.passes import KEEPS_ORDER
 from quire.program.replay import run_node
-from quire.program.values import FUSED, Node, Program, bound
+from quire.program.values import Node, Program, bound
 
 log = logging.getLogger("quire.engine")
 
@@ -52,6 +51,32 @@ class NodeGraphs(NamedTuple):
     recorded: RecordedStep
     piece: Callable[[range], Graph]
     launch: StepLaunch
+
+
+class _Pieces:
+    """Runs a step's kernels piece by piece, with what MLX computes between them."""
+
+    def __init__(self, graphs: NodeGraphs) -> None:
+        self._piece, self._launch = graphs.piece, graphs.launch
+        recorded = graphs.recorded
+        self._segments = dict(zip(recorded.recorder.parts, recorded.segments, strict=True))
+        self._end = 0
+        self._kept: list[Graph] = []
+        """Graphs, until they have run."""
+        # MLX may compute the first nodes, behind a graph without kernels.
+        self._output = self._launched(range(0)) if 0 in self._segments else mx.zeros((0,))
+
+    def run(self, end: int) -> mx.array:
+        """Run the kernels up to number `end`, unless they have run. Return the step's output."""
+        if self._end < end:
+            segment = self._segments.get(self._end)
+            self._output = self._launched(range(self._end, end), segment)
+            self._end = end
+        return self._output
+
+    def _launched(self, kernels: range, segment: Segment | None = None) -> mx.array:
+        self._kept.append(self._piece(kernels))
+        return self._launch(self._kept[-1], segment)
 
 
 class StepCheck:
@@ -89,7 +114,7 @@ class StepCheck:
 
     def difference(
         self,
-        run_graph: Callable[[], mx.array | None],
+        run_graph: Callable[[], mx.array],
         logits: Callable[[mx.array], mx.array] | None,
         nodes: Callable[[], NodeGraphs],
         program: Program,
@@ -156,40 +181,26 @@ class StepCheck:
         Returns:
             How the node with the largest error differs; None if none is above `NODE_TOLERANCE`.
         """
-        recorded, piece, launch = graphs_of
-        parts = dict(zip(recorded.recorder.parts, recorded.segments, strict=True))
-        first, errors = 0, list[mx.array]()
-        graphs = list[Graph]()  # until they have run
-        if 0 in parts:  # MLX computes the first nodes, behind a graph without kernels
-            graphs.append(piece(range(0)))
-            launch(graphs[-1])
-        begin, seen = 0, dict[tuple[object, ...], RecordedNode]()
+        recorded, pieces = graphs_of.recorded, _Pieces(graphs_of)
+        begin, errors = 0, list[mx.array]()
+        seen = dict[tuple[object, ...], RecordedNode]()
         for node in recorded.nodes:
             kernels = recorded.recorder.kernels[begin : node.end]
             kind = tuple((each.source, each.grid) for each in kernels)
-            if first < begin and (begin in parts or kind not in seen):
-                graphs.append(piece(range(first, begin)))
-                launch(graphs[-1], parts.get(first))
-                first = begin
+            if begin in recorded.recorder.parts or kind not in seen:
+                pieces.run(begin)
+            if kind not in seen:
+                seen[kind] = node
+                states = self.before.of_layer(node.layer)
+                errors.append(self._error(node, pieces.run(node.end), states))
             begin = node.end
-            if kind in seen:
-                continue
-            seen[kind] = node
-            states = self.before.of_layer(node.layer)
-            graphs.append(piece(range(first, node.end)))
-            output = launch(graphs[-1], parts.get(first))
-            first = node.end
-            errors.append(self._error(node, output, states))
-        if first < (end := len(recorded.recorder.kernels)):
-            graphs.append(piece(range(first, end)))
-            output = launch(graphs[-1], parts.get(first))
-        self._by_node = copied(output)
+        self._by_node = copied(pieces.run(len(recorded.recorder.kernels)))
         self.before.restore()
         numbers = [number_of(each) for each in errors]
         worst = max(numbers)
         node = list(seen.values())[numbers.index(worst)]
         where = shown(node.program, node.node)
-        log.debug("%d rows: relative error %.2g of %s", len(output), worst, where)
+        log.debug("%d rows: relative error %.2g of %s", len(self._by_node), worst, where)
         return None if worst <= NODE_TOLERANCE else f"relative error {worst:.2g} of {where}"
 
     @staticmethod
@@ -241,7 +252,7 @@ def _compared(
     node: Node, found: Mapping[int, mx.array], known: Mapping[int, mx.array]
 ) -> list[tuple[mx.array, mx.array]]:
     """Return pairs of arrays that are equal but for rounding if a node's results agree."""
-    if node.kind != FUSED or node.attributes["what"] != "route":
+    if node.name != "route":
         return [(each, known[value]) for value, each in found.items()]
     # Experts of equal score may replace each other, so weights and logits are compared in order of
     # size; and those of a score that rounding changes, so all rows are measured together.
@@ -266,9 +277,8 @@ def by_rounding(error: float, rounding: float, tolerance: float) -> bool:
     return math.isfinite(error) and error <= max(tolerance, _TIMES_ROUNDING * rounding)
 
 
-def copied(output: mx.array | None) -> mx.array:
+def copied(output: mx.array) -> mx.array:
     """Return a copy of a graph's output, which the next graph writes over."""
-    assert output is not None, "the step has a graph"
     copy = mx.contiguous(output + 0)
     mx.eval(copy)
     return copy
@@ -285,7 +295,7 @@ def replayed(program: Program, inputs: StepInputs) -> mx.array:
     operations = current_device().operations
     for number, node in enumerate(program.nodes):
         run_node(program, node, known, operations=operations, sizes=sizes, steps=[inputs])
-        if node.kind in KEEPS_ORDER:  # before memory of layers adds up
+        if node.uses_pools:  # before memory of layers adds up
             mx.eval([known[id] for id in node.outputs])
         for id in node.inputs:
             if last[id] == number and id not in program.outputs:

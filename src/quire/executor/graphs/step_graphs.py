@@ -48,6 +48,13 @@ class StepLaunch:
         self._workspace, self._rows, self._first = workspace, rows, first
         self._output: mx.array | None = None
 
+    def run(self, graphs: StepGraphs) -> mx.array:
+        """Launch all graphs of the step; return its output."""
+        output = self(graphs.first)
+        for segment, graph in graphs.following:
+            output = self(graph, segment)
+        return output
+
     def __call__(self, graph: Graph, segment: Segment | None = None) -> mx.array:
         """Launch a graph, behind what MLX computes for it; return the step's output.
 

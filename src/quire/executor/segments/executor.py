@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import partial
 from weakref import WeakKeyDictionary
 
-import mlx.core as mx
-
 from quire.cache.disk_transfer import SpillTo
 from quire.cache.pools import Pools
 from quire.executor.adapters import AdaptedRows, Factors
@@ -40,19 +38,12 @@ class SegmentExecutor(EagerExecutor):
         """Segments of steps with adapters, for as long as these are in memory."""
 
     def _run(self, inputs: StepInputs) -> Computed:
-        eagerly = partial(super()._run, inputs)
-
-        def run_eagerly() -> mx.array:
-            hidden = eagerly().hidden
-            assert hidden is not None, "the model computes hidden states"
-            return hidden
-
-        adapted = inputs.adapted
+        eagerly, adapted = partial(super()._run, inputs), inputs.adapted
         segments = self._segments_of(adapted)
         if segments is None:
             return eagerly()
         numbers = None if adapted is None else adapted.numbers
-        found = segments.compute(inputs, self.pools, run_eagerly, numbers=numbers)
+        found = segments.compute(inputs, self.pools, lambda: eagerly().hidden, numbers=numbers)
         return eagerly() if found is None else Computed(found)
 
     def _segments_of(self, adapted: AdaptedRows | None) -> StepSegments | None:

@@ -21,11 +21,11 @@ from quire.executor.segments.builder import BINARY, UNARY, Segment
 from quire.executor.segments.stages import Stages, staged
 from quire.models.base import LanguageModel
 from quire.program.low_rank import NUMBERS, with_low_rank
-from quire.program.passes import KEEPS_ORDER, simplified
+from quire.program.passes import simplified
 from quire.program.primitives import ELEMENTWISE
 from quire.program.replay import run_node
 from quire.program.trace import NotLinear, trace_body
-from quire.program.values import Program
+from quire.program.values import KEEPS_ORDER, Program
 
 log = logging.getLogger("quire.engine")
 

@@ -9,7 +9,7 @@ from typing import Any
 from quire.cache.specs import KVLayout
 from quire.executor.segments.builder import Segment, SegmentBuilder
 from quire.executor.segments.places import UnsupportedNode
-from quire.program.passes import KEEPS_ORDER, PRODUCTS
+from quire.program.passes import PRODUCTS
 from quire.program.values import Node, Program
 
 
@@ -82,7 +82,7 @@ def _ready(pending: Sequence[Node], known: set[int], wanted: Callable[[Node], bo
     found: list[Node] = []
     in_turn = True
     for node in pending:
-        ordered = node.kind in KEEPS_ORDER
+        ordered = node.uses_pools
         if wanted(node) and known >= set(node.inputs) and (in_turn or not ordered):
             found.append(node)
             known |= set(node.outputs)

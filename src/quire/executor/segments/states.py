@@ -47,7 +47,7 @@ class StateInstructions(SegmentValues):
         self.instructions += 1
 
     def _delta_rule(self, node: Node) -> None:
-        own, shape = node.attributes, self._state_shape(node, "delta")
+        own, shape = node.attributes, self._delta_shape(node)
         rows = [node.input(name) for name in ("mixed", "steps", "betas")]
         weights = [self._weight(node, name) for name in ("log_rates", "step_biases")]
         if None in rows or any(each is None for each in weights) or shape[-1] % MULTIPLE:
@@ -94,10 +94,10 @@ class StateInstructions(SegmentValues):
         constant = self._program.constants.get(node.input(name))  # type: ignore[arg-type]
         return node.weight(name) if constant is None else constant.array
 
-    def _state_shape(self, node: Node, name: str) -> tuple[int, ...]:
+    def _delta_shape(self, node: Node) -> tuple[int, ...]:
         spec = self._layout.groups[self._layout.group[node.attributes["layer"]]].spec.recurrent
         assert spec is not None, "a node that advances states belongs to a recurrent layer"
-        return next(shape for own, shape, _ in spec.arrays if own == name)
+        return next(shape for name, shape, _ in spec.arrays if name == "delta")
 
     def _state(self, node: Node, name: str) -> tuple[int, int]:
         """Return the number of a node's array of states, and of its sequences."""
