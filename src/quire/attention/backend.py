@@ -127,6 +127,10 @@ class PreparedAttention(ABC):
             `[T, heads, value_dim]`, of q's type.
         """
 
+    def rehearse(self, q: mx.array, store: LayerStore, scoring: Scoring) -> None:
+        """Make the arrays that `forward` reads from the host. Its result is not computed."""
+        self.forward(q, store, written=None, scoring=scoring)
+
 
 class AttentionBackend(ABC):
     """A way to compute attention over blocks. Stateless between steps.

@@ -174,13 +174,17 @@ class StepAttention:
     def rehearse(self, use: AttentionUse) -> None:
         """Make the arrays that such layers read from the host, for rows of one format.
 
-        Queries are stand-ins whose result nobody computes.
+        Queries are stand-ins.
         """
         (part,) = self._parts(use.group)
         store = part.pool.layers[use.owner]
         store.place(part.metadata.slots)
         q = mx.zeros((len(self._rows), use.heads, use.head_dim), use.dtype)
-        self._read(part, use.owner, q, scoring=use.scoring)
+        runs = self._runs(part, use.owner, q, scoring=use.scoring)
+        if len(runs) == 1:
+            runs[0].prepared.rehearse(q, store, use.scoring)
+        else:
+            self._read(part, use.owner, q, scoring=use.scoring)
 
     @cached_property
     def _bidirectional(self) -> BidirectionalRows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
+from itertools import islice
 
 import mlx.core as mx
 import numpy as np
@@ -60,8 +61,8 @@ class KVPool:
 
     def replace(self, others: Iterator[mx.array]) -> None:
         """Take other arrays in place of all that `arrays` returns."""
-        for store in self._stores():
-            store.replace(others)
+        for _, arrays in self._arrays:
+            arrays[:] = islice(others, len(arrays))
 
     def export(self, blocks: Ints) -> list[mx.array]:
         """Return the contents of blocks in all layers (lazy)."""

@@ -48,6 +48,13 @@ class _Prepared(PreparedAttention):
         outs.sort(key=lambda out: out[0].start)
         return mx.concatenate([out for _, out in outs])
 
+    def rehearse(self, q: mx.array, store: LayerStore, scoring: Scoring) -> None:
+        if store.packed is not None or scoring.chosen is not None or self._chunks:
+            super().rehearse(q, store, scoring)
+            return
+        for batch in self._batches:
+            plain.rehearse(batch, scoring)
+
     def _plain(
         self, q: mx.array, store: LayerStore, scoring: Scoring
     ) -> list[tuple[slice, mx.array]]:

@@ -35,6 +35,11 @@ def decode(
     return _by_heads(q, store, batch.heads, scoring=scoring, attend=attend, after=after)
 
 
+def rehearse(batch: DecodeBatch, scoring: Scoring) -> None:
+    """Make the arrays that `decode` reads from the host."""
+    _ = batch.heads, _mask(batch, scoring)
+
+
 def _by_heads(
     q: mx.array,
     store: LayerStore,
@@ -83,6 +88,11 @@ def chosen(
     return outs[0] if len(outs) == 1 else mx.concatenate(outs)
 
 
+def _mask(batch: DecodeBatch | RowKeys, scoring: Scoring) -> mx.array:
+    """Return the mask of keys: numbers to add to scores where these are spelled out, else bools."""
+    return batch.bias if _spells_out(scoring) else batch.mask
+
+
 def _single_rows(
     q: mx.array, k: mx.array, v: mx.array, batch: DecodeBatch | RowKeys, scoring: Scoring
 ) -> mx.array:
@@ -90,7 +100,9 @@ def _single_rows(
     beside them.
     """
     spelled, beside = _spells_out(scoring), 0
-    mask = batch.bias.astype(q.dtype) if spelled else batch.mask
+    mask = _mask(batch, scoring)
+    if spelled:
+        mask = mask.astype(q.dtype)
     if scoring.beside is not None:
         beside = scoring.beside.k.shape[2]
         k = mx.concatenate([k, scoring.beside.k.astype(k.dtype)], axis=2)

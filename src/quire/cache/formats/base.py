@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import ClassVar, Protocol
 
 import mlx.core as mx
@@ -281,11 +279,6 @@ class LayerStore(ABC):
     def arrays(self) -> list[mx.array]:
         """Return the arrays that hold the blocks, tails included."""
         return [array for arrays in self.lists for array in arrays]
-
-    def replace(self, others: Iterator[mx.array]) -> None:
-        """Take other arrays in place of those that `arrays` returns."""
-        for arrays in self.lists:
-            arrays[:] = islice(others, len(arrays))
 
     def place(self, slots: SlotMapping) -> None:
         """Make the arrays of `slots` that `write` reads for sequences with one row."""

@@ -171,8 +171,13 @@ class Recorder:
         self._append(kernel, range(self._first, len(self.kernels)))
 
     def _append(self, kernel: Kernel, needed: Sequence[int]) -> None:
-        """Add a kernel that starts when the needed ones are done."""
-        after = self._reduced(needed)
+        """Add a kernel that starts when the needed ones are done. Those that others imply are left
+        out: a kernel with fewer edges starts earlier.
+        """
+        implied = 0
+        for each in needed:
+            implied |= self._before[each]
+        after = tuple(each for each in needed if not implied >> each & 1)
         self.kernels.append(replace(kernel, after=after))
         self._before.append(self._done_with(after))
 
@@ -191,13 +196,6 @@ class Recorder:
         for each in kernels:
             done |= self._before[each] | 1 << each
         return done
-
-    def _reduced(self, needed: Sequence[int]) -> tuple[int, ...]:
-        """Remove dependencies that others imply: a kernel with fewer edges starts earlier."""
-        implied = 0
-        for each in needed:
-            implied |= self._before[each]
-        return tuple(each for each in needed if not implied >> each & 1)
 
     # -- buffers ---------------------------------------------------------------------------------
 
