@@ -1,0 +1,195 @@
+"""What a served token costs each process: `served_cost.py MODEL [TREE ...] [--rounds 3]`.
+
+The engine alone, and servers of the trees, answer the same prompts in alternating rounds. Printed
+are medians: tokens/s, and microseconds of processor time a token of the engine's process, of the
+server's and of the client here. With `--burst 256` also so many requests at once: milliseconds to
+the median and the last first token. Trees are checkouts; this one if none is named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import psutil
+from alone import Work
+from peers import WARM_UP, make_work, requests_of
+from servers import free_port
+
+from quire.cli.bench import Load, calibrate, run_async, run_level
+from quire.cli.load import Target, Timings, closed_loop
+from quire.core.processes import wait_or_kill
+
+_HERE = Path(__file__).resolve().parent
+_LIMIT_S = 120.0
+Row = dict[str, float]
+"""Figures of one contender in one round, by name."""
+
+
+def environment(tree: Path) -> dict[str, str]:
+    """Return the environment of a contender: no hub, a tree's sources."""
+    return {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(tree / "src")}
+
+
+@contextmanager
+def serving(tree: Path, model: Path, sequences: int) -> Iterator[tuple[Target, psutil.Process]]:
+    """Yield a tree's server, and its process."""
+    port = free_port()
+    options = ["--port", str(port), "--log-level", "warning", "--max-sequences", str(sequences)]
+    command = [sys.executable, "-m", "quire", "serve", str(model), *options]
+    process = subprocess.Popen(command, env=environment(tree), stderr=subprocess.DEVNULL)
+    try:
+        asyncio.run(_connect(port))
+        yield Target.parse(f"http://127.0.0.1:{port}"), psutil.Process(process.pid)
+    finally:
+        process.terminate()
+        wait_or_kill(process, 10)
+
+
+async def _connect(port: int) -> None:
+    for _ in range(600):
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            await asyncio.sleep(0.1)
+        else:
+            writer.close()
+            return
+    raise SystemExit("the server does not come up")
+
+
+class Spent:
+    """Processor time since this was made, in seconds, of a server's processes and this one."""
+
+    def __init__(self, server: psutil.Process) -> None:
+        (engine,) = (each for each in server.children() if "engine" in " ".join(each.cmdline()))
+        self._processes = {"engine": engine, "server": server, "client": psutil.Process()}
+        self._before = self._now()
+
+    def _now(self) -> Row:
+        times = {name: process.cpu_times() for name, process in self._processes.items()}
+        return {name: each.user + each.system for name, each in times.items()}
+
+    def since(self) -> Row:
+        """Return the seconds of each process."""
+        return {name: value - self._before[name] for name, value in self._now().items()}
+
+
+def served(tree: Path, model: Path, args: argparse.Namespace) -> Row:
+    """Measure one server."""
+    row: Row = {}
+    with serving(tree, model, max(64, args.burst)) as (target, process):
+        load = Load(model.name, max_tokens=args.max_tokens)
+
+        async def measure() -> None:
+            words = await calibrate(target, load, args.prompt_tokens, _LIMIT_S)
+            most = max(args.streams)
+            sized = Load(model.name, prompt_words=words, max_tokens=args.max_tokens)
+            await run_level(target, sized, most, 2 * most, first=WARM_UP, timeout_s=_LIMIT_S)
+            for at, streams in enumerate(args.streams):
+                spent, requests = Spent(process), requests_of(streams, args)
+                level = await run_level(
+                    target, sized, streams, requests, first=at * 10_000, timeout_s=_LIMIT_S
+                )
+                if level.failed:
+                    raise SystemExit(level.errors[0][0])
+                row[f"{streams}: tokens/s"] = level.tokens_per_s
+                for name, seconds in spent.since().items():
+                    row[f"{streams}: {name}, us a token"] = seconds / level.completion_tokens * 1e6
+                row[f"{streams}: events a token"] = level.events / level.completion_tokens
+                row[f"{streams}: median first token, ms"] = (
+                    level.ttft_ms.median if level.ttft_ms else 0.0
+                )
+            if args.burst:
+                await _bursts(target, sized, args.burst, row, process)
+
+        run_async(measure())
+    return row
+
+
+async def _bursts(
+    target: Target, load: Load, burst: int, row: Row, process: psutil.Process
+) -> None:
+    """Send so many requests at once, twice; record the second."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for number in range(2):
+        bodies = [load.body(10**7 + number * burst + each) for each in range(burst)]
+        spent = Spent(process)
+        answers = await closed_loop(target, load.route, bodies, burst, _LIMIT_S)
+        if number:
+            _burst_figures(answers, burst, spent, found)
+    row |= {f"burst of {burst}: {name}": statistics.mean(each) for name, each in found.items()}
+
+
+def _burst_figures(
+    answers: list[Timings], burst: int, spent: Spent, found: dict[str, list[float]]
+) -> None:
+    started = min(answer.started for answer in answers)
+    firsts = [(answer.text_times[0] - started) * 1e3 for answer in answers]
+    found["median first token, ms"].append(statistics.median(firsts))
+    found["last first token, ms"].append(max(firsts))
+    took_s = max(answer.ended for answer in answers) - started
+    found["tokens/s"].append(sum(answer.tokens for answer in answers) / took_s)
+    for name, seconds in spent.since().items():
+        found[f"{name}, us a request"].append(seconds / burst * 1e6)
+
+
+def alone(work: Work) -> Row:
+    """Measure the engine without HTTP, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, str(_HERE / "engine_alone.py")],
+        input=json.dumps(asdict(work)),
+        capture_output=True,
+        text=True,
+        env=environment(_HERE.parent),
+        check=True,
+    )
+    rates = json.loads(done.stdout.strip().splitlines()[-1])
+    return {f"{streams}: tokens/s": rate for streams, rate in rates.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("trees", type=Path, nargs="*", default=[_HERE.parent])
+    parser.add_argument("--streams", default="1,8,32")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--burst", type=int, default=0)
+    parser.add_argument("--prompt-tokens", type=int, default=64)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--requests-a-stream", type=int, default=8)
+    parser.add_argument("--min-requests", type=int, default=8)
+    args = parser.parse_args()
+    args.streams = [int(each) for each in args.streams.split(",")]
+    model = args.model.resolve()
+    trees = [tree.resolve() for tree in args.trees]
+    work = make_work(model, args)
+    rows: dict[str, list[Row]] = defaultdict(list)
+    for number in range(args.rounds):
+        rows["engine alone"].append(alone(work))
+        for tree in trees if number % 2 == 0 else reversed(trees):
+            rows[str(tree)].append(served(tree, model, args))
+        print(f"After {number + 1} rounds: " + ", ".join(rows))
+        for name in rows[str(trees[0])][0]:
+            print(f"{name}: " + ", ".join(_median(each, name) for each in rows.values()))
+        sys.stdout.flush()
+
+
+def _median(rows: list[Row], name: str) -> str:
+    """Return the median of a figure; empty where the engine alone has none."""
+    values = [row[name] for row in rows if name in row]
+    return f"{statistics.median(values):.4g}" if values else "-"
+
+
+if __name__ == "__main__":
+    main()
