@@ -96,7 +96,8 @@ def test_items_are_encoded_in_the_pieces_of_plans(extension: EmulatedExtension) 
     model = unpacked(FAMILIES["gemma4"])
     encoder, graphs = model.encoders["image"], EncoderGraphs(model, extension)
     pieces = encoder.pieces(SHAPE)
-    features = {bytes([n]): random_features(model, "image", SHAPE) + n for n in range(4)}
+    drawn = random_features(model, "image", SHAPE)
+    features = {bytes([n]): (drawn * (2 * n + 1)).astype(mx.uint8) for n in range(4)}
     items = [item(SHAPE, digest) for digest in features]
     given = {each.key: bytes(memoryview(features[each.digest])) for each in items}
     cache = EncoderCache(model.encoders, given.__getitem__, encode=graphs.encode)
