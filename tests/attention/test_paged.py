@@ -122,7 +122,7 @@ def test_sources_compile(shape: cuda.Shape, few: bool, tmp_path: Path) -> None:
         + cuda.source("attend")
         + '}\nextern "C" __global__ void combine(const float* partial, const float* stats,'
         "const int* stats_shape, const float* sinks, T* result) {"
-        "const int splits = stats_shape[2], count = splits;" + cuda.source("combine") + "}\n"
+        "const int splits = stats_shape[2], count = splits;\n" + cuda.source("combine") + "}\n"
     )
     assert_compiles(text, tmp_path)
 
@@ -174,7 +174,7 @@ def test_sources_for_codes_compile(shape: cuda.Shape, codes: packed.Codes, tmp_p
         + '}\nextern "C" __global__ void join(const float* partial, const float* stats,'
         "const int* stats_shape, const float* own_partial, const float* own_stats,"
         "const float* signs, const float* sinks, T* result) {"
-        "const int splits = stats_shape[2];" + cuda.source("join") + "}\n"
+        "const int splits = stats_shape[2];\n" + cuda.source("join") + "}\n"
     )
     assert_compiles(text, tmp_path)
 
