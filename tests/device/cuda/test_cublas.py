@@ -127,7 +127,10 @@ def test_a_graph_holds_what_a_library_launches_as_a_child(fake: Driver) -> None:
     captured = ["cuStreamBeginCapture_v2", "5: (3, 4)", "cuStreamEndCapture", "child"]
     begin = fake.calls.index(captured[0])
     assert fake.calls[begin : begin + 5] == [*captured, "cuGraphDestroy"]
-    assert fake.edges == [(1, 2, 1), (2, 3, 0), (3, 4, 0)], "only own kernels start early"
+    assert fake.edges == [(1, 2, 0), (2, 3, 0), (3, 4, 0)], "no kernel starts early"
+    fake.edges.clear()
+    Graph(launches[:2])
+    assert [kind for *_, kind in fake.edges] == [1]
 
 
 def test_a_stream_stops_capturing_when_a_library_refuses(fake: Driver) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 import mlx.core as mx
@@ -14,10 +15,13 @@ import pytest
 from quire.core.config import EngineConfig
 from quire.device.cuda.cublas import Library, LibraryProduct
 from quire.device.verified import VerifiedKernels
-from quire.executor.graphs import library_products
-from quire.executor.graphs.library_products import open_library
+from quire.executor.graphs import graph_cache, library_products
+from quire.executor.graphs.library_products import is_plain, open_library
 from quire.executor.graphs.recorder import Kernel
 from quire.executor.graphs.runner import CUDAGraphs
+from quire.program.passes import recordable
+from quire.program.trace import trace
+from tests.device.cuda.cards import H200, RTX_4090
 from tests.executor.graphs.recorded import opened, served
 from tests.executor.graphs.test_recording import FAMILIES, recorder_of
 from tests.support.emulated_card import emulate_card
@@ -78,6 +82,17 @@ def test_other_products_stay_with_own_kernels(case: str, library: EmulatedCublas
     assert found.total() == (4 * grown("qwen2")["num_hidden_layers"] if biased else 0)
 
 
+@pytest.mark.parametrize(
+    ("family", "pack", "plain"),
+    [("llama", as_it_is, True), ("llama", in_codes, False), ("qwen3_moe", as_it_is, False)],
+)
+def test_programs_with_codes_or_experts_are_not_plain(
+    family: str, pack: Callable[[nn.Module], None], plain: bool
+) -> None:
+    body = recordable(trace(packed_model(FAMILIES[family], pack)).body)
+    assert is_plain(body) == plain
+
+
 class Runner(EmulatedRunner):
     """Lets the library compute its kernels, with an error if asked to."""
 
@@ -98,18 +113,17 @@ class Runner(EmulatedRunner):
 def test_the_library_is_used_where_it_agrees(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert open_library(Runner(0)) is None, "nothing asks for it"
     monkeypatch.setattr(library_products, "LEAST_ROWS", ROWS)
-    assert open_library(Runner(0)) == Library(VERSION, ROWS)
+    assert open_library(Runner(0), RTX_4090) is None
+    assert open_library(Runner(0), H200) == Library(VERSION, ROWS)
     with caplog.at_level(logging.WARNING, "quire.engine"):
-        assert open_library(Runner(0.05)) is None
+        assert open_library(Runner(0.05), H200) is None
     assert "cuBLASLt is not used" in caplog.text
 
 
 def test_the_library_is_not_used_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library_products, "LEAST_ROWS", ROWS)
     monkeypatch.setattr(library_products, "library_version", lambda: None)
-    assert open_library(Runner(0)) is None
+    assert open_library(Runner(0), H200) is None
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
@@ -122,6 +136,7 @@ def test_steps_by_the_library_compute_what_the_model_does(
 ) -> None:
     emulate_card(monkeypatch)
     monkeypatch.setattr(library_products, "LEAST_ROWS", 2)
+    monkeypatch.setattr(graph_cache, "open_library", lambda runner, _: open_library(runner, H200))
     config = EngineConfig("", kv_memory=64 << 20, prefix_cache=False, batch_invariant=invariant)
     wanted = [replace(each, max_tokens=3) for each in prompts([3, 2])]
     served(opened(LLAMA, as_it_is), wanted, config)

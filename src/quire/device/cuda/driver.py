@@ -212,18 +212,18 @@ def _depend(graph: ctypes.c_void_p, nodes: list[int], launches: Sequence[Launch]
     """Add the dependencies of each launch.
 
     If a launch waits for exactly one other, and alone, it may start early: its kernel waits by
-    itself (`griddepcontrol.wait`). Kernels of libraries may not, and their graphs have no such
-    edges.
+    itself (`griddepcontrol.wait`). None does in a graph that holds kernels of libraries: these do
+    not wait by themselves, and on an H100 those behind a chain of such edges started before their
+    inputs were written, although their own edges are full.
     """
     edges = [(before, number) for number, each in enumerate(launches) for before in each.after]
     if not edges:
         return
     following = Counter(before for before, _ in edges)
-    early, own = _capability() >= 90, [isinstance(each.function, int) for each in launches]
+    early = _capability() >= 90 and all(isinstance(each.function, int) for each in launches)
     data = (_Edge * len(edges))()
     for edge, (before, number) in zip(data, edges, strict=True):
-        alone = following[before] == 1 and len(launches[number].after) == 1
-        if early and alone and own[before] and own[number]:
+        if early and following[before] == 1 and len(launches[number].after) == 1:
             edge.from_port = edge.type = 1  # CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC, its type
     sources, targets = (
         (ctypes.c_void_p * len(edges))(*(nodes[edge[end]] for edge in edges)) for end in (0, 1)

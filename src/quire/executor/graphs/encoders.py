@@ -109,7 +109,7 @@ class EncoderGraphs:
         self.made = 0
         self._model, self._encoders = model, model.encoders
         self._extension, self._compiler = extension, compiler()
-        self._library = open_library(DeviceRunner(self._compiler, extension))
+        self._library = open_library(DeviceRunner(self._compiler, extension), card())
         self._inputs = InputLayout(0, max_rows=1, entries=1, address=extension.pointer)
         self._done = device_memory.unwritten((MOST_ROWS, 1), mx.float32)
         """What a launch returns; it says when the graph is done."""

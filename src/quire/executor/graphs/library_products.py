@@ -8,21 +8,23 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from quire.device.cuda.cublas import Library, LibraryProduct, library_version
+from quire.device.cuda.driver import Card
 from quire.device.gpu_kernels import problem_of
 from quire.device.verified import Check, Verification, disagreement, verified_kernels
 from quire.executor.graphs.coding_check import KernelRunner
 from quire.executor.graphs.operands import UNPACKED, ProductMatrix, product_matrix
 from quire.executor.graphs.places import ValueRecording
 from quire.executor.graphs.recorder import Kernel
-from quire.program.values import Node
+from quire.program.values import FUSED, Node, Program, Weight
 
 log = logging.getLogger("quire.engine")
 
-LEAST_ROWS: int | None = None
-"""Rows of the smallest graph whose products are cuBLASLt's; None for no graph.
+LEAST_ROWS = 256
+"""Rows of the smallest graph whose products are cuBLASLt's.
 
-It multiplies as many rows as the graph has, where own kernels skip those that a step lacks; and a
-gate is a kernel of its own behind it.
+It multiplies as many rows as the graph has, where own kernels skip those that a step lacks; a gate
+is a kernel of its own behind it; and no kernel of such a graph starts early. Still graphs of 256
+rows and more are faster with it (Llama 8B on an H100: benchmarks/results/gpu-runs.md).
 """
 _TOLERANCE = 1e-2
 _SHAPE = LibraryProduct(rows=192, inputs=256, outputs=320)
@@ -31,10 +33,12 @@ _GRID = 1, 1, 1
 """Stands in a kernel for the thread blocks that the library chooses."""
 
 
-def open_library(runner: KernelRunner) -> Library | None:
-    """Return the library; None if it is missing, does not agree with MLX, or serves no graph."""
-    version = None if LEAST_ROWS is None else library_version()
-    if LEAST_ROWS is None or version is None:
+def open_library(runner: KernelRunner, card: Card) -> Library | None:
+    """Return the library; None if it is missing or does not agree with MLX, and on cards without
+    warpgroups, on which it was not measured.
+    """
+    version = library_version() if card.warpgroups else None
+    if version is None:
         return None
     verification = Verification(Check.PRODUCTS_AGREE, ("cuBLASLt", version))
     if not verified_kernels().holds(verification):
@@ -43,6 +47,19 @@ def open_library(runner: KernelRunner) -> Library | None:
             return None
         verified_kernels().add(verification)
     return Library(version, LEAST_ROWS)
+
+
+def is_plain(program: Program) -> bool:
+    """Return whether all weights of a program are plain arrays: no codes, no experts. With the
+    library no kernel of a graph starts early, which was not measured beside others.
+    """
+    nodes = [
+        each
+        for node in program.nodes
+        for each in (node, *(node.arguments if node.kind == FUSED else ()))
+    ]
+    weights = [each for node in nodes for each in node.attributes.values()]
+    return all(isinstance(each.value, mx.array) for each in weights if isinstance(each, Weight))
 
 
 def _difference(runner: KernelRunner) -> str | None:
