@@ -76,7 +76,8 @@ class EventStream(Response):
 
     The status line waits until the engine has accepted the request, so that a refused one gets its
     own status. Then it waits at most `HEAD_S` until the headers can say how much came from the
-    prefix cache, because clients wait less for a head than for a token.
+    prefix cache, because clients wait less for a head than for a token. A head that would go out
+    before `ALONE_S` waits until then for a first token, with which it is one write.
 
     A batch is one write, or several if it is long. If the reader is slow, `send` returns late, and
     everything ready by then is one write.
