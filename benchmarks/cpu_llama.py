@@ -1,12 +1,14 @@
 """llama.cpp by its own `llama-batched-bench`, for `cpu.py`.
 
-The program chooses no tokens: what sampling takes is not in its times, but in Quire's. Its threads
-spin while they wait, so that its processor time is that of all threads for as long as it runs.
+The program chooses no tokens: what sampling takes is not in its times, but in Quire's. Several
+threads spin while they wait, so that their processor time is that of all threads for as long as the
+program runs. One thread's is measured, so that other work on the machine changes it little.
 """
 
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,6 +44,29 @@ def levels(work: Work, prompt: int, tokens: int, streams: Sequence[int]) -> list
     return [json.loads(line) for line in lines]
 
 
+def processor_seconds(work: Work, prompt: int, tokens: int, streams: Sequence[int]) -> float:
+    """Run the program, and return the processor time that it took, opening the model included."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    levels(work, prompt, tokens, streams)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+
+def rates_of_one_thread(work: Work) -> dict[str, float]:
+    """Return tokens a second of processor time. A run that does less is subtracted from each."""
+    rates: dict[str, float] = {}
+    if work.prompt:
+        once, often = [1], [1] * 4
+        spent = processor_seconds(work, work.prompt, 1, often)
+        spent -= processor_seconds(work, work.prompt, 1, once)
+        rates["prompt"] = (len(often) - len(once)) * work.prompt / spent
+    for streams in work.streams:
+        spent = processor_seconds(work, SHORT, 2 * work.tokens, [streams])
+        spent -= processor_seconds(work, SHORT, work.tokens, [streams])
+        rates[str(streams)] = streams * work.tokens / spent
+    return rates
+
+
 def measure(work: Work) -> Rates:
     """Measure the work of `cpu_work.Work`."""
     name = Path(work.llama).parent.name
@@ -54,6 +79,8 @@ def measure(work: Work) -> Rates:
     for level in levels(work, SHORT, work.tokens, work.streams):
         rates.wall[str(level["pl"])] = level["speed_tg"]
     rates.cpu = {what: rate / max(1, work.threads) for what, rate in rates.wall.items()}
+    if work.threads == 1:
+        rates.cpu = rates_of_one_thread(work)
     return rates
 
 
