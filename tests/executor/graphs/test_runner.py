@@ -21,6 +21,26 @@ from tests.support.parity import Company, executor_of, prompts
 PLAIN = EngineConfig("", kv_memory=64 << 20, prefix_cache=False)
 
 
+def test_a_graph_that_differs_leaves_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulate_card(monkeypatch)
+    asked = [replace(each, max_tokens=6) for each in prompts([9])]
+
+    def tokens() -> list[int]:
+        return Company(opened(FAMILIES["llama"]), PLAIN).run(asked)["r0"].tokens
+
+    def differs(check: StepCheck, *_: object, **__: object) -> str:
+        if check._inputs.sequences[0].start == 0:
+            for array in check._pools.arrays():
+                array[:] = 1
+        return "relative error nan"
+
+    monkeypatch.setattr(StepCheck, "difference", lambda *_, **__: "relative error nan")
+    expected = tokens()
+    assert len(expected) == 6
+    monkeypatch.setattr(StepCheck, "difference", differs)
+    assert tokens() == expected
+
+
 def test_a_larger_graph_serves_the_steps_of_one_that_differs(
     wholes: list[CUDAGraphs], monkeypatch: pytest.MonkeyPatch
 ) -> None:

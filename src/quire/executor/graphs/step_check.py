@@ -106,9 +106,8 @@ class StepCheck:
         self._evaluate_pools()
         mx.synchronize()
         self.before = self._states()
-        self.expected = run_eagerly()
-        mx.eval(self.expected)
-        self._evaluate_pools()
+        self._run_eagerly = run_eagerly
+        self.expected = self._computed()
         self._after = self._states()
         self._whole = self._by_node = mx.zeros((0,))
 
@@ -142,6 +141,18 @@ class StepCheck:
             problem = problem or "another rank's failed"
         self._after.restore()
         return problem
+
+    def run_again(self) -> None:
+        """Run the model again: a graph that differs has written other keys and values to blocks."""
+        self.before.restore()
+        self.expected = self._computed()
+
+    def _computed(self) -> mx.array:
+        """Run the model, and compute what it writes to the pools."""
+        hidden = self._run_eagerly()
+        mx.eval(hidden)
+        self._evaluate_pools()
+        return hidden
 
     def _unexplained(
         self,
