@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
 from quire.device import recurrence
 from quire.device.cuda import delta_rule
+from quire.device.cuda.compiled import CompiledKernel
 from quire.device.cuda.delta_rule import DeltaRule, DeltaRules, difference_of
 from quire.device.cuda.operations import CUDAOperations
 from quire.device.operations import Operations
@@ -16,9 +18,11 @@ from quire.device.recurrence import UNIT_EPS, DeltaGates
 from quire.device.verified import relative_norm
 from tests.support.emulated_metal import why_not
 from tests.support.emulated_products import shaped
+from tests.support.nvcc import assert_compiles
 
 QWEN = DeltaRule(4, 2, 16, 64, False, UNIT_EPS, 1.0, None)
 KIMI = DeltaRule(2, 2, 20, 24, True, UNIT_EPS, 2.0, -5.0)
+QWEN_35B = DeltaRule(32, 16, 128, 128, False, UNIT_EPS, 1.0, None)
 NARROW = (*3 * (mx.bfloat16,), *3 * (mx.float32,))
 WIDE = 6 * (mx.float32,)
 
@@ -83,3 +87,13 @@ def test_a_kernel_that_differs_is_not_used(
     for _ in range(2):
         assert rules.advance(*operands(), key_heads=2, eps=UNIT_EPS) is None
     assert caplog.text.count("too far") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("types", [NARROW, WIDE], ids=["bfloat16", "float32"])
+@pytest.mark.parametrize("rule", [QWEN_35B, KIMI], ids=["a head", "a channel"])
+def test_the_kernel_compiles(rule: DeltaRule, types: tuple[mx.Dtype, ...], tmp_path: Path) -> None:
+    kernel = delta_rule._kernel(rule)
+    assert isinstance(kernel, CompiledKernel)
+    text = kernel.text(types, (types[0], types[-1]), {0: 3}, delta_rule.THREADS)
+    assert_compiles(text, tmp_path)
