@@ -63,9 +63,8 @@ has up to {MAX_ROWS}.
 Over coded KV blocks, graphs of more than {MAX_ROWS} rows decode the blocks that prompts read into a
 workspace, layer by layer. On an H100, such steps of Llama 8B over page-4 differed from the model by
 a relative error of 0.001 to 0.002, from 128 to 2,048 rows, with up to 20,000 keys. Sequences of few
-rows read codes; behind the first 512 of their rows they read the workspace, too. (The graph of
-1,024 rows was refused there: it left these rows out. Since that was mended it has not run on a
-card.)
+rows read codes; behind the first 512 of their rows they read the workspace, too. In a warmed
+engine of 4 layers in Llama 8B's shape the graphs of all sizes agreed on an H100.
 
 Steps of families with indexers (`deepseek_v32`, `glm_moe_dsa`) of 64 rows have up to
 {most_keys(MAX_ROWS):,} keys each.
