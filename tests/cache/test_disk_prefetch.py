@@ -53,7 +53,6 @@ def test_a_new_process_finds_what_the_last_one_left(kind: str) -> None:
     before.manager.spill_kept()
     before._execute_changes(before.manager.take_changes())
     after = Simulation(GROUPS[kind], 1 << 12, max_context=40, disk=disk)
-    after._drawn = before._drawn
     after.add(Request("same", PROMPT, max_tokens=3), PLAIN)
     after.add(Request("beside", PROMPT[:18], max_tokens=3), PLAIN)
     after.run()
