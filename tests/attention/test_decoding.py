@@ -20,7 +20,7 @@ from quire.device.cuda.compiled import CompiledKernel
 from tests.attention.rows import HandRows
 from tests.support.emulated_cuda import emulate
 from tests.support.emulated_metal import why_not
-from tests.support.nvcc import assert_compiles
+from tests.support.nvrtc import assert_compiles
 
 Row = tuple[KVFormat, int]
 """A format and the elements of keys and values."""

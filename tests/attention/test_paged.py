@@ -26,7 +26,7 @@ from tests.attention.rows import HandRows
 from tests.support.emulated_cuda import emulate
 from tests.support.emulated_metal import why_not
 from tests.support.everyday import everyday
-from tests.support.nvcc import assert_compiles
+from tests.support.nvrtc import assert_compiles
 
 PLAIN = KVFormat()
 SHAPES = [
@@ -118,7 +118,7 @@ def test_sources_compile(shape: cuda.Shape, few: bool, tmp_path: Path) -> None:
         + 'extern "C" __global__ void attend(const T* q, const T* keys, const T* values,'
         "const int* tiles, const int* table, const int* visible, const float* numbers,"
         "const float* sinks, T* result, float* partial, float* stats) {"
-        "const int split = blockIdx.z, splits = gridDim.z;"
+        "const int split = blockIdx.z, splits = gridDim.z;\n"
         + cuda.source("attend")
         + '}\nextern "C" __global__ void combine(const float* partial, const float* stats,'
         "const int* stats_shape, const float* sinks, T* result) {"

@@ -22,7 +22,7 @@ from quire.device.device import current_device
 from quire.device.dtypes import DTYPES
 from quire.device.gpu_kernels import Kernel
 from tests.support.emulated_metal import Emulated, emulate, why_not
-from tests.support.nvcc import assert_compiles
+from tests.support.nvrtc import assert_compiles
 
 PLAIN, PAGE_4, PAGE_8 = KVFormat(), KVFormat("page", 4, 4), KVFormat("page", 8, 8)
 LATENT = FullKV(1, 576, value_dim=512, value_in_key=True)

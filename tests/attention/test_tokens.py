@@ -23,7 +23,7 @@ from tests.attention.rows import HandRows
 from tests.support import emulated_metal
 from tests.support.emulated_cuda import emulate
 from tests.support.emulated_metal import why_not
-from tests.support.nvcc import assert_compiles
+from tests.support.nvrtc import assert_compiles
 
 
 def uniform(bits: int, group_size: int = 64) -> KVFormat:

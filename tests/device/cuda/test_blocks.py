@@ -25,7 +25,7 @@ from quire.device.gpu_kernels import Kernel
 from quire.device.operations import Operations
 from tests.attention.rows import HandRows
 from tests.support.emulated_metal import why_not
-from tests.support.nvcc import assert_compiles
+from tests.support.nvrtc import assert_compiles
 
 emulates = pytest.mark.skipif(bool(why_not()), reason=why_not())
 EVERY = [

@@ -11,7 +11,7 @@ import pytest
 
 from quire.device.cuda import compiled
 from quire.device.cuda.compiled import CompiledKernel
-from tests.support.nvcc import assert_compiles
+from tests.support.nvrtc import assert_compiles
 
 BODY = "y[threadIdx.x] = x_shape[1] * (float)x[x_shape[0] - 1] + w[0];"
 

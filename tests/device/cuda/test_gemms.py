@@ -30,7 +30,7 @@ from quire.executor.graphs.recorder import EXPERT_TILE, Kernel
 from tests.device.cuda.cards import CARDS, H200
 from tests.support.emulated_steps import EmulatedRunner
 from tests.support.everyday import everyday
-from tests.support.nvcc import assert_compiles
+from tests.support.nvrtc import assert_compiles
 from tests.support.packings import BYTES_OF_32, FLOATS, FP4_OF_16, FP8_OF_128, MXFP4, OF_32, packed
 
 SMALL = Card(2, 227 << 10)

@@ -20,7 +20,7 @@ from quire.device.gpu_kernels import Kernel, kernel_text
 from quire.device.weights import PackedWeight, Packing
 from tests.device.cuda.cards import CARDS, H200, RTX_3060, RTX_4090
 from tests.support.emulated_products import products_emulated
-from tests.support.nvcc import assert_compiles
+from tests.support.nvrtc import assert_compiles
 from tests.support.packings import FLOATS, MXFP4
 
 FOUR_BITS, BYTES = Packing(64, 4, "affine"), Packing(64, 8, "affine")

@@ -15,7 +15,7 @@ from quire.cache.formats.tokens import TokenStore
 from quire.core.kv_format import KVFormat
 from quire.executor.graphs import coded_kernels, token_kernels
 from quire.executor.graphs.heads import Coding, Heads
-from tests.support.nvcc import assert_compiles
+from tests.support.nvrtc import assert_compiles
 
 pytestmark = pytest.mark.slow
 

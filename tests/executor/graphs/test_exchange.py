@@ -17,7 +17,7 @@ from quire.executor.graphs.exchange import Exchange
 from quire.executor.graphs.exchange_check import wrong_rows
 from tests.support.emulated_metal import why_not
 from tests.support.emulated_steps import EmulatedRunner
-from tests.support.nvcc import assert_compiles
+from tests.support.nvrtc import assert_compiles
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 

@@ -17,7 +17,7 @@ from quire.executor.graphs.recorder import Kernel
 from tests.attention.rows import HandRows
 from tests.support.emulated_metal import guarded, why_not
 from tests.support.emulated_steps import launch
-from tests.support.nvcc import assert_compiles
+from tests.support.nvrtc import assert_compiles
 
 LIMIT, ROOM, BLOCK, CAPACITY, THREADS = 40, 64, 64, 512, 512
 AS_PUBLISHED = {"LIMIT": 2048, "ROOM": 2048, "BLOCK": 64, "CAPACITY": 1 << 16, "THREADS": 128}

@@ -27,7 +27,7 @@ from tests.executor.graphs.test_recording import FAMILIES
 from tests.support.emulated_card import emulate_card
 from tests.support.emulated_metal import guarded, why_not
 from tests.support.emulated_steps import launch
-from tests.support.nvcc import assert_compiles
+from tests.support.nvrtc import assert_compiles
 from tests.support.parity import Company, executor_of, prompts
 
 EMULATED = pytest.mark.skipif(bool(why_not()), reason=why_not())

@@ -14,7 +14,7 @@ from quire.executor.graphs.recorder import Kernel
 from tests.executor.graphs.emulated import bits_of
 from tests.support.emulated_metal import guarded, why_not
 from tests.support.emulated_steps import launch
-from tests.support.nvcc import assert_compiles
+from tests.support.nvrtc import assert_compiles
 from tests.support.packings import MXFP4, MXFP8, NVFP4, packed
 
 ROWS, INPUTS = 3, 320

@@ -48,7 +48,7 @@ from tests.attention.rows import HandRows
 from tests.device.cuda.cards import CARDS, H200, RTX_4090
 from tests.engine.rows import scheduled
 from tests.executor.graphs.layers import empty_step
-from tests.support.nvcc import assert_compiles
+from tests.support.nvrtc import assert_compiles
 from tests.support.packed_models import packed_model
 from tests.support.tiny_models import (
     gemma4_config,

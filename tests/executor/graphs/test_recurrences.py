@@ -28,7 +28,7 @@ from tests.engine.rows import scheduled
 from tests.executor.graphs.layers import empty_step
 from tests.support.emulated_metal import why_not
 from tests.support.emulated_steps import EmulatedRunner, memory_of
-from tests.support.nvcc import assert_compiles
+from tests.support.nvrtc import assert_compiles
 
 STEP = [
     scheduled("a", 7, 1, [[2]], KVFormat()),

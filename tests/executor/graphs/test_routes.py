@@ -17,7 +17,7 @@ from quire.models.layers.routers import SigmoidRouter, SoftmaxRouter, SparseMixe
 from tests.executor.graphs.emulated import bits_of
 from tests.support.emulated_metal import guarded, why_not
 from tests.support.emulated_steps import launch
-from tests.support.nvcc import assert_compiles
+from tests.support.nvrtc import assert_compiles
 
 
 @dataclass(frozen=True)

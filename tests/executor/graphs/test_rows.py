@@ -21,7 +21,7 @@ from tests.executor.graphs.emulated import difference
 from tests.program.programs import CONFIGS, opened
 from tests.support.emulated_metal import why_not
 from tests.support.everyday import everyday
-from tests.support.nvcc import assert_compiles
+from tests.support.nvrtc import assert_compiles
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 

@@ -13,7 +13,7 @@ from quire.executor.graphs.source import NotGenerated
 from quire.program.values import Form, Node, Program, Size, Value
 from tests.executor.graphs.emulated import difference
 from tests.support.emulated_metal import why_not
-from tests.support.nvcc import assert_compiles
+from tests.support.nvrtc import assert_compiles
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
