@@ -133,7 +133,7 @@ def test_penalties_see_a_prompt_that_was_not_computed_again(loaded: LoadedModel)
 def test_penalties_and_logprobs_survive_pre_emption(loaded: LoadedModel) -> None:
     config = EngineConfig(str(loaded.path), kv_memory=32 << 20, block_size=16)
     probe = Watched(loaded, config).engine
-    budget = probe.worst_case_bytes(config.kv_format, 256)
+    budget = probe._scheduler.limits.worst_case_bytes(config.kv_format, 256)
     company = Watched(loaded, replace(config, kv_memory=budget))
     company.run(requests())
     assert company.engine.stats().preemptions > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -166,14 +167,15 @@ async def test_async_twins() -> None:
 
 def test_many_answers_wake_the_program_once_each(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     woken = 0
-    wait = Ticket._woken
+    arrival = Ticket.arrival
 
-    async def counted(ticket: Ticket) -> None:
+    def counted(ticket: Ticket) -> asyncio.Future[None] | None:
         nonlocal woken
-        woken += 1
-        await wait(ticket)
+        found = arrival(ticket)
+        woken += found is not None
+        return found
 
-    monkeypatch.setattr(Ticket, "_woken", counted)
+    monkeypatch.setattr(Ticket, "arrival", counted)
     prompts = [[3 + number, 5, 8] for number in range(24)]
     answers = llm.generate(prompts, max_tokens=12, temperature=0, ignore_eos=True)
     assert [each.usage.completion_tokens for each in answers] == [12] * len(prompts)

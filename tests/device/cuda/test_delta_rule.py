@@ -18,7 +18,7 @@ from quire.device.recurrence import UNIT_EPS, DeltaGates
 from quire.device.verified import relative_norm
 from tests.support.emulated_metal import why_not
 from tests.support.emulated_products import shaped
-from tests.support.nvcc import assert_compiles
+from tests.support.nvrtc import assert_compiles
 
 QWEN = DeltaRule(4, 2, 16, 64, False, UNIT_EPS, 1.0, None)
 KIMI = DeltaRule(2, 2, 20, 24, True, UNIT_EPS, 2.0, -5.0)
