@@ -369,7 +369,7 @@ def test_products_compile(packing: Packing, tmp_path: Path) -> None:
             text = product_kernels.experts_down(gemm, 32, offsets=True)
         else:
             text = product_kernels.linear(gemm, (4096, 1024, 1024), offsets=True)
-        # A few addresses of three matrices, by the assembler of CUDA 13.5; 16 bytes by that of 13.1.
+        # Addresses of three matrices, by the assembler of CUDA 13.5; 16 bytes by that of 13.1.
         shares = isinstance(gemm, WarpgroupGemm) and gemm.sharing
         assert_compiles(text, folder, spilled=80 if shares else 8)
 
