@@ -14,19 +14,15 @@ import json
 import os
 import random
 import statistics
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
-from servers import free_port
+from servers import Serving, free_port, own_server
 
 from quire.api.server import serve
 from quire.cli.load import Target, Timings, closed_loop
 from quire.core.config import EngineConfig, ModelConfig, ServerConfig
-from quire.core.processes import wait_or_kill
 
 _HERE = Path(__file__).resolve().parent
 _STREAMS, _REQUESTS, _TOKENS = 32, 1024, 512
@@ -38,31 +34,12 @@ itself."""
 _WORDS = "word " * 100
 
 
-@contextmanager
-def serving(tree: Path, folder: Path, step_ms: float) -> Iterator[tuple[Target, psutil.Process]]:
-    """Yield a server of a tree's sources around scripted steps, and its process."""
+def serving(tree: Path, folder: Path, step_ms: float) -> Serving:
+    """Return a context of a server of a tree's sources around scripted steps, and its process."""
     port = free_port()
     command = [sys.executable, __file__, str(folder), "--serve", str(port), str(step_ms)]
     environment = {**os.environ, "PYTHONPATH": f"{tree / 'src'}{os.pathsep}{_HERE}"}
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
-    try:
-        asyncio.run(_connect(port))
-        yield Target.parse(f"http://127.0.0.1:{port}"), psutil.Process(process.pid)
-    finally:
-        process.terminate()
-        wait_or_kill(process, 10)
-
-
-async def _connect(port: int) -> None:
-    for _ in range(600):
-        try:
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-        except OSError:
-            await asyncio.sleep(0.1)
-        else:
-            writer.close()
-            return
-    raise SystemExit("the server does not come up")
+    return own_server(command, environment, port)
 
 
 def serve_scripted(folder: Path, port: int, step_ms: float) -> int:

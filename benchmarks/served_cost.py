@@ -9,26 +9,22 @@ the median and the last first token. Trees are checkouts; this one if none is na
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import statistics
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 import psutil
 from alone import Work
 from peers import WARM_UP, make_work, requests_of
-from servers import free_port
+from servers import Serving, free_port, own_server
 
 from quire.cli.bench import Load, calibrate, run_async, run_level
 from quire.cli.load import Target, Timings, closed_loop
-from quire.core.processes import wait_or_kill
 
 _HERE = Path(__file__).resolve().parent
 _LIMIT_S = 120.0
@@ -41,31 +37,12 @@ def environment(tree: Path) -> dict[str, str]:
     return {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(tree / "src")}
 
 
-@contextmanager
-def serving(tree: Path, model: Path, sequences: int) -> Iterator[tuple[Target, psutil.Process]]:
-    """Yield a tree's server, and its process."""
+def serving(tree: Path, model: Path, sequences: int) -> Serving:
+    """Return a context of a tree's server and its process."""
     port = free_port()
     options = ["--port", str(port), "--log-level", "warning", "--max-sequences", str(sequences)]
     command = [sys.executable, "-m", "quire", "serve", str(model), *options]
-    process = subprocess.Popen(command, env=environment(tree), stderr=subprocess.DEVNULL)
-    try:
-        asyncio.run(_connect(port))
-        yield Target.parse(f"http://127.0.0.1:{port}"), psutil.Process(process.pid)
-    finally:
-        process.terminate()
-        wait_or_kill(process, 10)
-
-
-async def _connect(port: int) -> None:
-    for _ in range(600):
-        try:
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-        except OSError:
-            await asyncio.sleep(0.1)
-        else:
-            writer.close()
-            return
-    raise SystemExit("the server does not come up")
+    return own_server(command, environment(tree), port)
 
 
 class Spent:

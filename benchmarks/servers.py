@@ -11,12 +11,17 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from quire.cli.load import LoadError, Target
 from quire.core.processes import wait_or_kill
+
+Serving = AbstractContextManager[tuple[Target, psutil.Process]]
+"""A server that runs within the context, and its process."""
 
 
 class StartError(Exception):
@@ -90,6 +95,32 @@ def version(python: str, package: str) -> str:
     code = f"from importlib.metadata import version; print(version({package!r}))"
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
     return done.stdout.strip() or "source"
+
+
+@contextmanager
+def own_server(
+    command: list[str], environment: dict[str, str], port: int
+) -> Iterator[tuple[Target, psutil.Process]]:
+    """Yield a server of quire's that listens on a port, and its process.
+
+    Raises:
+        StartError: it does not listen within 60 s.
+    """
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+    try:
+        _await_listening(port)
+        yield Target.parse(f"http://127.0.0.1:{port}"), psutil.Process(process.pid)
+    finally:
+        process.terminate()
+        wait_or_kill(process, 10)
+
+
+def _await_listening(port: int) -> None:
+    for _ in range(600):
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            return
+        time.sleep(0.1)
+    raise StartError("the server does not come up")
 
 
 def _tail(log: Path, lines: int = 6) -> str:

@@ -198,10 +198,11 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.parser.offered:
             return
         super().on_headers_complete()
+        # Uvicorn makes the cycle, and takes no other class for it: its members are replaced.
         if self.scope["http_version"] == "1.0":
             self.cycle.send = partial(_send_unchunked, self.cycle)  # type: ignore[method-assign]
             self.cycle.waiting_for_100_continue = False  # no status of HTTP/1.0
-        # Uvicorn uses no more of a transport to answer.
+        # A cycle calls `write`, `is_closing` and `close` of its transport, no other method.
         held = _HeadWithBody(self.transport, self.loop.call_soon)
         self.cycle.transport = held  # type: ignore[assignment]
         waiting = (each for each in self._unanswered if not each.response_complete)

@@ -114,6 +114,6 @@ class _Run:
                 async with asyncio.TaskGroup() as group:
                     for _ in range(min(at_once, len(requests))):
                         group.create_task(worker())
-            except ExceptionGroup as errors:  # task groups raise no single errors
+            except ExceptionGroup as errors:  # a TaskGroup wraps even one error
                 raise first_error(errors) from None
         return self._failed

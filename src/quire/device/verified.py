@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from quire.device.gpu_kernels import problem_of
 from quire.device.machine import device_model
 from quire.device.private import kernel_folder
 
@@ -131,6 +133,20 @@ def verified_kernels() -> VerifiedKernels:
         return VerifiedKernels(folder=None, versions="")
     versions = f"{device_model()} {version('mlx')} {_sources()}"
     return VerifiedKernels(folder / "verified", versions)
+
+
+def problem_unless_verified(
+    verification: Verification, check: Callable[[], str | None]
+) -> str | None:
+    """Return the problem that a check reports or raises; None if there is none, or if it passed
+    at an earlier start. A success is recorded.
+    """
+    if verified_kernels().holds(verification):
+        return None
+    problem = problem_of(check)
+    if problem is None:
+        verified_kernels().add(verification)
+    return problem
 
 
 def _sources() -> str:

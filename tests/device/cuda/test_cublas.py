@@ -141,7 +141,7 @@ def test_a_stream_stops_capturing_when_a_library_refuses(fake: Driver) -> None:
 
 
 def test_libraries_need_no_compiler(monkeypatch: pytest.MonkeyPatch, fake: Driver) -> None:
-    monkeypatch.setattr(driver, "_header_folders", lambda: ())
+    monkeypatch.setattr(driver, "header_folders", lambda: ())
     product, compiler = LibraryProduct(8, 64, 64), Compiler(None)
     assert compiler.start([product])
     assert compiler.functions([product]) == [product]

@@ -56,7 +56,7 @@ def test_a_function_keeps_the_most_shared_memory_that_it_was_allowed(
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with headers and a card, whose driver loads a binary as its length."""
     monkeypatch.setattr(driver, "_capability", lambda: 90)
-    monkeypatch.setattr(driver, "_header_folders", lambda: ())
+    monkeypatch.setattr(driver, "header_folders", lambda: ())
     monkeypatch.setattr(driver, "_loaded", len)
 
 
@@ -65,14 +65,14 @@ def test_kernels_are_compiled_in_the_background(
 ) -> None:
     let_go, compiled = threading.Event(), list[str]()
 
-    def compiles(text: str, options: list[str]) -> bytes:
+    def compiles(text: str, options: list[str]) -> tuple[bytes, str]:
         assert let_go.wait(10)
         compiled.append(text)
         if text == "bad":
             raise DriverError("a kernel does not compile")
-        return text.encode()
+        return text.encode(), ""
 
-    monkeypatch.setattr(driver, "_compiled", compiles)
+    monkeypatch.setattr(driver, "compile_source", compiles)
     compiler = Compiler(tmp_path)
     assert not compiler.start(["one", "three"])
     assert not compiler.start(["one", "bad"]), "nothing waits"

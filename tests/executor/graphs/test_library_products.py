@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from quire.core.config import EngineConfig
+from quire.device import verified
 from quire.device.cuda.cublas import Library, LibraryProduct
 from quire.device.verified import VerifiedKernels
 from quire.executor.graphs import graph_cache, library_products
-from quire.executor.graphs.library_products import is_plain, open_library
+from quire.executor.graphs.library_products import has_plain_weights, open_library
 from quire.executor.graphs.recorder import Kernel
 from quire.executor.graphs.runner import CUDAGraphs
 from quire.program.passes import recordable
@@ -49,7 +50,7 @@ def by_library(kernels: list[Kernel]) -> Counter[tuple[int, int]]:
 
 @pytest.fixture(autouse=True)
 def library(monkeypatch: pytest.MonkeyPatch) -> EmulatedCublas:
-    monkeypatch.setattr(library_products, "verified_kernels", lambda: VerifiedKernels(None, ""))
+    monkeypatch.setattr(verified, "verified_kernels", lambda: VerifiedKernels(None, ""))
     return emulate_cublas(monkeypatch)
 
 
@@ -90,7 +91,7 @@ def test_programs_with_codes_or_experts_are_not_plain(
     family: str, pack: Callable[[nn.Module], None], plain: bool
 ) -> None:
     body = recordable(trace(packed_model(FAMILIES[family], pack)).body)
-    assert is_plain(body) == plain
+    assert has_plain_weights(body) == plain
 
 
 class Runner(EmulatedRunner):

@@ -13,8 +13,7 @@ from quire.attention.backend import AttentionBackend, AttentionCase
 from quire.attention.paged.check import SINGLE_ROWS, SPANS, differs
 from quire.cache.specs import FullKV
 from quire.core.kv_format import KVFormat
-from quire.device.gpu_kernels import problem_of
-from quire.device.verified import Check, Verification, verified_kernels
+from quire.device.verified import Check, Verification, problem_unless_verified
 
 log = logging.getLogger("quire.attention")
 
@@ -54,25 +53,18 @@ class CheckedBackend(AttentionBackend):
         key = self.name, replace(case, rows=1)  # the check tries other numbers too
         if key not in self._found:
             verification = Verification(Check.ATTENTION_AGREES, key)
-            self._found[key] = None if verified_kernels().holds(verification) else self._tried(case)
-            if self._found[key] is None:
-                verified_kernels().add(verification)
+            problem = problem_unless_verified(verification, lambda: self._first_difference(case))
+            if problem is not None:
+                log.warning(
+                    "attention kernels %s are disabled for %s, another backend is used: %s",
+                    *(self.name, case.spec, problem),
+                )
+            self._found[key] = problem
         return self._found[key]
 
-    def _tried(self, case: AttentionCase) -> str | None:
-        def first_difference() -> str | None:
-            spans = [SINGLE_ROWS]
-            if self.made_for(replace(case, rows=2)):
-                spans.append(SPANS)
-            found = (differs(self, case, each) for each in spans)
-            return next((each for each in found if each is not None), None)
-
-        difference = problem_of(first_difference)
-        if difference is not None:
-            log.warning(
-                "attention kernels %s are disabled for %s, another backend is used: %s",
-                self.name,
-                case.spec,
-                difference,
-            )
-        return difference
+    def _first_difference(self, case: AttentionCase) -> str | None:
+        spans = [SINGLE_ROWS]
+        if self.made_for(replace(case, rows=2)):
+            spans.append(SPANS)
+        found = (differs(self, case, each) for each in spans)
+        return next((each for each in found if each is not None), None)

@@ -1,4 +1,4 @@
-"""Which codes of weights kernels of products read, and the constants that tell them so."""
+"""Supported packings of weights, and the constants by which kernels of products read them."""
 
 from __future__ import annotations
 

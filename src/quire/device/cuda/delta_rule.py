@@ -9,9 +9,9 @@ from functools import cache
 import mlx.core as mx
 
 from quire.device import recurrence
-from quire.device.gpu_kernels import Kernel, cuda_kernel, kernel_text, problem_of
+from quire.device.gpu_kernels import Kernel, cuda_kernel, kernel_text
 from quire.device.recurrence import DeltaGates
-from quire.device.verified import Check, Verification, disagreement, verified_kernels
+from quire.device.verified import Check, Verification, disagreement, problem_unless_verified
 
 log = logging.getLogger("quire.device")
 
@@ -162,14 +162,10 @@ def _kernel(rule: DeltaRule) -> Kernel:
 def _agrees(rule: DeltaRule, types: tuple[mx.Dtype, ...]) -> bool:
     """Return whether the kernel agrees with MLX's operations, here or at an earlier start."""
     verification = Verification(Check.RECURRENCES_AGREE, (rule, types))
-    if verified_kernels().holds(verification):
-        return True
-    difference = problem_of(lambda: difference_of(rule, types))
-    if difference is None:
-        verified_kernels().add(verification)
-        return True
-    log.warning("the kernel of %s is disabled, MLX advances states: %s", rule, difference)
-    return False
+    problem = problem_unless_verified(verification, lambda: difference_of(rule, types))
+    if problem is not None:
+        log.warning("the kernel of %s is disabled, MLX advances states: %s", rule, problem)
+    return problem is None
 
 
 def difference_of(rule: DeltaRule, types: tuple[mx.Dtype, ...]) -> str | None:

@@ -53,7 +53,7 @@ class Card:
 
 
 class LibraryFunction(ABC):
-    """What a library launches by a call. A graph holds it as a graph of its own.
+    """A call of a library that launches kernels. A graph holds them as a child graph.
 
     Equal functions launch the same kernels.
     """
@@ -248,7 +248,7 @@ class Compiler:
         self._options = [
             f"--gpu-architecture=sm_{_capability()}{'a' * (_capability() == _HOPPER)}",
             "--std=c++17",
-            *(f"-I{path}" for path in _header_folders()),
+            *(f"-I{path}" for path in header_folders()),
         ]
 
     def start(self, sources: Iterable[Source]) -> bool:
@@ -296,7 +296,7 @@ class Compiler:
         path = self._path(text)
         if path is not None and path.exists():
             return path.read_bytes()
-        binary = _compiled(text, self._options)
+        binary, _ = compile_source(text, self._options)
         if path is not None:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             whole = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
@@ -315,7 +315,12 @@ def _give_way() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
-def _compiled(text: str, options: list[str]) -> bytes:
+def compile_source(text: str, options: Sequence[str]) -> tuple[bytes, str]:
+    """Return a source's binary, and what the compiler said.
+
+    Raises:
+        DriverError: it does not compile.
+    """
     nvrtc, program = _nvrtc(), ctypes.c_void_p()
     _check(
         "nvrtcCreateProgram",
@@ -325,15 +330,15 @@ def _compiled(text: str, options: list[str]) -> bytes:
         given = (ctypes.c_char_p * len(options))(*(each.encode() for each in options))
         failed = nvrtc.nvrtcCompileProgram(program, len(options), given)
         size = ctypes.c_size_t()
+        nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+        log = ctypes.create_string_buffer(size.value)
+        nvrtc.nvrtcGetProgramLog(program, log)
         if failed:
-            nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
-            found = ctypes.create_string_buffer(size.value)
-            nvrtc.nvrtcGetProgramLog(program, found)
-            raise DriverError(f"a kernel does not compile: {found.value.decode()[:2000]}")
+            raise DriverError(f"a kernel does not compile: {log.value.decode()[:2000]}")
         _check("nvrtcGetCUBINSize", nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size)))
         binary = ctypes.create_string_buffer(size.value)
         _check("nvrtcGetCUBIN", nvrtc.nvrtcGetCUBIN(program, binary))
-        return binary.raw
+        return binary.raw, log.value.decode()
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 
@@ -412,7 +417,7 @@ def _attribute(number: int) -> int:
 
 
 @cache
-def _header_folders() -> tuple[Path, ...]:
+def header_folders() -> tuple[Path, ...]:
     """Return the folders of CUDA's headers (toolkit or NVIDIA's packages) and of MLX's headers."""
     roots = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ]
     folders = [Path(root, "include") for root in [*roots, "/usr/local/cuda"]]

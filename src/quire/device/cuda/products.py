@@ -15,8 +15,7 @@ import mlx.core as mx
 from quire.device.cuda import packed
 from quire.device.cuda.codes import SCALES, readable
 from quire.device.cuda.packed import ACTIVATIONS
-from quire.device.gpu_kernels import problem_of
-from quire.device.verified import Check, Verification, disagreement, verified_kernels
+from quire.device.verified import Check, Verification, disagreement, problem_unless_verified
 from quire.device.weights import PackedWeight, Packing
 
 log = logging.getLogger("quire.device")
@@ -163,17 +162,13 @@ def _unpacks(packing: Packing) -> bool:
 def _agrees(kind: Kind) -> bool:
     """Return whether a kind of kernels agrees with MLX's products, here or at an earlier start."""
     verification = Verification(Check.PRODUCTS_AGREE, tuple(kind))
-    if verified_kernels().holds(verification):
-        return True
-    difference = problem_of(lambda: difference_of(kind))
-    if difference is None:
-        verified_kernels().add(verification)
-        return True
-    log.warning(
-        "kernels for packed weights are disabled, MLX multiplies them: %s%s: %s",
-        *(kind.name, "" if kind.packing is None else f" in {kind.packing}", difference),
-    )
-    return False
+    problem = problem_unless_verified(verification, lambda: difference_of(kind))
+    if problem is not None:
+        log.warning(
+            "kernels for packed weights are disabled, MLX multiplies them: %s%s: %s",
+            *(kind.name, "" if kind.packing is None else f" in {kind.packing}", problem),
+        )
+    return problem is None
 
 
 def difference_of(kind: Kind) -> str | None:

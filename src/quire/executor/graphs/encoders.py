@@ -81,7 +81,7 @@ class _Graphs:
 
 @dataclass(eq=False)
 class _Shape:
-    """What is known of one item shape.
+    """An item shape: how often it came, and its graphs.
 
     Attributes:
         calls: number of calls so far, up to `CALLS`.
@@ -112,7 +112,7 @@ class EncoderGraphs:
         self._library = open_library(DeviceRunner(self._compiler, extension), card())
         self._inputs = InputLayout(0, max_rows=1, entries=1, address=extension.pointer)
         self._done = device_memory.unwritten((MOST_ROWS, 1), mx.float32)
-        """What a launch returns; it says when the graph is done."""
+        """The output of each launch: empty memory, which later operations wait for."""
         self._shapes: OrderedDict[tuple[str, tuple[int, ...]], _Shape] = OrderedDict()
         """By kind and shape, the least recently used first."""
         self._memory: list[mx.array] = []
@@ -159,7 +159,7 @@ class EncoderGraphs:
                     known.program = trace_encoder(self._model, kind, shape)
                 known.graphs[items] = self._record(known.program, items)
             return self._compiled(known.graphs[items])
-        except Exception as problem:  # whatever an encoder from outside cannot be traced for
+        except Exception as problem:  # an extension's encoder may raise any, traced
             known.graphs[items] = None
             log.info("CUDA graphs of %s items of shape %s disabled: %s", kind, shape, problem)
             return None
@@ -187,9 +187,7 @@ class EncoderGraphs:
             "numbers_target": self._inputs.rows,
         }
         launch = StepLaunch(self._extension, self._done, rows, first=first)
-        output = launch(graphs.graphs.first)
-        for segment, graph in graphs.graphs.following:
-            output = launch(graph, segment)
+        output = launch.run(graphs.graphs)
         found = buffered(program, graphs.outputs, output, rows=rows)
         self._last = tuple(found[id] + 0 for id in program.outputs)  # copies
         return self._last

@@ -26,7 +26,7 @@ from quire.executor.graphs.coverage import Survey
 from quire.executor.graphs.head import record_head, served_head
 from quire.executor.graphs.indexers import has_indexers
 from quire.executor.graphs.layout import InputLayout
-from quire.executor.graphs.library_products import is_plain, open_library
+from quire.executor.graphs.library_products import has_plain_weights, open_library
 from quire.executor.graphs.operands import UnsupportedNode, attention_heads
 from quire.executor.graphs.places import Place
 from quire.executor.graphs.pool_kinds import kind_of
@@ -105,7 +105,7 @@ class GraphCache:
         self._inputs: dict[int, InputLayout] = {}
         self._workspaces = Workspaces(layout, pools.block_size)
         runner = DeviceRunner(self._compiler, extension)
-        by_library = is_plain(programs.body) and not batch_invariant
+        by_library = has_plain_weights(programs.body) and not batch_invariant
         self.library = open_library(runner, card()) if by_library else None
         positions = programs.body.values[programs.body.fields["positions.0"]].shape
         self._axes = bound(positions, {"T": 1})[1] if len(positions) > 1 else 0

@@ -9,8 +9,7 @@ import mlx.core as mx
 
 from quire.device.cuda.cublas import Library, LibraryProduct, library_version
 from quire.device.cuda.driver import Card
-from quire.device.gpu_kernels import problem_of
-from quire.device.verified import Check, Verification, disagreement, verified_kernels
+from quire.device.verified import Check, Verification, disagreement, problem_unless_verified
 from quire.executor.graphs.coding_check import KernelRunner
 from quire.executor.graphs.operands import UNPACKED, ProductMatrix, product_matrix
 from quire.executor.graphs.places import ValueRecording
@@ -41,15 +40,14 @@ def open_library(runner: KernelRunner, card: Card) -> Library | None:
     if version is None:
         return None
     verification = Verification(Check.PRODUCTS_AGREE, ("cuBLASLt", version))
-    if not verified_kernels().holds(verification):
-        if (difference := problem_of(lambda: _difference(runner))) is not None:
-            log.warning("cuBLASLt is not used in CUDA graphs: %s", difference)
-            return None
-        verified_kernels().add(verification)
+    problem = problem_unless_verified(verification, lambda: _difference(runner))
+    if problem is not None:
+        log.warning("cuBLASLt is not used in CUDA graphs: %s", problem)
+        return None
     return Library(version, LEAST_ROWS)
 
 
-def is_plain(program: Program) -> bool:
+def has_plain_weights(program: Program) -> bool:
     """Return whether all weights of a program are plain arrays: no codes, no experts. With the
     library no kernel of a graph starts early, which was not measured beside others.
     """

@@ -41,7 +41,7 @@ _FEW_ROWS = 64
 
 
 class NodeGraphs(NamedTuple):
-    """What runs a step's kernels node by node.
+    """The graphs of single nodes of a step.
 
     Attributes:
         piece: returns a graph of some of the kernels, for where the pools are at the time.

@@ -8,6 +8,9 @@
   const int head = blockIdx.x / PARTS, v0 = (blockIdx.x % PARTS * WARPS + warp) * OWN;
   const int key_head = head / (HEADS / KEY_HEADS);
   const bool idle = !count || v0 >= VALUE_DIM;
+  const auto place = [&](int slot, int v, int k) {
+    return (((size_t)slot * HEADS + head) * VALUE_DIM + v0 + v) * KEY_DIM + k;
+  };
   float kept[OWN][EACH], step_bias[EACH], rate = 0.f;
   if (!idle) {
     #pragma unroll
@@ -15,8 +18,7 @@
       #pragma unroll
       for (int e = 0; e < EACH; e++) {
         const int k = lane + 32 * e;
-        const size_t place = (((size_t)slot * HEADS + head) * VALUE_DIM + v0 + v) * KEY_DIM + k;
-        kept[v][e] = slot < 0 || k >= KEY_DIM ? 0.f : number(state[place]);
+        kept[v][e] = slot < 0 || k >= KEY_DIM ? 0.f : number(state[place(slot, v, k)]);
       }
     rate = expf(number(log_rates[head]));
     #pragma unroll
@@ -86,7 +88,6 @@
       #pragma unroll
       for (int e = 0; e < EACH; e++) {
         const int k = lane + 32 * e;
-        const size_t place = (((size_t)slot * HEADS + head) * VALUE_DIM + v0 + v) * KEY_DIM + k;
-        if (k < KEY_DIM) put(to[place], kept[v][e]);
+        if (k < KEY_DIM) put(to[place(slot, v, k)], kept[v][e]);
       }
   };
