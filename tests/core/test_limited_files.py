@@ -7,9 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from quire.constraints.grammar import GrammarCompiler
+from quire.core import folder
 from quire.core.errors import ModelError
 from quire.core.folder import read_object
 from quire.core.limited_files import limited_lines, read_limited_bytes, read_limited_text
+from quire.models.tokenizers.sentencepiece import read_sentencepiece
+from quire.models.tokenizers.vocabulary import vocabulary_difference
+from quire.text.tokenizer import Tokenizer
 
 ZEROS = Path("/dev/zero")
 
@@ -40,3 +45,25 @@ def test_a_model_folders_files_are_limited(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").symlink_to(ZEROS)
     with pytest.raises(ModelError, match=r"adapter_config.json: .*limit of 256 MiB"):
         read_object(tmp_path / "adapter_config.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("tokenizer.json", lambda file: Tokenizer.open(file.parent)),
+        ("tokenizer.json", lambda file: GrammarCompiler(file, 10, frozenset({1}))),
+        ("tokenizer.json", lambda file: vocabulary_difference(file.parent, file.parent)),
+        ("tokenizer.model", read_sentencepiece),
+    ],
+)
+def test_a_tokenizers_file_is_limited(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    read: Callable[[Path], object],
+) -> None:
+    monkeypatch.setattr(folder, "TEXT_BYTES", 1 << 20)
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(2 << 20)
+    with pytest.raises(ModelError, match=f"cannot read .*{name}.*limit of 1 MiB"):
+        read(tmp_path / name)

@@ -20,6 +20,7 @@ from quire.constraints.masks import TokenMask, mask_of
 from quire.constraints.runs import LeadingTokens, RunLimit
 from quire.constraints.sequence import SequenceWatcher, Spelling
 from quire.core.errors import RequestError
+from quire.core.folder import read_bytes
 from quire.core.request import JSON_BLANKS, NO_BEGINNING, GrammarSpec
 
 MAX_KEPT = 64
@@ -59,6 +60,7 @@ class GrammarCompiler:
         kept: compiled grammars kept for the next request that brings the same one.
 
     Raises:
+        ModelError: the file cannot be read.
         ValueError: no `eos_ids`, or a file that is not a tokenizer.
     """
 
@@ -72,7 +74,7 @@ class GrammarCompiler:
         if not eos_ids:
             raise ValueError("a grammar needs a token that ends the answer")
         if isinstance(tokenizer, Path):
-            tokenizer = Tokenizer.from_file(str(tokenizer))
+            tokenizer = Tokenizer.from_buffer(read_bytes(tokenizer))
         else:
             tokenizer = Tokenizer.from_str(tokenizer.to_str())
         tokenizer.no_padding()

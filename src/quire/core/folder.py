@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.core.errors import ModelError
-from quire.core.limited_files import TEXT_BYTES, read_limited_text
+from quire.core.limited_files import TEXT_BYTES, read_limited_bytes, read_limited_text
 
 _POINTER = b"version https://git-lfs.github.com/"
 
@@ -39,6 +39,20 @@ def read_text(path: Path) -> str | None:
         return None
     except (OSError, UnicodeDecodeError) as error:
         raise ModelError(f"cannot read {path}: {error}") from error
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the contents of a tokenizer's file.
+
+    Raises:
+        ModelError: the file cannot be read, is too large, or is a Git LFS pointer.
+    """
+    try:
+        data = read_limited_bytes(path, TEXT_BYTES)
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error}") from error
+    refuse_pointer(path, data[: len(_POINTER)])
+    return data
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import tokenizers
 
 from quire.core.end_tokens import end_token_ids
 from quire.core.errors import ModelError
-from quire.core.folder import read_object
+from quire.core.folder import read_bytes, read_object
 from quire.text.codec import Codec, EncodedTexts, LocalCodec
 from quire.text.pieces import PieceTable
 
@@ -87,8 +87,9 @@ class Tokenizer:
             raise ModelError(
                 f"{folder} has no tokenizer.json (nor another tokenizer that Quire reads)"
             )
+        data = read_bytes(file)
         try:
-            backend = tokenizers.Tokenizer.from_file(str(file))
+            backend = tokenizers.Tokenizer.from_buffer(data)
         except Exception as error:  # the library raises bare Exception for a file it cannot parse
             raise ModelError(f"cannot read {file}: {error}") from error
         backend.no_truncation()

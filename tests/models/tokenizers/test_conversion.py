@@ -216,6 +216,12 @@ def test_moonshot(tmp_path: Path) -> None:
             {"added_tokens_decoder": {"a": 1}},
             "added_tokens_decoder.a is no token by its id",
         ),
+        (  # the ids between would be filled in
+            "tokenizer.model",
+            b"\x0a\x03\x0a\x01a",
+            {"added_tokens_decoder": {"9" * 12: {"content": "x"}}},
+            "must be below 16777216",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_refused(

@@ -39,6 +39,8 @@ from quire.models.tokenizers.tokenizer_json import (
 from quire.models.weights.made_folder import made_folder
 
 _CONFIG = "tokenizer_config.json"
+_IDS = 1 << 24
+"""Limit of token ids. Ids that a file leaves out below its highest one are filled in."""
 _TEKKEN_SPECIAL = (
     *("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
     *("[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]"),
@@ -99,17 +101,21 @@ def _listed(path: Path, config: Mapping[str, Any]) -> dict[int, Json]:
     """
     listed: dict[int, Json] = {}
     for text, id in read_object(path.parent / "added_tokens.json").items():
-        if not isinstance(id, int) or id < 0:
-            raise ModelError(f"{path.parent / 'added_tokens.json'}: {text!r} has no id: {id!r}")
+        if not isinstance(id, int) or not 0 <= id < _IDS:
+            raise ModelError(
+                f"{path.parent / 'added_tokens.json'}: {text!r} has no id below {_IDS}: {id!r}"
+            )
         listed[id] = {"content": text, "special": True}
     entries = config.get("added_tokens_decoder") or {}
     if not isinstance(entries, dict):
         raise ModelError(f"{path.parent / _CONFIG}: 'added_tokens_decoder' is no object")
     for number, entry in entries.items():
         content = entry.get("content") if isinstance(entry, dict) else None
-        if not number.isdecimal() or not isinstance(content, str):
+        valid = number.isdecimal() and len(number) < 20 and int(number) < _IDS
+        if not valid or not isinstance(content, str):
             raise ModelError(
-                f"{path.parent / _CONFIG}: added_tokens_decoder.{number} is no token by its id"
+                f"{path.parent / _CONFIG}: added_tokens_decoder.{number} is no token by its id, "
+                f"which must be below {_IDS}"
             )
         listed[int(number)] = entry
     return listed
@@ -243,7 +249,7 @@ def _tekken(path: Path, config: Mapping[str, Any]) -> _Made:
 
 def _whole_number(path: Path, settings: Mapping[str, Any], name: str) -> int:
     value = settings.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 24:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _IDS:
         raise ModelError(f"{path}: config.{name} = {value!r} is not a number of tokens")
     return value
 

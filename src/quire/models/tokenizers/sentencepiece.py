@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire.core.errors import ModelError
-from quire.core.folder import refuse_pointer
+from quire.core.folder import read_bytes
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 """Kinds of pieces."""
@@ -61,11 +61,10 @@ def read_sentencepiece(path: Path) -> SentencePieceFile:
     Raises:
         ModelError: the file cannot be read, or is not a SentencePiece model.
     """
+    data = read_bytes(path)
     try:
-        data = path.read_bytes()
-        refuse_pointer(path, data)
         return _model(data)
-    except (OSError, ValueError, IndexError, struct.error) as error:
+    except (ValueError, IndexError, struct.error) as error:
         raise ModelError(f"{path}: not a SentencePiece model: {error}") from error
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quire.core.errors import ModelError
-from quire.core.folder import read_object
+from quire.core.folder import read_bytes, read_object
 
 _FILE = "tokenizer.json"
 
@@ -28,7 +28,7 @@ def vocabulary_difference(first: Path, second: Path) -> Difference | None:
         ModelError: a `tokenizer.json` cannot be read.
     """
     files = [folder / _FILE for folder in (first, second)]
-    if all(file.is_file() for file in files) and files[0].read_bytes() == files[1].read_bytes():
+    if all(file.is_file() for file in files) and read_bytes(files[0]) == read_bytes(files[1]):
         return None
     ours, theirs = (_texts(file) for file in files)
     wrong = min((id for id in ours.keys() & theirs.keys() if ours[id] != theirs[id]), default=None)
