@@ -47,9 +47,9 @@ MOST_BYTES, WARM_S = 6 << 30, 0.008
 
 @dataclass(frozen=True)
 class Pair:
-    """Two kernels and what they are launched with; the second waits for the first."""
+    """One or two kernels and what they are launched with; the second waits for the first."""
 
-    sources: tuple[str, str]
+    sources: tuple[str, ...]
     grids: tuple[tuple[int, int, int], tuple[int, int, int]]
     shared: int
     given: tuple[list[mx.array], list[mx.array]]
@@ -100,9 +100,10 @@ def pair(
     if store is None:
         kept = (rows * each * shape.kv_heads, BLOCK, shape.key_dim)
         arrays = [random_like(kept, mx.bfloat16) for _ in range(2)]
-        first = [q, *arrays, tiles, table, numbers, *found, result]
-        second = [count, *found, tiles, result]
-        sources = kernels.attend(shape), kernels.combine(shape, splits)
+        joined = splits > 1
+        finished = [in_device_memory(mx.zeros((rows * parts,), mx.int32))] * joined
+        first, second = [q, *arrays, tiles, table, numbers, *found, *finished, result], []
+        sources = (kernels.attend(shape, joins=joined),)
         shared, grid = cuda.single_memory(shape), (rows, parts, splits)
     elif format.scheme == "page":
         arrays = store.arrays()[:-2]
@@ -139,12 +140,13 @@ def held(source: str, blocks: int | None) -> str:
 
 def microseconds(pairs: list[Pair], blocks: int | None) -> float:
     extension = load_extension()
-    functions = compiler().functions([held(pairs[0].sources[0], blocks), pairs[0].sources[1]])
+    first, *second = pairs[0].sources
+    functions = compiler().functions([held(first, blocks), *second])
     launches: list[Launch] = []
     for number in range(COUNT):
         own = pairs[number % len(pairs)]
         for function, grid, shared, given in zip(
-            functions, own.grids, (own.shared, 0), own.given, strict=True
+            functions, own.grids, (own.shared, 0), own.given, strict=False
         ):
             before = (len(launches) - 1,) if launches else ()
             arguments = tuple(map(extension.pointer, given))
@@ -180,8 +182,10 @@ class Job:
 
     def sources(self) -> list[str]:
         """Return the sources of both kernels."""
-        first, second = pair(self.shape, parse_format(self.format), 1, 0, 1, self.splits)[0].sources
-        return [held(first, self.held), second]
+        first, *second = pair(self.shape, parse_format(self.format), 1, 0, 1, self.splits)[
+            0
+        ].sources
+        return [held(first, self.held), *second]
 
     def measured(self) -> dict[str, Any]:
         sizes = self.rows, self.low, self.high, self.splits
