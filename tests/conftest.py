@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -15,6 +16,10 @@ from tests.support.skips import summary
 # A busy machine is no failure: an example may take as long as it likes.
 settings.register_profile("quire", deadline=None)
 settings.load_profile("quire")
+
+# A shell starts background jobs with SIGINT ignored, and servers that tests start would inherit it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 _QUICK = (
