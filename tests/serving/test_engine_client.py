@@ -16,7 +16,7 @@ import pytest_asyncio
 from quire.core.config import EngineConfig
 from quire.core.errors import EngineFailure, ModelError, NoRoom
 from quire.core.frames import Frames
-from quire.core.messages import Progress
+from quire.core.messages import Cached, Progress
 from quire.core.request import FinishReason, Output, Request, SamplingParams
 from quire.demo import MODEL_DIR
 from quire.serving import engine_client
@@ -195,6 +195,28 @@ async def test_closing_fails_requests_in_flight(client: ProcessEngine) -> None:
     assert "shutting down" in end.error.message
     assert not client.broken.is_set()
     await client.close()
+
+
+async def test_an_answer_to_a_cancelled_question_costs_no_other_message(
+    shared: ProcessEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    question = asyncio.create_task(shared.cached())
+    take = shared._take
+
+    def taken(message: Any) -> None:
+        if isinstance(message, Cached):
+            question.cancel()  # in the turn of the event loop in which its answer is read
+        take(message)
+
+    monkeypatch.setattr(shared, "_take", taken)
+    faults: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
+    try:
+        with pytest.raises(asyncio.CancelledError):
+            await question
+    finally:
+        asyncio.get_running_loop().set_exception_handler(None)
+    assert not faults
 
 
 async def test_an_engine_asks_for_room_before_it_reads_weights(shared: ProcessEngine) -> None:

@@ -387,13 +387,15 @@ class _Questions:
             self._answers.pop(number, None)  # whoever asked may have left
 
     def answer(self, number: int, value: object) -> None:
-        if (waiting := self._answers.pop(number, None)) is not None:
+        waiting = self._answers.pop(number, None)
+        if waiting is not None and not waiting.done():  # its task may be cancelled in this turn
             waiting.set_result(value)
 
     def fail(self, error: EngineFailure) -> None:
         """Raise an error in all callers that wait for an answer."""
         for waiting in self._answers.values():
-            waiting.set_exception(error)
+            if not waiting.done():
+                waiting.set_exception(error)
         self._answers.clear()
 
 
