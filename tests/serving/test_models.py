@@ -12,8 +12,9 @@ import pytest
 from quire.core.config import EngineConfig, ModelConfig, ServerConfig
 from quire.core.errors import EngineFailure, ModelError, NoRoom, NotFound
 from quire.core.info import ModelInfo
-from quire.core.messages import Progress
+from quire.core.messages import ChangeAdapter, Progress
 from quire.demo import MODEL_DIR
+from quire.serving.adapters import change_adapter
 from quire.serving.assembly import assemble
 from quire.serving.engine_client import MakeRoom
 from quire.serving.model import Lease, Loaded
@@ -492,5 +493,37 @@ def test_closing_ends_loading_and_loaded_models(started_s: int) -> None:
             await loading
         with pytest.raises(EngineFailure, match="shutting down"):
             await asked(models, "b")
+
+    virtual_time.run(check())
+
+
+def test_adapters_of_models_that_are_not_loaded() -> None:
+    async def check() -> None:
+        house = House()
+        models = house.models("a", "b")
+        a, b = models
+        await change_adapter(models, a, "late", place="folder")
+        assert states(models) == ["loaded", "unloaded"], "the engine has not judged the adapter"
+        assert a.config.engine.adapters == (("late", "folder"),)
+        engine = house.there["a"].service.client
+        assert isinstance(engine, ScriptedEngine)
+        assert engine.questions == [ChangeAdapter(0, "late", "folder")]
+        await models.unload(a)
+        await change_adapter(models, a, "late", place=None)  # though its folder may be gone
+        assert states(models) == ["unloaded", "unloaded"]
+        assert not a.config.engine.adapters
+        # Two models at once, one of which is being loaded: one gets the name.
+        loading = asyncio.create_task(answered(models, "a"))
+        await asyncio.sleep(LOAD_S / 2)
+        changes = (change_adapter(models, each, "late", place="folder") for each in (a, b))
+        results = await asyncio.gather(*changes, return_exceptions=True)
+        await loading
+        (refused,) = [each for each in results if each is not None]
+        assert "already the name of a model" in str(refused)
+        engine = house.there["a"].service.client
+        assert isinstance(engine, ScriptedEngine)
+        assert engine.questions == [ChangeAdapter(0, "late", "folder")]
+        assert not b.config.engine.adapters
+        await models.close()
 
     virtual_time.run(check())

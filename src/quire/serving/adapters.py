@@ -13,24 +13,38 @@ from quire.serving.models import Models
 async def change_adapter(models: Models, model: Model, name: str, place: str | None) -> None:
     """Load a LoRA adapter into a served model, or unload it.
 
-    A model that is unloaded and loaded again gets its adapters back.
+    A model that is not loaded is loaded for a new adapter, because only its engine can say whether
+    the adapter fits. A model that is unloaded and loaded again gets its adapters back.
 
     Args:
         place: the adapter's folder; None unloads it.
 
     Raises:
         RequestError: the name is taken, unknown or in use, or the adapter cannot be used.
-        EngineFailure: the engine is gone.
+        EngineFailure: the engine is gone, or the model cannot be loaded.
     """
+    _check(models, model, name=name, place=place)
+    if place is None and model.loaded is None and model.opening is None:
+        model.config = model.config.with_adapter(name, place=None)
+        return
+    lease = await models.use(model)  # an engine that opens or ends would not hear of the change
+    try:
+        async with models.renaming:
+            _check(models, model, name=name, place=place)
+            question = partial(ChangeAdapter, name=name, place=place)
+            problem: str = await lease.loaded.service.client.ask(question)
+            if problem:
+                raise RequestError(problem, param="lora_name", code="adapter_refused")
+            model.config = model.config.with_adapter(name, place)
+    finally:
+        lease.release()
+
+
+def _check(models: Models, model: Model, name: str, place: str | None) -> None:
+    """Raise `RequestError` if the name cannot be added, or is not there to be removed."""
     if place is None and name not in model.config.serving.adapters:
         raise RequestError(f"There is no adapter '{name}'.", param="lora_name")
     if place is not None and any(name in each.config.names for each in models):
         raise RequestError(
             f"'{name}' is already the name of a model; choose another.", param="lora_name"
         )
-    if model.loaded is not None:
-        question = partial(ChangeAdapter, name=name, place=place)
-        problem: str = await model.loaded.service.client.ask(question)
-        if problem:
-            raise RequestError(problem, param="lora_name", code="adapter_refused")
-    model.config = model.config.with_adapter(name, place)

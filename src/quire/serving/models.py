@@ -56,6 +56,8 @@ class Models:
         self._models = [Model(config) for config in model_configs]
         self._opener = opener
         self._memory = memory
+        self.renaming = asyncio.Lock()
+        """Held while an adapter of any model is added or removed, and so its name."""
         self._changing = asyncio.Lock()
         self._evictions = Evictions(self._models, self._unload)
         self._tasks: set[asyncio.Task[None]] = set()
