@@ -52,7 +52,8 @@ class EagerExecutor:
 
     MLX writes into an array in place only when no pending computation still reads it. So a step is
     launched when the previous one is done; otherwise the pools would be copied. A CUDA graph writes
-    to the pools by itself, so it is launched at once, behind the running step.
+    to the pools by itself, and so do segments, so these are launched at once, behind the running
+    step.
 
     On a CPU, MLX queues at most a hundred operations, and a call that launches more blocks. If that
     takes long, only the step's first layer is launched at first, so that the previous step's tokens
@@ -145,7 +146,7 @@ class EagerExecutor:
         if resizes:
             self._repeated.clear()
         step = self._build(plan, before) if plan is not None else None
-        started, early = self._started_at, step is not None and step.rows.graphed
+        started, early = self._started_at, step is not None and step.rows.early
         if step is not None and early:
             self._start(step)
         if before is not None:
@@ -238,8 +239,10 @@ class EagerExecutor:
         if plan.sequences:
             rows = self._build_rows(plan, before)
             given = () if self._guesser is None else self._guesser.arrays
-        # A graph writes to pools that are computed already: only a head's layers are left to MLX.
-        layers = self._layers if not rows.graphed else self._guessed_layers
+        # Only a head's layers are left to MLX where pools are written with the output. Waiting for
+        # the pools would be waiting for the next step, too, once that is launched.
+        with_output = rows.graphed or rows.in_place
+        layers = self._guessed_layers if with_output else self._layers
         pools = self.pools.arrays(layers)
         return LaunchedStep(
             plan,
@@ -264,23 +267,25 @@ class EagerExecutor:
             # The layers may run while the rest of the step is built.
             self._layers_launched, self._started_at = True, time.perf_counter()
             mx.async_eval(computed.output)
-        # A graph runs also where nobody reads its rows: it writes keys.
-        others = (computed.output,) if computed.graphed or computed.awaited else ()
+        # The layers run also where nobody reads their rows: they write keys.
+        runs = computed.graphed or computed.in_place or computed.awaited
+        others = (computed.output,) if runs else ()
+        done = StepRows(
+            others=others,
+            graphed=computed.graphed,
+            in_place=computed.in_place,
+            early=_is_early(computed, plan, running, guesses=self._guesser is not None),
+            recorded=computed.recorded,
+        )
         hidden = None if inputs.narrowed else computed.hidden
         samples = any(each.sampled for each in inputs.ending)
         if self._guesser is not None and hidden is not None and not samples:
             self._guesser.read(inputs, hidden)
         if not inputs.ending:
-            return StepRows(others=others, graphed=computed.graphed, recorded=computed.recorded)
+            return done
         if inputs.wanted is not None and not inputs.narrowed:
             computed = computed.rows(inputs.wanted)
-        rows = self._finish(inputs, computed, hidden, before=before, plan=plan)
-        return replace(
-            rows,
-            others=(*others, *rows.others),
-            graphed=computed.graphed,
-            recorded=computed.recorded,
-        )
+        return self._finish(inputs, computed, hidden, done=done, before=before, plan=plan)
 
     def _run(self, inputs: StepInputs) -> Computed:
         """Run the model's layers, with the adapters of the rows that have one."""
@@ -294,6 +299,7 @@ class EagerExecutor:
         inputs: StepInputs,
         computed: Computed,
         hidden: mx.array | None,
+        done: StepRows,
         before: StepRows,
         plan: StepPlan,
     ) -> StepRows:
@@ -302,6 +308,7 @@ class EagerExecutor:
         Args:
             computed: rows for the last stage, in order.
             hidden: see `FinalStates`.
+            done: what is known of the step's layers.
         """
         rows: list[int] = []
         row_of: dict[int, int] = {}
@@ -319,7 +326,10 @@ class EagerExecutor:
             vector = self._vectors.vector(each, computed.hidden[wanted.start : wanted.stop])
             if vector is not None:
                 vectors[each.number] = vector
-        done = StepRows(tuple(sampling), row_of, vectors=vectors, others=tuple(self._vectors.sums))
+        others = (*done.others, *self._vectors.sums)
+        done = replace(
+            done, sampling=tuple(sampling), row_of=row_of, vectors=vectors, others=others
+        )
         if not rows:
             return done
         own = computed if len(rows) == first else computed.rows(mx.array(rows))
@@ -368,3 +378,17 @@ class EagerExecutor:
             return Drawn(tokens, sampled)
         guesses = self._guesser.guess(rows.states, tokens.array, guess)
         return Drawn(tokens, sampled, None if guesses is None else device.host_copy(guesses))
+
+
+def _is_early(
+    computed: Computed, plan: StepPlan, before: LaunchedStep | None, *, guesses: bool
+) -> bool:
+    """Return whether to launch a step behind the running one, `before`.
+
+    MLX's own writes to the pools would copy them meanwhile: those of the plan's changes, of a head
+    that drafts (`guesses`), and of a running step that did not write in place.
+    """
+    if computed.graphed:
+        return True
+    alone = not (plan.changes or plan.copies or guesses)
+    return computed.in_place and alone and (before is None or before.rows.in_place)

@@ -31,6 +31,8 @@ class Computed(NamedTuple):
         hidden: normalised hidden states `[T, hidden]`.
         logits: `[T, vocab]`; None if they are still to be computed from `hidden`.
         graphed: whether a graph computed them. The next step then overwrites their memory.
+        in_place: whether computing the output writes to the pools where they lie, although the
+            step before still holds them.
         awaited: whether other ranks wait for what computes the output, even if this one reads no
             row of it.
         recorded: whether a graph was recorded or verified for it.
@@ -39,6 +41,7 @@ class Computed(NamedTuple):
     hidden: mx.array
     logits: mx.array | None = None
     graphed: bool = False
+    in_place: bool = False
     awaited: bool = False
     recorded: bool = False
 
@@ -101,7 +104,8 @@ class StepRows:
         vectors: results of vector tasks, by sequence number.
         others: further arrays to compute.
         graphed: whether the layers run as a CUDA graph, whose writes to the pools MLX does not see.
-        recorded: see `Computed`.
+        in_place, recorded: see `Computed`.
+        early: whether the step is launched behind the running one, before that is done.
     """
 
     sampling: tuple[ScheduledSequence, ...] = ()
@@ -111,6 +115,8 @@ class StepRows:
     vectors: Mapping[int, mx.array] = field(default_factory=dict)
     others: tuple[mx.array, ...] = ()
     graphed: bool = False
+    in_place: bool = False
+    early: bool = False
     recorded: bool = False
 
     @property

@@ -159,8 +159,9 @@ def test_segments_that_differ_from_the_model_serve_no_step(tmp_path: Path) -> No
     assert set(segments.agrees.values()) == {False}
 
 
-def test_pools_are_written_where_they_lie(tmp_path: Path) -> None:
-    loaded = opened("llama", tmp_path)
+def generating(folder: Path) -> tuple[Company, SegmentExecutor]:
+    """Return a company whose only sequence generates by segments, and its executor."""
+    loaded = opened("llama", folder)
     segments = open_segments(loaded.model)
     assert segments is not None
     config = EngineConfig("", kv_memory=16 << 20, prefix_cache=False)
@@ -171,17 +172,39 @@ def test_pools_are_written_where_they_lie(tmp_path: Path) -> None:
     company.add(request)
     while len(company.answers[request.id].tokens) < 2:
         company.step()
+    return company, executor
+
+
+def test_pools_are_written_where_they_lie(tmp_path: Path) -> None:
+    company, executor = generating(tmp_path)
 
     def places() -> list[int]:
         mx.synchronize()
-        arrays = executor.pools.arrays(range(len(loaded.model.layout)))
+        arrays = executor.pools.arrays(range(len(executor.model.layout)))
         return [np.asarray(memoryview(each)).__array_interface__["data"][0] for each in arrays]  # type: ignore[arg-type]
 
-    before, steps = places(), segments.steps
+    before, steps = places(), executor.segments.steps
     for _ in range(4):
         company.step()
     assert places() == before
-    assert segments.steps > steps
+    assert executor.segments.steps > steps
+
+
+def test_a_step_is_launched_behind_the_running_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    company, executor = generating(tmp_path)
+    monkeypatch.setattr("quire.executor.eager._LONG_S", 1e9)  # a busy machine may take long
+    monkeypatch.setattr(mx, "synchronize", lambda: pytest.fail("the launch waits"))
+    waited, launched = list[int](), list[int]()
+    evaluate, launch = mx.eval, mx.async_eval
+    monkeypatch.setattr(mx, "eval", lambda *each: waited.append(len(launched)) or evaluate(*each))
+    monkeypatch.setattr(mx, "async_eval", lambda *each: launched.append(1) or launch(*each))
+    for _ in range(4):
+        company.step()
+    assert executor._running is not None
+    assert executor._running.rows.early
+    assert waited == [1, 2, 3, 4], "steps were launched once the ones before were waited for"
 
 
 def test_a_model_that_cannot_be_traced_is_served_by_its_own_code(

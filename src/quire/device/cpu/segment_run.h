@@ -6,8 +6,8 @@
 namespace quire {
 
 // One run of a segment. Inputs: pools, arrays of states, given values, of each KV group its tables, rows and offsets,
-// and of each group of recurrent layers its state rows. Outputs: the segment's, then pools and states, where they lie
-// if nobody else reads them.
+// and of each group of recurrent layers its state rows. Outputs: the segment's, then pools and states, where they lie:
+// the step before may still hold them while it runs. Whatever else reads them must have been launched.
 class SegmentRun : public mlx::core::Primitive {
 public:
     // `kept`: pools and arrays of states, of which `states` are the latter.
@@ -24,7 +24,7 @@ public:
         for (size_t i = 0; i < values; i++) outputs[i].set_data(mlx::core::allocator::malloc(outputs[i].nbytes()));
         for (size_t i = 0; i < kept_; i++) {
             array& pool = outputs[values + i];
-            if (inputs[i].is_donatable() && inputs[i].flags().row_contiguous) {
+            if (inputs[i].flags().row_contiguous) {
                 pool.copy_shared_buffer(inputs[i]);
             } else {
                 pool.set_data(mlx::core::allocator::malloc(pool.nbytes()));

@@ -44,7 +44,7 @@ class SegmentExecutor(EagerExecutor):
             return eagerly()
         numbers = None if adapted is None else adapted.numbers
         found = segments.compute(inputs, self.pools, lambda: eagerly().hidden, numbers=numbers)
-        return eagerly() if found is None else Computed(found)
+        return eagerly() if found is None else found
 
     def _segments_of(self, adapted: AdaptedRows | None) -> StepSegments | None:
         """Return the segments of a step; None if the model must compute it."""

@@ -19,6 +19,7 @@ from quire.executor.graphs.states import KeptStates
 from quire.executor.inputs import StepInputs
 from quire.executor.segments.builder import BINARY, UNARY, Segment
 from quire.executor.segments.stages import Stages, staged
+from quire.executor.step import Computed
 from quire.models.base import LanguageModel
 from quire.program.low_rank import NUMBERS, with_low_rank
 from quire.program.passes import simplified
@@ -108,7 +109,7 @@ class StepSegments:
         pools: Pools,
         run_eagerly: Callable[[], mx.array],
         numbers: mx.array | None = None,
-    ) -> mx.array | None:
+    ) -> Computed | None:
         """Return the step's hidden states `[T, hidden]`; None if the model must compute them.
 
         Args:
@@ -130,7 +131,7 @@ class StepSegments:
             return False
         return not self._narrows or inputs.wanted is None
 
-    def _run(self, inputs: StepInputs, numbers: mx.array | None) -> mx.array:
+    def _run(self, inputs: StepInputs, numbers: mx.array | None) -> Computed:
         stages = self.stages(Attends.of(inputs))
         program = stages.program
         known = {id: each.array for id, each in program.constants.items()}
@@ -150,7 +151,7 @@ class StepSegments:
             else:
                 run_node(program, stage, known, operations=operations, sizes=sizes, steps=[inputs])
         self.steps += 1
-        return known[program.outputs[0]]
+        return Computed(known[program.outputs[0]], in_place=stages.in_place)
 
     def _computed(
         self,
@@ -183,9 +184,9 @@ class StepSegments:
         inputs: StepInputs,
         pools: Pools,
         kind: tuple[Attends, str],
-        run: Callable[[], mx.array],
+        run: Callable[[], Computed],
         run_eagerly: Callable[[], mx.array],
-    ) -> mx.array:
+    ) -> Computed:
         """Run the model and the segments, and compare their bits."""
         mx.synchronize()
 
@@ -197,8 +198,8 @@ class StepSegments:
         mx.eval(expected, *arrays())
         before.restore()
         found = run()
-        mx.eval(found, *arrays())
-        equal = bool(mx.array_equal(found, expected, equal_nan=True))
+        mx.eval(found.hidden, *arrays())
+        equal = bool(mx.array_equal(found.hidden, expected, equal_nan=True))
         self.agrees[kind] = equal
         if equal:
             return found
@@ -207,7 +208,7 @@ class StepSegments:
             kind[1],
         )
         before.restore()
-        return run_eagerly()
+        return Computed(run_eagerly())
 
 
 def _divided(program: Program, layout: KVLayout, ops: Any, attention: Attends) -> Stages:

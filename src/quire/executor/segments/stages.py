@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from quire.cache.specs import KVLayout
@@ -24,6 +25,11 @@ class Stages:
     program: Program
     order: tuple[Segment | Node, ...]
     inside: int
+
+    @cached_property
+    def in_place(self) -> bool:
+        """Whether segments alone touch the pools, which they write to where these lie."""
+        return not any(isinstance(each, Node) and each.uses_pools for each in self.order)
 
 
 def staged(
