@@ -21,12 +21,12 @@ from openai.types import Batch
 from starlette.responses import JSONResponse
 
 from quire.api.app import build_app
-from quire.api.batches import lines
+from quire.api.batches import lines, store
 from quire.api.batches.lines import Answers
 from quire.api.batches.runner import BatchRunner
-from quire.api.batches.store import BatchRecord, CallerFiles, FileStore, new_id
+from quire.api.batches.store import BatchRecord, CallerFiles, FileRecord, FileStore, new_id
 from quire.core.config import ServerConfig
-from quire.core.errors import QuireError, TooLarge
+from quire.core.errors import NotFound, QuireError, TooLarge
 from quire.core.request import Request
 from quire.text.tokenizer import Tokenizer
 from tests.api.conftest import HTTP, NAME, Served, openai_client, start
@@ -362,3 +362,57 @@ def test_files_have_a_limit(tmp_path: Path) -> None:
         files.add_file([b"123", b"456"], "c", "batch")
     assert [each.filename for each in files.files] == ["b"]
     assert len(list(files.files.folder.iterdir())) == 2
+
+
+def test_expired_files_are_gone_unless_a_batch_reads_them(served: Served, folder: Path) -> None:
+    client = openai_client(served.url)
+    files = [FileRecord(new_id("file-"), 1, 1, "in", "batch", expires_at=2) for _ in range(2)]
+    batch = BatchRecord(new_id("batch_"), 1, "/v1/completions", files[0].id, "in_progress")
+    own = CallerFiles(folder / "everyone", 1 << 20)
+    for each in files:
+        own.files.path(each.id).write_text("x")
+        own.files.put(each)
+    own.batches.put(batch)
+    own.drop_expired()
+    assert own.files.get(files[0].id, "file").expires_at == 2
+    with pytest.raises(NotFound):
+        own.files.get(files[1].id, "file")
+    assert not own.files.path(files[1].id).exists()
+    own.batches.put(batch.becomes("failed"))
+    # An expired file is not served, though nothing was uploaded since.
+    form = {"purpose": "batch", "expires_after[seconds]": "3600"}
+    url = f"{served.url}/v1/files"
+    made = HTTP.post(url, files={"file": b"x"}, data=form).json()
+    assert client.files.retrieve(made["id"]).expires_at == made["expires_at"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "time", SimpleNamespace(time=lambda: made["expires_at"]))
+        with pytest.raises(openai.NotFoundError):
+            client.files.content(made["id"])
+
+
+def test_contents_that_were_deleted_from_disk_are_no_unexpected_error(
+    served: Served, folder: Path
+) -> None:
+    client = openai_client(served.url)
+    file_id = upload(client, line("a", prompt="x"))
+    (folder / "everyone" / "files" / file_id).unlink()
+    with pytest.raises(openai.NotFoundError, match="deleted from the server's disk"):
+        client.files.content(file_id)
+    assert client.files.delete(file_id).deleted
+
+
+@pytest.mark.parametrize("seconds", ["9" * 5000, "3599", "x"])
+def test_a_wrong_expiry_is_refused_by_name(served: Served, seconds: str) -> None:
+    form = {"purpose": "batch", "expires_after[seconds]": seconds}
+    answer = HTTP.post(f"{served.url}/v1/files", files={"file": b"x"}, data=form)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "expires_after"
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"id": "x", "later": 1}'])
+def test_a_damaged_record_is_named(tmp_path: Path, text: str) -> None:
+    kept = tmp_path / "everyone" / "files"
+    kept.mkdir(parents=True)
+    (kept / "file-1.json").write_text(text)
+    with pytest.raises(QuireError, match=r"file-1\.json is damaged"):
+        FileStore(tmp_path, (), 10)

@@ -68,6 +68,10 @@ def test_a_stream_is_taken_up_again(serve: Serve) -> None:
     assert last.response.output_text == TEXT
     again = list(client.responses.retrieve(created.response.id, stream=True))
     assert [each.sequence_number for each in again] == list(range(len(again)))
+    for wrong in ("9" * 5000, "x"):
+        query = {"starting_after": wrong}
+        with pytest.raises(openai.BadRequestError, match="must be a whole number"):
+            client.responses.retrieve(created.response.id, stream=True, extra_query=query)
 
 
 def test_it_goes_on_when_its_client_leaves(serve: Serve) -> None:

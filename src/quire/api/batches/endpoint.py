@@ -29,7 +29,7 @@ from quire.api.shared.context import ServerContext
 from quire.api.shared.limits import form_of
 from quire.api.shared.queries import page, read_fields, read_query
 from quire.api.shared.schema import Wire
-from quire.core.errors import NotOffered, RequestError
+from quire.core.errors import NotFound, NotOffered, RequestError
 
 _PIECE = 1 << 20
 _MOST_FILE_BYTES = 200 << 20
@@ -77,7 +77,9 @@ class Offered:
                 "Files and batches are disabled: start the server with --files DIR.",
                 code="not_offered",
             )
-        return self._store.of(caller_of(request.scope))
+        files = self._store.of(caller_of(request.scope))
+        files.drop_expired()
+        return files
 
     @property
     def runner(self) -> BatchRunner:
@@ -136,7 +138,15 @@ class Files:
         """Answer `GET /v1/files/{id}/content`."""
         files = self._offered.files(request).files
         record = files.get(request.path_params["id"], "file")
-        return FileResponse(files.path(record.id), media_type="application/octet-stream")
+        path = files.path(record.id)
+        if not path.is_file():
+            raise NotFound(
+                f"The contents of '{record.id}' were deleted from the server's disk; delete the "
+                "file, and upload it again.",
+                param="id",
+                code="not_found",
+            )
+        return FileResponse(path, media_type="application/octet-stream")
 
     async def delete(self, request: Request) -> Response:
         """Answer `DELETE /v1/files/{id}`."""
@@ -229,12 +239,13 @@ def _body(batch: BatchRecord) -> dict[str, Any]:
 def _expiry(seconds: object) -> int | None:
     if seconds is None:
         return None
-    if not str(seconds).isdecimal() or not 3600 <= int(str(seconds)) <= 30 * DAY_S:
+    text = str(seconds)
+    if not (text.isdecimal() and len(text) < 10 and 3600 <= int(text) <= 30 * DAY_S):
         raise RequestError(
             f"'expires_after[seconds]' must be between 3600 and {30 * DAY_S}.",
             param="expires_after",
         )
-    return int(time.time()) + int(str(seconds))
+    return int(time.time()) + int(text)
 
 
 def _pieces(file: IO[bytes]) -> Iterator[bytes]:

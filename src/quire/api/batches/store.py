@@ -113,7 +113,10 @@ class Records(Generic[Kept]):
         self.folder = folder
         self._kept: dict[str, Kept] = {}
         for path in folder.glob("*.json"):
-            record = kind(**json.loads(path.read_text("utf-8")))
+            try:
+                record = kind(**json.loads(path.read_text("utf-8")))
+            except (ValueError, TypeError) as error:
+                raise ValueError(f"{path.name} is damaged, delete it: {error}") from error
             self._kept[record.id] = record
 
     def __iter__(self) -> Iterator[Kept]:
@@ -169,12 +172,22 @@ class CallerFiles:
         self.batches = Records(folder / "batches", BatchRecord)
         self.max_bytes = max_bytes
 
+    def drop_expired(self) -> None:
+        """Delete expired files, except those that unfinished batches need."""
+        now = time.time()
+        expired = [f.id for f in self.files if f.expires_at is not None and f.expires_at <= now]
+        for file_id in expired:
+            if self._needs(file_id) is None:
+                self.files.drop(file_id, "")
+
+    def _needs(self, file_id: str) -> BatchRecord | None:
+        """Return an unfinished batch that reads a file."""
+        batches = (each for each in self.batches if not each.over)
+        return next((each for each in batches if each.input_file_id == file_id), None)
+
     def room(self) -> int:
         """Return how many bytes may be added. Expired files are deleted first."""
-        now = time.time()
-        for each in list(self.files):
-            if each.expires_at is not None and each.expires_at <= now:
-                self.files.drop(each.id, "")
+        self.drop_expired()
         return self.max_bytes - sum(each.bytes for each in self.files)
 
     def add_file(
@@ -233,13 +246,12 @@ class CallerFiles:
             RequestError: an unfinished batch needs it.
         """
         self.files.get(file_id, "file")
-        for batch in self.batches:
-            if batch.input_file_id == file_id and not batch.over:
-                raise RequestError(
-                    f"The batch {batch.id} needs this file; cancel it first.",
-                    param="file_id",
-                    code="file_in_use",
-                )
+        if (batch := self._needs(file_id)) is not None:
+            raise RequestError(
+                f"The batch {batch.id} needs this file; cancel it first.",
+                param="file_id",
+                code="file_in_use",
+            )
         self.files.drop(file_id, "")
 
 

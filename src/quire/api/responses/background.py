@@ -145,6 +145,6 @@ def resumed(request: Request, streams: KeptStreams) -> Resumed:
         NotFound: there is no such stream.
     """
     given = request.query_params.get("starting_after", "-1")
-    if not given.removeprefix("-").isdecimal():
+    if not given.removeprefix("-").isdecimal() or len(given) > 18:
         raise RequestError("'starting_after' must be a whole number.", param="starting_after")
     return Resumed(streams.get(request.path_params["id"]), max(0, int(given) + 1))
