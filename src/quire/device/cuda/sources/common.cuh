@@ -57,6 +57,11 @@ __device__ __forceinline__ uint4 in_order(const unsigned* pair) {
   return make_uint4(__byte_perm(pair[0], pair[1], 0x5410), __byte_perm(pair[2], pair[3], 0x5410),
                     __byte_perm(pair[0], pair[1], 0x7632), __byte_perm(pair[2], pair[3], 0x7632));
 }
+// Pairs (j, j + 4) of eight numbers.
+__device__ __forceinline__ uint4 apart(uint4 eight) {
+  return make_uint4(__byte_perm(eight.x, eight.z, 0x5410), __byte_perm(eight.x, eight.z, 0x7632),
+                    __byte_perm(eight.y, eight.w, 0x5410), __byte_perm(eight.y, eight.w, 0x7632));
+}
 // What the eight codes of a word stand for, in their order.
 __device__ __forceinline__ uint4 numbers(unsigned word, __nv_bfloat162 scale, __nv_bfloat162 bias) {
   const __nv_bfloat162 base = __float2bfloat162_rn(128.f);
@@ -88,38 +93,52 @@ __device__ __forceinline__ uint4 byte_numbers(uint2 codes, __nv_bfloat162 scale,
 }
 #if FLOATS
 __device__ __forceinline__ __nv_bfloat162 halves(unsigned bits) { return *(const __nv_bfloat162*)&bits; }
-// Two numbers of e4m3 in bits 0 to 7 and 16 to 23. Their exponents begin 120 later than bfloat16's.
+// Two numbers of e4m3 in bits 8 to 15 and 24 to 31, times 2^-120: their exponents begin so much later than bfloat16's.
+__device__ __forceinline__ __nv_bfloat162 small_e4m3(unsigned codes) {
+  return halves((codes & 0x80008000u) | (codes >> 4 & 0x07F007F0u));
+}
 __device__ __forceinline__ __nv_bfloat162 of_e4m3(unsigned codes) {
-  const unsigned bits = (codes << 8 & 0x80008000u) | (codes << 4 & 0x07F007F0u);
-  return __hmul2(halves(bits), halves(0x7B807B80u));
+  return __hmul2(small_e4m3(codes), halves(0x7B807B80u));
+}
+// Two numbers of e2m1, times 2^-126. Their codes are in bits 0 to 3 and 16 to 19, or 4 to 7 and 20 to 23 with HIGH.
+// One copy of a code has its sign in place, another one the rest.
+template <int HIGH>
+__device__ __forceinline__ __nv_bfloat162 small_e2m1(unsigned codes) {
+  return halves((codes & 0x000F000Fu << 4 * HIGH) * (0x1040u >> 4 * HIGH) & 0x81C081C0u);
 }
 #if WIDE_SCALES == 1
+#define SUM_FACTOR 1.f
 // Scales are words in memory; products with them are rounded once.
 typedef float FloatScale;
 __device__ __forceinline__ FloatScale float_scale(unsigned bits) { return __uint_as_float(bits); }
-__device__ __forceinline__ unsigned scaled(__nv_bfloat162 number, FloatScale scale) {
+__device__ __forceinline__ unsigned scaled(__nv_bfloat162 small, FloatScale scale) {
+  const __nv_bfloat162 number = __hmul2(small, halves(0x7B807B80u));
   const unsigned bits = *(const unsigned*)&number;
   const float low = __uint_as_float(bits << 16), high = __uint_as_float(bits & 0xFFFF0000u);
   const __nv_bfloat162 both = __floats2bfloat162_rn(low * scale, high * scale);
   return *(const unsigned*)&both;
 }
 #else
+// Scales make up for the small exponents of codes but for 2^-64, so that they are numbers of bfloat16; sums are
+// multiplied by the rest. Scales are exact from 2^-53 to 2^65; with larger ones of e8m0, sums are no numbers.
+#define SUM_FACTOR 0x1p64f
 // The scale of a group, twice.
 typedef __nv_bfloat162 FloatScale;
 __device__ __forceinline__ FloatScale float_scale(unsigned code) {
 #if WIDE_SCALES
-  return halves(code * 0x10001u);
+  return __hmul2(halves(code * 0x10001u), halves(0x5E805E80u));
 #elif GROUP == 16
-  return of_e4m3(code * 0x10001u);
+  return __hmul2(of_e4m3(code * 0x1000100u), halves(0x5E805E80u));
 #else
-  return halves((code ? code << 7 : 0x40u) * 0x10001u);
+  constexpr unsigned BEFORE = BITS == 4 ? 62 : 56;
+  return halves(min(code, 255 - BEFORE) * 0x800080u + BEFORE * 0x800080u);
 #endif
 }
 #if WIDE_SCALES
-__device__ __forceinline__ FloatScale float_scale(T scale) { return __bfloat162bfloat162(scale); }
+__device__ __forceinline__ FloatScale float_scale(T scale) { return float_scale(bits_of(scale)); }
 #endif
-__device__ __forceinline__ unsigned scaled(__nv_bfloat162 number, FloatScale scale) {
-  const __nv_bfloat162 both = __hmul2(number, scale);
+__device__ __forceinline__ unsigned scaled(__nv_bfloat162 small, FloatScale scale) {
+  const __nv_bfloat162 both = __hmul2(small, scale);
   return *(const unsigned*)&both;
 }
 #endif
@@ -139,16 +158,16 @@ typedef unsigned Scales;
 #else
 typedef unsigned short Scales;
 #endif
-// What the eight e2m1 codes of a word stand for, in their order. Their exponents begin 126 later than
-// bfloat16's.
+// What the eight e2m1 codes of a word stand for, in pairs (j, j + 4).
+__device__ __forceinline__ uint4 float_pairs(unsigned word, FloatScale scale) {
+  const unsigned rest = word >> 8;
+  return make_uint4(scaled(small_e2m1<0>(word), scale), scaled(small_e2m1<1>(word), scale),
+                    scaled(small_e2m1<0>(rest), scale), scaled(small_e2m1<1>(rest), scale));
+}
+// The same in their order.
 __device__ __forceinline__ uint4 float_numbers(unsigned word, FloatScale scale) {
-  unsigned pair[4];
-  #pragma unroll
-  for (int j = 0; j < 4; j++) {
-    const unsigned size = j < 2 ? word << (6 - 4 * j) : word >> (4 * j - 6);
-    const unsigned bits = (word << (12 - 4 * j) & 0x80008000u) | (size & 0x01C001C0u);
-    pair[j] = scaled(__hmul2(halves(bits), halves(0x7E807E80u)), scale);
-  }
+  const uint4 pairs = float_pairs(word, scale);
+  const unsigned pair[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
   return in_order(pair);
 }
 __device__ __forceinline__ unsigned e4m3_pair(unsigned codes) {
@@ -157,16 +176,18 @@ __device__ __forceinline__ unsigned e4m3_pair(unsigned codes) {
 }
 // Eight numbers of e4m3, in their order.
 __device__ __forceinline__ uint4 e4m3_numbers(uint2 codes) {
-  return make_uint4(e4m3_pair(__byte_perm(codes.x, 0, 0x4140)), e4m3_pair(__byte_perm(codes.x, 0, 0x4342)),
-                    e4m3_pair(__byte_perm(codes.y, 0, 0x4140)), e4m3_pair(__byte_perm(codes.y, 0, 0x4342)));
+  return make_uint4(e4m3_pair(__byte_perm(codes.x, 0, 0x1404)), e4m3_pair(__byte_perm(codes.x, 0, 0x3424)),
+                    e4m3_pair(__byte_perm(codes.y, 0, 0x1404)), e4m3_pair(__byte_perm(codes.y, 0, 0x3424)));
 }
 // What eight e4m3 codes stand for, in their order.
 __device__ __forceinline__ uint4 float_numbers(uint2 codes, FloatScale scale) {
-  return make_uint4(scaled(of_e4m3(__byte_perm(codes.x, 0, 0x4140)), scale),
-                    scaled(of_e4m3(__byte_perm(codes.x, 0, 0x4342)), scale),
-                    scaled(of_e4m3(__byte_perm(codes.y, 0, 0x4140)), scale),
-                    scaled(of_e4m3(__byte_perm(codes.y, 0, 0x4342)), scale));
+  return make_uint4(scaled(small_e4m3(__byte_perm(codes.x, 0, 0x1404)), scale),
+                    scaled(small_e4m3(__byte_perm(codes.x, 0, 0x3424)), scale),
+                    scaled(small_e4m3(__byte_perm(codes.y, 0, 0x1404)), scale),
+                    scaled(small_e4m3(__byte_perm(codes.y, 0, 0x3424)), scale));
 }
+#else
+#define SUM_FACTOR 1.f
 #endif
 // The quotients, 0 beside infinity, are right to two units of the last place: a whole division takes longer than
 // all else here.

@@ -3,19 +3,25 @@
 __device__ __forceinline__ unsigned pair_of_byte(unsigned word, int byte) {
   return __byte_perm(word, 0, 0x4440 + byte) * 0x1001u;
 }
+#if FLOATS
+// The numbers of two codes, times a small power of two: e2m1 in bits 0 to 3 and 16 to 19, e4m3 in bits 8 to 15 and
+// 24 to 31.
+__device__ __forceinline__ __nv_bfloat162 small_pair(unsigned codes) {
+#if BITS == 4
+  return small_e2m1<0>(codes);
+#else
+  return small_e4m3(codes);
+#endif
+}
+// A byte of a word, of its half `odd & 1`, in bits 8 to 15, and the next one, in bits 24 to 31.
+__device__ __forceinline__ unsigned pair_of_half(unsigned word, int odd) {
+  return __byte_perm(word, 0, odd & 1 ? 0x3424 : 0x1404);
+}
+#elif BITS < 16
 // A byte of a word, of its half `odd & 1`, in bits 0 to 7, and the next one, in bits 16 to 23.
 __device__ __forceinline__ unsigned pair_of_half(unsigned word, int odd) {
   return __byte_perm(word, 0, odd & 1 ? 0x4342 : 0x4140);
 }
-#if FLOATS
-__device__ __forceinline__ __nv_bfloat162 float_pair(unsigned codes) {
-#if BITS == 4
-  return __hmul2(halves((codes << 12 & 0x80008000u) | (codes << 6 & 0x01C001C0u)), halves(0x7E807E80u));
-#else
-  return of_e4m3(codes);
-#endif
-}
-#elif BITS < 16
 // What two codes stand for, by a word of scale and bias.
 __device__ __forceinline__ unsigned affine_pair(unsigned codes, unsigned scaling) {
 #if BITS == 4

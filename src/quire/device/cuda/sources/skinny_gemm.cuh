@@ -209,16 +209,14 @@
             #pragma unroll
             for (int h = g; h < 2 * (g + 1) / SUMS; h++) {
               const int piece = (span + j) * 8 + (BY_GROUP ? h * 4 + quad : quad * 2 + h);
-              const uint4 some = now[ALL_CODES + row * X + (piece ^ row % 2 * TURN)];
-              const unsigned p0 = __byte_perm(some.x, some.z, 0x5410), p1 = __byte_perm(some.x, some.z, 0x7632);
-              const unsigned p2 = __byte_perm(some.y, some.w, 0x5410), p3 = __byte_perm(some.y, some.w, 0x7632);
-              product(d, ones, ones, ones, ones, p0, p1);
-              product(d, ones, ones, ones, ones, p2, p3);
+              const uint4 some = apart(now[ALL_CODES + row * X + (piece ^ row % 2 * TURN)]);
+              product(d, ones, ones, ones, ones, some.x, some.y);
+              product(d, ones, ones, ones, ones, some.z, some.w);
               #pragma unroll
               for (int m = 0; m < MATRICES; m++) {
                 const unsigned *const up = a[m][0] + 4 * h, *const low = a[m][1] + 4 * h;
-                product(c[m], up[0], low[0], up[1], low[1], p0, p1);
-                product(c[m], up[2], low[2], up[3], low[3], p2, p3);
+                product(c[m], up[0], low[0], up[1], low[1], some.x, some.y);
+                product(c[m], up[2], low[2], up[3], low[3], some.z, some.w);
               }
             }
             #pragma unroll
@@ -232,7 +230,7 @@
 #if WIDE_SCALES == 1
         float s[MATRICES][2];  // of all 64 columns, which sums are multiplied by
 #endif
-        uint4 a[MATRICES][2][2];  // eight numbers each, in their order; by half of the 16 rows, then of 16
+        uint4 a[MATRICES][2][2];  // eight numbers each, those of 4 bits in pairs; by half of the 16 rows, then of 16
         #pragma unroll
         for (int m = 0; m < MATRICES; m++)
           #pragma unroll
@@ -250,8 +248,8 @@
 #endif
 #if BITS == 4
             const uint2 u = ((const uint2*)(codes + turned((span + j) * 2, own)))[quad];
-            a[m][h][0] = float_numbers(u.x, s);
-            a[m][h][1] = float_numbers(u.y, s);
+            a[m][h][0] = float_pairs(u.x, s);
+            a[m][h][1] = float_pairs(u.y, s);
 #elif WIDE_SCALES == 1
             const uint4 u = codes[turned((span + j) * 4 + quad, own)];
             a[m][h][0] = e4m3_numbers(make_uint2(u.x, u.y));
@@ -288,7 +286,8 @@
 #endif
           #pragma unroll
           for (int h = 0; h < 2; h++) {
-            const uint4 some = now[ALL_CODES + row * X + ((span + j) * 8 + quad * 2 + h ^ row % 2)];
+            const uint4 whole = now[ALL_CODES + row * X + ((span + j) * 8 + quad * 2 + h ^ row % 2)];
+            const uint4 some = BITS == 4 ? apart(whole) : whole;
             #pragma unroll
             for (int m = 0; m < MATRICES; m++) {
               const uint4 up = a[m][0][h], low = a[m][1][h];
@@ -336,6 +335,7 @@
       #pragma unroll
       for (int from = 0; from < WARPS; from++)
         sum[s] += found[(from * MATRICES + own * SETS + s) * TILES * 128 + column * 16 + row];
+      sum[s] *= SUM_FACTOR;
     }
     const int n = row_of(own) + row;
 #if OFFSETS && GATED

@@ -309,8 +309,7 @@
               #pragma unroll
               for (int high = 0; high < 2; high++)
 #if FLOATS
-                a[s][half][high] =
-                  scaled(float_pair(pair[high]), slice_scale(scaling[half], slice));
+                a[s][half][high] = scaled(small_pair(pair[high]), slice_scale(scaling[half], slice));
 #else
                 a[s][half][high] = affine_pair(pair[high], scaling[half]);
 #endif
@@ -394,6 +393,7 @@
       #pragma unroll
       for (int i = 0; i < 4; i++) {
         float& own = acc[4 * j + i];
+        own *= SUM_FACTOR;
 #if OFFSETS
         if (offsets_of[i / 2]) own = (float)(T)own + offset[i / 2];
 #endif

@@ -250,6 +250,7 @@
       #pragma unroll
       for (int from = 0; from < SPLITS; from++)
         sum[s] += found[from * TILES * TILE + (place * SETS + set) * 16 + own % 16];
+      sum[s] *= SUM_FACTOR;
     }
 #if OFFSETS && GATED
     const T* const offsets_of[2] = {offsets, offsets_up};
