@@ -31,6 +31,7 @@ from quire.device.cuda.compiled import compiler
 from quire.device.cuda.driver import Graph, Launch
 from quire.device.cuda.extension import load_extension
 from quire.device.gpu_kernels import in_device_memory
+from quire.device.weights import random_codes
 from quire.executor.graphs import kernels, token_kernels
 
 BLOCK, COUNT = 64, 10
@@ -78,7 +79,7 @@ def on_device(numbers: Any) -> mx.array:
 
 def random_like(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
     if dtype == mx.uint32:
-        return mx.random.randint(-(2**31), 2**31 - 1, shape, dtype=mx.int32).view(dtype)
+        return random_codes(shape)
     return mx.random.normal(shape, dtype=dtype)
 
 

@@ -24,7 +24,7 @@ from quire.cache.formats.registry import make_store
 from quire.cache.specs import AttentionSpec, FullKV, WindowKV
 from quire.core.kv_format import KVFormat
 from quire.device.cuda import packed, products
-from quire.device.weights import PackedWeight, Packing
+from quire.device.weights import PackedWeight, Packing, random_codes
 
 BLOCK = 64
 Row = dict[str, Any]
@@ -135,9 +135,9 @@ def attentions(formats: list[str]) -> list[Row]:
 
 def _weight(outputs: int, inputs: int, experts: int = 0) -> PackedWeight:
     lead = (experts, outputs) if experts else (outputs,)
-    codes = mx.random.randint(-(2**31), 2**31 - 1, (*lead, inputs // 8), dtype=mx.int32)
+    codes = random_codes((*lead, inputs // 8))
     scales = mx.full((*lead, inputs // 64), 0.01, dtype=mx.bfloat16)
-    return PackedWeight(codes.view(mx.uint32), scales, -7.5 * scales, Packing(64, 4, "affine"))
+    return PackedWeight(codes, scales, -7.5 * scales, Packing(64, 4, "affine"))
 
 
 def by_mlx(x: mx.array, w: PackedWeight) -> mx.array:

@@ -17,6 +17,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from quire.device.weights import random_codes
 from quire.models.base import named_parameters
 from quire.models.registry import build
 
@@ -379,9 +380,9 @@ def _repeat(path: Path, copies: dict[str, str]) -> None:
 
 
 _AFTER_LAYERS = 0.1
-"""Weight of norms behind attention and MLPs in bfloat16 models. With 1, sixty layers of random
-weights turn rounding into other results (relative difference 0.7), and graphs do not agree with the
-model. In packed ones it is 1: smaller ones send tokens to more different experts (gpu.md).
+"""Weight of norms whose names say "post", alike for all weights, so that all have one routing.
+With 1, sixty layers of random weights turn rounding into other results (relative difference 0.7),
+and graphs do not agree with the model.
 """
 
 
@@ -400,13 +401,13 @@ def _tensors(name: str, shape: tuple[int, ...], *, packed: bool) -> dict[str, mx
     """
     if len(shape) < 2 or not name.endswith(".weight") or shape[-1] % GROUP:
         is_one = "norm" in name or name.endswith(("scale", "scalar"))
-        fill = _AFTER_LAYERS if "post_" in name and not packed else float(is_one)
+        fill = _AFTER_LAYERS if "post_" in name else float(is_one)
         return {name: mx.full(shape, fill, dtype=mx.bfloat16)}
     *lead, width = shape
     if not packed:
         return {name: mx.random.normal(shape, dtype=mx.bfloat16, scale=1 / math.sqrt(width))}
     words = (*lead, width * BITS // 32)
-    codes = mx.random.randint(-(2**31), 2**31 - 1, words, dtype=mx.int32).view(mx.uint32)
+    codes = random_codes(words)
     # The deviation of 16 equally frequent codes is 4.6.
     step = mx.full((*lead, width // GROUP), 1 / (4.6 * math.sqrt(width)), dtype=mx.bfloat16)
     base = name.removesuffix(".weight")
@@ -425,11 +426,11 @@ def _in_mxfp4(name: str, shape: tuple[int, ...]) -> dict[str, mx.array]:
     """Return a stack of experts as codes of 4 bits and exponents of groups of 32."""
     *lead, width = shape
     group = int(MXFP4["group_size"])
-    codes = mx.random.randint(-(2**31), 2**31 - 1, (*lead, width // 8), dtype=mx.int32)
+    codes = random_codes((*lead, width // 8))
     # The deviation of 16 equally frequent codes is 2.9.
     exponent = 127 - round(math.log2(2.9 * math.sqrt(width)))
     scales = mx.full((*lead, width // group), exponent, dtype=mx.uint8)
-    return {name: codes.view(mx.uint32), f"{name.removesuffix('.weight')}.scales": scales}
+    return {name: codes, f"{name.removesuffix('.weight')}.scales": scales}
 
 
 if __name__ == "__main__":

@@ -32,6 +32,15 @@ class Packing:
     mode: str
 
 
+def random_codes(shape: tuple[int, ...], key: mx.array | None = None) -> mx.array:
+    """Return words of random codes, all of them equally frequent: uint32.
+
+    A draw of 32 bits at once would not be: MLX rounds it to float32, whose lowest bits are 0.
+    """
+    high, low = mx.random.randint(0, 1 << 16, (2, *shape), dtype=mx.uint32, key=key)
+    return high << 16 | low
+
+
 TILE = 16
 """Number of a matrix's outputs whose codes are stored together."""
 

@@ -16,7 +16,7 @@ from quire.device.cuda import packed
 from quire.device.cuda.codes import SCALES, readable
 from quire.device.cuda.packed import ACTIVATIONS
 from quire.device.verified import Check, Verification, disagreement, problem_unless_verified
-from quire.device.weights import PackedWeight, Packing
+from quire.device.weights import PackedWeight, Packing, random_codes
 
 log = logging.getLogger("quire.device")
 
@@ -272,7 +272,7 @@ def _random(
     lead = (experts, outputs) if experts else (outputs,)
     bits, groups = packing.bits, (*lead, inputs // packing.group_size)
     shape = *lead, inputs * bits // 32
-    codes = mx.random.randint(-(2**31), 2**31 - 1, shape, key=codes_key).view(mx.uint32)
+    codes = random_codes(shape, codes_key)
     dtype, _ = SCALES[packing.mode, bits]
     if dtype == mx.uint8:
         powers = mx.random.randint(*_BYTES[packing.mode], groups, key=scales_key)
