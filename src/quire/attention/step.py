@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import groupby
@@ -21,7 +21,7 @@ from quire.attention.backend import (
 from quire.attention.bidirectional import BidirectionalRows
 from quire.attention.choice import IndexerTopK, choice_needed
 from quire.attention.cross import CrossRows, build_cross
-from quire.attention.metadata import AttentionMetadata, build_metadata
+from quire.attention.metadata import AttentionMetadata, RowKeys, build_metadata, row_keys
 from quire.attention.reference.cuts import length_class
 from quire.cache.formats.base import LayerStore, WrittenBlocks
 from quire.cache.formats.slots import SlotMapping
@@ -318,9 +318,10 @@ class StepAttention:
         assert spec.attention is not None, "a recurrent group does not attend"
         parts = []
         row = 0
-        for format, some in self._by_format():
+        size = self._pools.block_size
+        for format, some, keys in self._by_format:
             metadata = build_metadata(
-                group, spec.attention, some, block_size=self._pools.block_size
+                group, spec.attention, some, block_size=size, keys_of=keys
             ).ahead(spec.attention, self._ahead)
             rows = slice(row, row + metadata.rows)
             parts.append(_FormatRows(rows, rows, self._pools.kv(group, format), metadata=metadata))
@@ -332,7 +333,7 @@ class StepAttention:
         parts: list[_FormatRows] = []
         attending: list[Ints] = []
         first = row = key = 0
-        for format, some in self._by_format():
+        for format, some, _ in self._by_format:
             found = build_cross(group, spec, some, block_size=self._pools.block_size)
             if found is not None:
                 rows = slice(row, row + found.metadata.rows)
@@ -349,10 +350,11 @@ class StepAttention:
             self._attending[group] = from_host(np.concatenate(attending))
         return parts
 
-    def _by_format(self) -> Iterator[tuple[KVFormat, Sequence[CrossRows]]]:
-        """Divide the step's sequences by format."""
-        for format, some in groupby(self._rows, key=lambda each: each.format):
-            yield format, list(some)
+    @cached_property
+    def _by_format(self) -> list[tuple[KVFormat, Sequence[CrossRows], RowKeys]]:
+        """The step's sequences by format, and the keys of their rows."""
+        groups = [list(some) for _, some in groupby(self._rows, key=lambda each: each.format)]
+        return [(some[0].format, some, row_keys(some)) for some in groups]
 
     def _runs(self, part: _FormatRows, owner: int, q: mx.array, scoring: Scoring) -> list[_Run]:
         """Assign rows to backends; the result is the same for all layers of one kind."""

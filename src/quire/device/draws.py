@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import mlx.core as mx
+import numpy as np
+
+from quire.device.dtypes import int32
 
 UNRANKED = 0
 """Value of `candidates` that leaves the tokens in order of their ids."""
@@ -51,6 +54,24 @@ class DrawingOperations:
     def best(self, logits: mx.array) -> mx.array:
         """Return the place of each row's largest logit, int32 `[R]`."""
         return mx.argmax(logits, axis=-1).astype(mx.int32)
+
+    def first_different(
+        self, tokens: mx.array, drafts: Sequence[int], starts: Sequence[int]
+    ) -> mx.array:
+        """Return the first row of each sequence whose token is not its draft, int32 `[N]`.
+
+        Args:
+            tokens: int32 `[R]`.
+            drafts: R of them. A sequence's last one equals no token.
+            starts: the first row of each sequence, and R.
+        """
+        firsts, ends = np.array(starts[:-1]), np.array(starts[1:])
+        places = firsts[:, None] + np.arange(max(ends - firsts))
+        different = tokens != int32(drafts)
+        if places.size > len(drafts):
+            different = different[int32(np.minimum(places, ends[:, None] - 1))]
+        first = mx.argmax(different.reshape(places.shape), axis=1).astype(mx.int32)
+        return first if len(firsts) == 1 else first + int32(firsts)
 
     def draw(self, logits: mx.array, rows: Sequence[Draw]) -> mx.array:
         """Draw a token from each row of float32 logits, int32 `[R]`, if `draws` is set."""

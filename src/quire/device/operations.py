@@ -121,10 +121,12 @@ class Operations(
         """Look up rows of a table: `[T]` -> `[T, dim]`.
 
         Args:
-            dtype: dtype of rows of a packed table with affine codes; None means that of its scales.
+            dtype: dtype of the rows; None means that of a table of numbers, or of the scales of
+                affine codes. Other codes have one type.
         """
         if isinstance(table, mx.array):
-            return table[tokens]
+            found = table[tokens]
+            return found if dtype in (None, found.dtype) else found.astype(dtype)
         rows = table.rows(tokens)
         return rows.unpacked(dtype if rows.biases is not None else None)
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import mlx.core as mx
 
 from quire.cache.pools import Pools
 from quire.cache.specs import KVLayout
@@ -121,10 +124,13 @@ def _open_head(loaded: LoadedModel) -> tuple[Guesser | None, int]:
     head = open_draft_head(loaded.path, loaded.model)
     if head is None:
         return None, MOST
-    step, hidden = GuessStep(loaded.model, head), head.norm.weight
-    widths = {"state": hidden.shape[-1], "followed": hidden.shape[-1]}
-    compute = open_row_segments(step, widths, hidden.dtype)
-    return HeadGuesser(TokenGuesser(step, compute)), MOST
+    norm = head.norm.weight
+    fields = {"state": (norm.shape, norm.dtype), "tokens": ((), mx.int32)}
+    faster = partial(open_row_segments, fields=fields)
+    guesser = TokenGuesser(GuessStep(loaded.model, head), faster)
+    for count in range(1, MOST + 1):
+        guesser.computing(count)  # traced now, not while serving
+    return HeadGuesser(guesser), MOST
 
 
 def _open_assistant(

@@ -69,6 +69,7 @@ class EagerExecutor:
         contents: holds what plans name by key; a new one by default.
         compiles: whether graphs of steps may be kept, where the device does so.
         identity: see `RepeatedSteps`.
+        logits: computes `model.logits`; the model's own code by default.
     """
 
     def __init__(
@@ -82,8 +83,10 @@ class EagerExecutor:
         contents: Contents | None = None,
         compiles: bool = True,
         identity: str = "",
+        logits: Callable[[mx.array], mx.array] | None = None,
     ) -> None:
         self.model = model
+        self._logits = logits or model.logits
         self._layers = range(len(model.layout))
         self.pools = pools
         self.contents = contents or Contents()
@@ -352,7 +355,7 @@ class EagerExecutor:
         Args:
             own: the rows to sample.
         """
-        logits = self.model.logits(own.hidden) if own.logits is None else own.logits
+        logits = self._logits(own.hidden) if own.logits is None else own.logits
         if self._observe is not None:
             if own.graphed:  # they are read after the next step was computed
                 logits = logits + 0

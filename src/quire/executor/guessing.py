@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import mlx.core as mx
-import numpy as np
 
+from quire.device.device import current_device
 from quire.device.dtypes import int32
 from quire.executor.ahead import Ahead
 from quire.executor.inputs import StepInputs
@@ -17,7 +17,7 @@ from quire.models.families.gemma4 import Gemma4
 from quire.models.families.gemma4_assistant import Assistant
 
 _NO_TOKEN = -1
-"""Stands where a sequence has no further draft. It equals no sampled token."""
+"""Stands behind a sequence's last draft. It equals no sampled token."""
 
 
 class FinalStates(NamedTuple):
@@ -46,21 +46,16 @@ class FinalStates(NamedTuple):
         Args:
             tokens: int32 `[R]`, the sampled ones.
         """
-        most = max(self.counts) - 1
-        if not most:
+        if len(self.counts) == len(self.rows):
             return None
-        drafts = np.full((len(self.counts), most + 1), _NO_TOKEN)
-        sampling = (each for each in self.inputs.ending if each.sampled)
-        for row, each in zip(drafts, sampling, strict=True):
-            row[: each.sampled - 1] = each.tokens[len(each.tokens) - each.sampled + 1 :]
-        firsts = np.cumsum([0, *self.counts[:-1]])
-        if drafts.size == len(self.rows):
-            own = tokens.reshape(drafts.shape)
-        else:
-            places = firsts[:, None] + np.arange(most + 1)
-            own = tokens[int32(np.minimum(places, len(self.rows) - 1))]
-        wrong = mx.argmax(own != int32(drafts), axis=1).astype(mx.int32)
-        return wrong if len(firsts) == 1 else wrong + int32(firsts)
+        drafts: list[int] = []
+        starts = [0]
+        for each in self.inputs.ending:
+            if each.sampled:
+                drafts += each.tokens[len(each.tokens) - each.sampled + 1 :]
+                drafts.append(_NO_TOKEN)
+                starts.append(len(drafts))
+        return current_device().operations.first_different(tokens, drafts, starts)
 
 
 class Guesser(Protocol):

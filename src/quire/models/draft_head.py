@@ -15,10 +15,12 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from quire.core.errors import ModelError
+from quire.device.device import current_device
 from quire.models.base import LanguageModel, Module, named_parameters
 from quire.models.layers.common import embed
 from quire.models.layers.linear import use_device_products
 from quire.models.layers.norm import RMSNorm, UnweightedNorm
+from quire.models.weights.layouts import narrowed
 
 FILE = Path("draft_head") / "model.safetensors"
 """Path of the draft head's weights within a model's folder."""
@@ -70,78 +72,99 @@ class GuessStep(Module):
         model: the model, whose embeddings and logits the head uses.
 
     Attributes:
-        tokens: ids of the tokens that its logits belong to; None for all, in order.
+        tokens: `[words, 1]` ids of the tokens that its logits belong to; None for all, in order.
+        followed: `[vocab, hidden]`, what each token adds to the projected state before it.
     """
 
     def __init__(self, model: LanguageModel, head: DraftHead) -> None:
         super().__init__()
-        self.model, self.head = model, head
+        self.head = head
         hidden = head.norm.weight.shape[-1]
         self.fc = nn.Linear(hidden, hidden, bias=False)
-        self.tokens = head.tokens
-        if head.tokens is not None:
+        self.tokens = None if head.tokens is None else head.tokens[:, None]
+        if head.tokens is None:
+            self.model = model
+        else:
             self.words = nn.Linear(hidden, len(head.tokens), bias=False)
         use_device_products(self)
         self.fc.weight = mx.contiguous(head.fc.weight[:, :hidden])
         vocab = mx.arange(model.vocab_size)
-        embedded = embed(model.model.embed_tokens, vocab, head.norm.weight.dtype)
-        unit = UnweightedNorm(_EPS)(embedded)
-        self._followed = unit @ head.fc.weight[:, hidden:].T.astype(unit.dtype)
-        """`[vocab, hidden]`, what each token adds to the projected state."""
+        table, dtype = model.model.embed_tokens, head.norm.weight.dtype
+        unit = UnweightedNorm(_EPS)(embed(table, vocab, dtype))
+        self.followed = unit @ head.fc.weight[:, hidden:].T.astype(unit.dtype)
         if head.tokens is not None:
-            self.words.weight = embedded[head.tokens]
+            self.words.weight = narrowed(embed(table, head.tokens, dtype))
             mx.eval(self.words.weight)
-        mx.eval(self.fc.weight, self._followed)
+        mx.eval(self.fc.weight, self.followed)
 
-    def followed(self, tokens: mx.array) -> mx.array:
-        """Return what tokens `[R]` add to the projected states, `[R, hidden]`."""
-        return self._followed[tokens]
-
-    def __call__(self, state: mx.array, followed: mx.array) -> tuple[mx.array, mx.array]:
-        """Return the states after the tokens, `[R, hidden]`, and logits of the next ones.
+    def __call__(self, state: mx.array, tokens: mx.array) -> tuple[mx.array, mx.array]:
+        """Return the states after the tokens, `[R, hidden]`, and the likeliest next tokens, `[R]`.
 
         Args:
             state: `[R, hidden]`, of the tokens before.
-            followed: `[R, hidden]`, see the method.
+            tokens: int32 `[R]`.
         """
+        operations = current_device().operations
+        followed = operations.embed(tokens, self.followed, dtype=None)
         after = self.head.after(self.fc(self.head.unit(state)) + followed)
-        return after, self.model.logits(after) if self.tokens is None else self.words(after)
-
-    def likeliest(self, logits: mx.array) -> mx.array:
-        """Return the tokens `[R]` with the largest logits."""
-        best = mx.argmax(logits, axis=-1)
-        return best if self.tokens is None else self.tokens[best]
+        if self.tokens is None:
+            return after, operations.best(self.model.logits(after))
+        best = operations.best(self.words(after))
+        return after, operations.embed(best, self.tokens, dtype=None)[:, 0]
 
 
-Step = Callable[[mx.array, mx.array], Sequence[mx.array]]
-"""Computes `GuessStep`."""
+class Guesses(Module):
+    """Several steps of a draft head, each from the state and the guess of the one before.
+
+    Args:
+        count: number of guesses.
+    """
+
+    def __init__(self, step: GuessStep, count: int) -> None:
+        super().__init__()
+        self.step, self.count = step, count
+
+    def __call__(self, state: mx.array, tokens: mx.array) -> list[mx.array]:
+        """Return the guesses after `tokens`, int32 `[R, count]`, as the only output.
+
+        Args:
+            state: normalised states `[R, hidden]` from which `tokens`, int32 `[R]`, were sampled.
+        """
+        guesses: list[mx.array] = []
+        for _ in range(self.count):
+            state, tokens = self.step(state, tokens)
+            guesses.append(tokens)
+        return [mx.stack(guesses, axis=1)]
+
+
+Compute = Callable[[mx.array, mx.array], Sequence[mx.array]]
+"""Computes `Guesses`."""
 
 
 class TokenGuesser:
-    """A model with its draft head. Drafts tokens in the same step that samples the token before
-    them.
+    """A model's draft head. It guesses in the same step that samples the token before its guesses.
 
     Args:
-        step: computes the head.
-        compute: computes the same faster.
+        faster: returns what computes the same as some guesses in less time, or None.
     """
 
-    def __init__(self, step: GuessStep, compute: Step | None = None) -> None:
+    def __init__(
+        self, step: GuessStep, faster: Callable[[Guesses], Compute | None] = lambda guesses: None
+    ) -> None:
         self.step = step
-        self.compute = compute or step
+        self._faster = faster
+        self._made: dict[int, Compute] = {}
+
+    def computing(self, count: int) -> Compute:
+        """Return what computes so many guesses."""
+        if count not in self._made:
+            guesses = Guesses(self.step, count)
+            self._made[count] = self._faster(guesses) or guesses
+        return self._made[count]
 
     def __call__(self, state: mx.array, tokens: mx.array, count: int) -> mx.array:
-        """Return the drafts after `tokens`, int32 `[R, count]`.
-
-        Args:
-            state: normalised states `[R, hidden]` from which `tokens`, `[R]`, were sampled.
-        """
-        guesses: list[mx.array] = []
-        for _ in range(count):
-            state, logits = self.compute(state, self.step.followed(tokens))
-            tokens = self.step.likeliest(logits)
-            guesses.append(tokens)
-        return mx.stack(guesses, axis=1).astype(mx.int32)
+        """Return `count` guesses; for arguments and result see `Guesses`."""
+        return self.computing(count)(state, tokens)[0]
 
 
 def open_draft_head(folder: Path, model: LanguageModel) -> DraftHead | None:
@@ -166,5 +189,7 @@ def open_draft_head(folder: Path, model: LanguageModel) -> DraftHead | None:
     if hidden != own:
         raise ModelError(f"{path}: it takes hidden states of {hidden}, the model has {own}")
     head.set_dtype(model.model.norm.weight.dtype)
+    for layer in (head.fc, head.gate, head.up, head.down):
+        layer.weight = narrowed(layer.weight)
     mx.eval(list(named_parameters(head).values()))
     return head

@@ -23,6 +23,8 @@ from quire.program.values import Constant, Form, Node, Program, Value
 
 Traced = Callable[[TracedOperations, Mapping[str, mx.array]], Sequence[mx.array]]
 """A function that computes the outputs from the operations and the named fields."""
+Field = tuple[tuple[int, ...], mx.Dtype]
+"""The shape of a row of an array, and its type."""
 
 
 class NotLinear(Exception):
@@ -91,12 +93,11 @@ def steps_of(model: LanguageModel) -> Variant:
     return Variant(model.position_axes, media=media, levels=levels, dtype=hidden.dtype)
 
 
-def trace_rows(module: nn.Module, widths: Mapping[str, int], dtype: mx.Dtype) -> Program:
+def trace_rows(module: nn.Module, fields: Mapping[str, Field]) -> Program:
     """Trace a module that treats each of `T` rows alone, and touches no state.
 
     Args:
-        widths: its arguments, and the widths of their rows.
-        dtype: their type.
+        fields: the shape of a row and the type of each argument, by name.
 
     Raises:
         NotLinear: as `trace`.
@@ -107,7 +108,7 @@ def trace_rows(module: nn.Module, widths: Mapping[str, int], dtype: mx.Dtype) ->
         return outputs
 
     def rows(sizes: Mapping[str, int]) -> dict[str, mx.array]:
-        return {name: mx.zeros((sizes["T"], width), dtype) for name, width in widths.items()}
+        return {name: mx.zeros((sizes["T"], *row), dtype) for name, (row, dtype) in fields.items()}
 
     return _trace(module, run, ("T",), fields=rows)
 

@@ -134,7 +134,7 @@ class TracedOperations(Operations):
         self, tokens: mx.array, table: mx.array | PackedWeight, dtype: mx.Dtype | None
     ) -> mx.array:
         if isinstance(table, mx.array):
-            out = (*tokens.shape, table.shape[-1]), table.dtype
+            out = (*tokens.shape, table.shape[-1]), dtype or table.dtype
         else:
             width = table.codes.shape[-1] * 32 // table.packing.bits
             out = (*tokens.shape, width), _row_type(table, dtype)
@@ -200,6 +200,10 @@ class TracedOperations(Operations):
         given = {"q": q, "k": k, "v": v, "lengths": lengths}
         out = (*q.shape[:3], v.shape[3]), q.dtype
         (y,) = self.note("attend_groups", given, out, scale=scale, reach=reach)
+        return y
+
+    def best(self, logits: mx.array) -> mx.array:
+        (y,) = self.note("best", {"logits": logits}, (logits.shape[:-1], mx.int32))
         return y
 
     def activate(self, name: str, x: mx.array) -> mx.array:

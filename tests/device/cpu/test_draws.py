@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
-from quire.device.draws import ALL, GREEDY, Draw
+from quire.device.draws import ALL, GREEDY, Draw, DrawingOperations
 
 
 @pytest.mark.parametrize("vocab", [1, 7, 128, 1000, 4097])
@@ -44,3 +45,19 @@ def test_threads_draw_the_same_tokens(ops: Any, vocab: int) -> None:
     finally:
         ops.set_threads(1)
     assert len(set(alone)) > 10
+
+
+@pytest.mark.parametrize("starts", [[0, 1], [0, 5], [0, 3, 6, 9], [0, 1, 5, 7, 8]], ids=str)
+def test_the_first_token_that_is_not_its_draft_is_found(ops: Any, starts: list[int]) -> None:
+    generator = np.random.default_rng(len(starts))
+    for _ in range(20):
+        tokens = generator.integers(0, 2, starts[-1])
+        drafts = generator.integers(0, 2, starts[-1])
+        drafts[np.array(starts[1:]) - 1] = -1
+        expected = [
+            next(row for row in range(first, end) if tokens[row] != drafts[row])
+            for first, end in pairwise(starts)
+        ]
+        given = mx.array(tokens.astype(np.int32)), drafts.tolist(), starts
+        assert ops.first_different(*given).tolist() == expected
+        assert DrawingOperations().first_different(*given).tolist() == expected

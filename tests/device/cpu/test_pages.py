@@ -75,7 +75,7 @@ def test_biases_that_follow_from_scales_are_not_read(ops: Any, bits: int) -> Non
     segment.products(x, [matrix], [y])
     segment.output(y, [64])
     segment.finish()
-    (without,) = segment.run([rows], [], [], [], [])
+    (without,) = segment.run([rows])
     assert mx.array_equal(without, ops.product(rows, *packed, **packing))
     packed[2][0, 0] *= 2
     assert ops.Matrix(*packed, **packing).reads_biases

@@ -13,7 +13,9 @@ from quire.device.device import current_device, open_device
 from quire.engine.draft_opening import open_drafters
 from quire.executor.guessing import HeadGuesser
 from quire.executor.segments.builder import Segment
-from quire.executor.segments.rows import RowSegments
+from quire.executor.segments.rows import LogitsSegment, RowSegments
+from quire.executor.segments.runner import open_segments
+from quire.models.draft_head import Guesses, TokenGuesser
 from quire.models.weights.loader import open_model
 
 
@@ -26,16 +28,41 @@ def kernels() -> Iterator[None]:
     open_device("auto")
 
 
-def test_a_draft_head_is_one_segment_with_equal_bits() -> None:
+def drafting_guesser() -> TokenGuesser:
     loaded = open_model(str(MODEL_DIR))
     guesser = open_drafters(loaded, EngineConfig(str(MODEL_DIR), kv_memory=64 << 20)).guesser
     assert isinstance(guesser, HeadGuesser)
-    step, compute = guesser.guesser.step, guesser.guesser.compute
-    assert isinstance(compute, RowSegments)
-    (stage,) = compute.stages.order
-    assert isinstance(stage, Segment)
-    for rows in (1, 3, 40):
-        state = mx.random.normal((rows, 256), key=mx.random.key(rows))
-        followed = step.followed(mx.arange(rows) * 7)
-        for ours, own in zip(compute(state, followed), step(state, followed), strict=True):
-            assert mx.array_equal(ours, own).item()
+    return guesser.guesser
+
+
+def test_several_guesses_of_a_head_are_one_segment_with_equal_bits() -> None:
+    guesser = drafting_guesser()
+    for count in (1, 4):
+        compute = guesser.computing(count)
+        assert isinstance(compute, RowSegments)
+        (stage,) = compute.stages.order
+        assert isinstance(stage, Segment)
+        for rows in (1, 3, 40):
+            state = mx.random.normal((rows, 256), key=mx.random.key(rows))
+            tokens = (mx.arange(rows) * 7).astype(mx.int32)
+            (own,) = Guesses(guesser.step, count)(state, tokens)
+            assert own.shape == (rows, count)
+            assert mx.array_equal(guesser(state, tokens, count), own).item()
+
+
+def test_a_head_is_read_as_its_file_stores_it() -> None:
+    """Its matrices in float32 are twice the bytes that a guess reads."""
+    head = drafting_guesser().step.head
+    assert {each.weight.dtype for each in (head.fc, head.gate, head.up, head.down)} == {mx.bfloat16}
+
+
+def test_logits_are_one_segment_with_equal_bits() -> None:
+    model = open_model(str(MODEL_DIR)).model
+    segments = open_segments(model)
+    assert segments is not None
+    logits = segments.logits_of
+    assert isinstance(logits, LogitsSegment)
+    assert logits.rows is not None
+    for rows in (1, 5, 40):
+        hidden = mx.random.normal((rows, 256), key=mx.random.key(rows))
+        assert mx.array_equal(logits(hidden), model.logits(hidden)).item()

@@ -23,6 +23,12 @@ class KernelDraws(DrawingOperations):
         found: mx.array = self._ops.draw(rows, [GREEDY] * len(rows))
         return found.reshape(logits.shape[:-1])
 
+    def first_different(
+        self, tokens: mx.array, drafts: Sequence[int], starts: Sequence[int]
+    ) -> mx.array:
+        rows: mx.array = self._ops.first_different(tokens, drafts, starts)
+        return rows
+
     def draw(self, logits: mx.array, rows: Sequence[Draw]) -> mx.array:
         tokens: mx.array = self._ops.draw(logits.astype(mx.float32), list(rows))
         return tokens

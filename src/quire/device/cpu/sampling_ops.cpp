@@ -181,8 +181,28 @@ array draw(const array& logits, const std::vector<DrawFields>& rows) {
     }, {int32})[0];
 }
 
+// The first row of each sequence whose token is not its draft, int32 [N]. `starts`: first rows, and how many rows.
+array first_different(const array& tokens, const std::vector<int32_t>& drafts, const std::vector<int>& starts) {
+    require(tokens.dtype() == mlx::core::int32 && tokens.size() == drafts.size() && starts.size() > 1 &&
+                starts.front() == 0 && starts.back() == (int)drafts.size(),
+            "each row has a token and a draft, and each sequence a first row");
+    return operation("quire::first_different", {mlx::core::Shape{(int)starts.size() - 1}}, {tokens},
+                     [drafts, starts](const std::vector<array>& in, std::vector<array>& out) {
+        return [drafts, starts, tokens = in[0].data<int32_t>(), first = out[0].data<int32_t>()] {
+            for (size_t s = 0; s + 1 < starts.size(); s++) {
+                int row = starts[s];
+                while (row < starts[s + 1] - 1 && tokens[row] == drafts[row]) row++;
+                first[s] = row;
+            }
+        };
+    }, {mlx::core::int32})[0];
+}
+
 }  // namespace
 
-void bind_sampling(nb::module_& m) { m.def("draw", &draw, nb::arg("logits"), nb::arg("rows")); }
+void bind_sampling(nb::module_& m) {
+    m.def("draw", &draw, nb::arg("logits"), nb::arg("rows"));
+    m.def("first_different", &first_different, nb::arg("tokens"), nb::arg("drafts"), nb::arg("starts"));
+}
 
 }  // namespace quire

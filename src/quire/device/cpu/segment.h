@@ -16,12 +16,6 @@ struct PoolArray {
     int rows, block, dim;  // [rows, block, dim]
 };
 
-// Where the rows of a KV group are written, and which keys they see.
-struct GroupRows {
-    Tables tables;
-    const int32_t *rows, *offsets;  // [T, kv_heads], [T, 1]
-};
-
 // A layer's recurrent states: `floats` of each slot.
 struct StateArray {
     float* data;
@@ -52,7 +46,8 @@ struct Frame {
     std::vector<float*> values;    // by number, `[rows, width]`, constants `[width]`
     std::vector<int64_t> strides;  // by number: floats from row to row, 0 for constants
     std::vector<PoolArray> pools;
-    std::vector<GroupRows> groups;
+    std::vector<Tables> groups;    // of each KV group
+    const int32_t* keys;           // of each row its own key, [T]
     std::vector<StateArray> states;
     std::vector<StateRows> state_rows;  // by group of recurrent layers
     float* arranged = nullptr;  // rows for the next product, if the stage before it arranged them

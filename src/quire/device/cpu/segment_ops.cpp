@@ -2,6 +2,8 @@
 
 #include <nanobind/stl/map.h>
 
+#include <numeric>
+
 #include "routing.h"
 #include "segment_run.h"
 
@@ -211,6 +213,60 @@ private:
     Weight w_;
 };
 
+// Rows of a table of numbers, by tokens. Narrow floats become float32.
+class LookUpRows : public RowInstruction {
+public:
+    LookUpRows(int tokens, int out, array table)
+        : RowInstruction({tokens}, {out}, table.shape(1)), table_(std::move(table)), width_(table_.shape(1)) {}
+    void run_rows(const Frame& frame, int64_t begin, int64_t end) const override {
+        const auto* tokens = (const int32_t*)frame.values[reads[0]];
+        for (int64_t row = begin; row < end; row++) {
+            const int64_t first = tokens[row] * width_;
+            float* to = frame.at(writes[0], row);
+            if (table_.itemsize() == 4) {
+                std::memcpy(to, table_.data<char>() + first * 4, width_ * 4);
+            } else {
+                for (int64_t i = 0; i < width_; i++) to[i] = number_at(storage_of(table_), table_.data<char>(), first + i);
+            }
+        }
+    }
+
+private:
+    array table_;
+    int64_t width_;
+};
+
+// The place of the largest of each row.
+class BestRows : public RowInstruction {
+public:
+    BestRows(int x, int out, int64_t width) : RowInstruction({x}, {out}, 4 * width), width_(width) {}
+    void run_rows(const Frame& frame, int64_t begin, int64_t end) const override {
+        for (int64_t row = begin; row < end; row++)
+            *(int32_t*)frame.at(writes[0], row) = (int32_t)kernels().best(frame.at(reads[0], row), width_);
+    }
+
+private:
+    int64_t width_;
+};
+
+// Rows of several values side by side.
+class JoinRows : public RowInstruction {
+public:
+    JoinRows(const std::vector<int>& values, int out, std::vector<int64_t> widths)
+        : RowInstruction(values, {out}, std::accumulate(widths.begin(), widths.end(), int64_t{0})),
+          widths_(std::move(widths)) {}
+    void run_rows(const Frame& frame, int64_t begin, int64_t end) const override {
+        for (int64_t row = begin; row < end; row++) {
+            float* to = frame.at(writes[0], row);
+            for (size_t i = 0; i < reads.size(); to += widths_[i++])
+                std::memcpy(to, frame.at(reads[i], row), widths_[i] * 4);
+        }
+    }
+
+private:
+    std::vector<int64_t> widths_;
+};
+
 // Vectors of floats as elements of a pool.
 void store_as(Storage storage, const float* from, int64_t count, char* to) {
     if (storage == Storage::float32) {
@@ -229,12 +285,19 @@ public:
         : RowInstruction({x}, {}, 4 * width), pool_(pool), group_(group), heads_(heads) {}
     void run_rows(const Frame& frame, int64_t begin, int64_t end) const override {
         const PoolArray& pool = frame.pools.at(pool_);
-        const GroupRows& group = frame.groups.at(group_);
+        const Tables& t = frame.groups.at(group_);
         const float* from = frame.values[reads[0]];
         const int64_t bytes = pool.storage == Storage::float32 ? 4 : 2;
-        for (int64_t n = begin * heads_; n < end * heads_; n++) {
-            const int64_t place = (int64_t)group.rows[n] * pool.block + group.offsets[n / heads_];
-            store_as(pool.storage, from + n * pool.dim, pool.dim, pool.data + place * pool.dim * bytes);
+        int sequence = 0;
+        for (int64_t row = begin; row < end; row++) {
+            while (row >= t.rows[sequence + 1]) sequence++;
+            const int64_t key = frame.keys[row];
+            const int64_t block = t.table[t.starts[sequence] + key / pool.block - t.blocks[sequence]];
+            for (int64_t head = 0; head < heads_; head++) {
+                const int64_t place = (block * heads_ + head) * pool.block + key % pool.block;
+                store_as(pool.storage, from + (row * heads_ + head) * pool.dim, pool.dim,
+                         pool.data + place * pool.dim * bytes);
+            }
         }
     }
 
@@ -268,7 +331,7 @@ public:
         p.scale = scale_;
         p.softcap = softcap_;
         p.sinks = reads.size() > 1 ? frame.values[reads[1]] : nullptr;
-        attend_floats(p, frame.groups.at(group_).tables);
+        attend_floats(p, frame.groups.at(group_));
     }
     const char* kind() const override { return "attention"; }
 
@@ -294,8 +357,9 @@ void bind_segments(nb::module_& m) {
         .def("constant", [](Segment& s, const array& whole) { return s.body->constant(whole); })
         .def("output", [](Segment& s, int value, const std::vector<int>& shape) { s.body->output(value, shape); })
         .def("finish", [](Segment& s) { s.body->finish(); })
-        .def("run", &Segment::run, nb::arg("given"), nb::arg("tables"), nb::arg("rows"), nb::arg("offsets"),
-             nb::arg("pools"), nb::arg("states") = nb::list(), nb::arg("state_rows") = std::vector<array>())
+        .def("run", &Segment::run, nb::arg("given"), nb::arg("tables") = std::vector<TableArrays>(),
+             nb::arg("keys") = nb::none(), nb::arg("pools") = nb::list(), nb::arg("states") = nb::list(),
+             nb::arg("state_rows") = std::vector<array>())
         .def("products", [](Segment& s, int x, const std::vector<Matrix>& matrices, const std::vector<int>& outs) {
             s.add<MultiplyRows>(x, matrices, outs);
         })
@@ -348,6 +412,23 @@ void bind_segments(nb::module_& m) {
              nb::arg("by_column"))
         .def("embed", [](Segment& s, int tokens, const Matrix& table, int out) { s.add<EmbedRows>(tokens, out, table); },
              nb::arg("tokens"), nb::arg("table"), nb::arg("out"))
+        .def("look_up", [](Segment& s, int tokens, const array& table, int out) {
+            using namespace mlx::core;
+            array whole = contiguous(table);
+            whole.eval();
+            const bool integers = s.body->integers(out);
+            require(whole.ndim() == 2 && whole.shape(1) == s.body->width(out) &&
+                        (integers ? whole.dtype() == int32 : issubdtype(whole.dtype(), floating)),
+                    "tables are [tokens, width], of floats or int32");
+            s.add<LookUpRows>(tokens, out, whole);
+        }, nb::arg("tokens"), nb::arg("table"), nb::arg("out"))
+        .def("best", [](Segment& s, int x, int out) { s.add<BestRows>(x, out, s.body->width(x)); }, nb::arg("x"),
+             nb::arg("out"))
+        .def("join", [](Segment& s, const std::vector<int>& values, int out) {
+            std::vector<int64_t> widths;
+            for (const int value : values) widths.push_back(s.body->width(value));
+            s.add<JoinRows>(values, out, widths);
+        }, nb::arg("values"), nb::arg("out"))
         .def("add_low_rank", [](Segment& s, int y, int x, int numbers, int out, array inner, array outer) {
             require_low_rank(inner, outer, s.body->width(x), s.body->width(y));
             mlx::core::eval(inner, outer);

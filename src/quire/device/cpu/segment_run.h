@@ -5,9 +5,10 @@
 
 namespace quire {
 
-// One run of a segment. Inputs: pools, arrays of states, given values, of each KV group its tables, rows and offsets,
-// and of each group of recurrent layers its state rows. Outputs: the segment's, then pools and states, where they lie:
-// the step before may still hold them while it runs. Whatever else reads them must have been launched.
+// One run of a segment. Inputs: pools, arrays of states, given values, each KV group's tables, the rows' own keys if
+// there are groups, and of each group of recurrent layers its state rows. Outputs: the segment's, then pools and
+// states, where they lie: the step before may still hold them while it runs. Whatever else reads them must have been
+// launched.
 class SegmentRun : public mlx::core::Primitive {
 public:
     // `kept`: pools and arrays of states, of which `states` are the latter.
@@ -48,11 +49,8 @@ private:
         frame.strides.resize(body_->values());
         size_t at = 0;
         for (const int value : body_->given()) frame.values[value] = const_cast<float*>(rows[at++].data<float>());
-        for (const auto& sizes : sizes_) {
-            const Tables tables(rows[at].data<int32_t>(), sizes);
-            frame.groups.push_back({tables, rows[at + 1].data<int32_t>(), rows[at + 2].data<int32_t>()});
-            at += 3;
-        }
+        for (const auto& sizes : sizes_) frame.groups.emplace_back(rows[at++].data<int32_t>(), sizes);
+        if (!sizes_.empty()) frame.keys = rows[at++].data<int32_t>();
         for (; at < rows.size(); at++) frame.state_rows.push_back({rows[at].data<int32_t>()});
         size_t to = 0;
         for (const int value : body_->outputs()) frame.values[value] = outputs[to++].data<float>();
@@ -79,8 +77,8 @@ struct Segment {
     // Runs the segment on given values `[T, ...]`. As where MLX assigns, the Python objects of pools and states become
     // the arrays after it.
     std::vector<array> run(const std::vector<array>& given, const std::vector<TableArrays>& tables,
-                           const std::vector<array>& rows, const std::vector<array>& offsets, const nb::list& list,
-                           const nb::list& states, const std::vector<array>& state_rows) const {
+                           const std::optional<array>& keys, const nb::list& list, const nb::list& states,
+                           const std::vector<array>& state_rows) const {
         using namespace mlx::core;
         require(!given.empty() && given.size() == body->given().size(), "the segment is given other values");
         const int count = given[0].shape(0);
@@ -97,10 +95,13 @@ struct Segment {
             inputs.push_back(given[i]);
         }
         std::vector<std::vector<int64_t>> sizes;
-        for (size_t i = 0; i < tables.size(); i++) {
-            require(rows.at(i).dtype() == int32 && offsets.at(i).dtype() == int32, "rows and offsets are int32");
-            inputs.insert(inputs.end(), {tables[i].all, rows[i], offsets[i]});
-            sizes.push_back(tables[i].sizes);
+        for (const TableArrays& each : tables) {
+            inputs.push_back(each.all);
+            sizes.push_back(each.sizes);
+        }
+        if (!tables.empty()) {
+            require(keys && keys->dtype() == int32 && (int)keys->size() == count, "each row has its own key");
+            inputs.push_back(*keys);
         }
         for (const array& each : state_rows) {
             require(each.dtype() == int32, "state rows are int32");

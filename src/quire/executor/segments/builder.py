@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from quire.cache.specs import KVLayout
 from quire.device.cpu.matrices import Matrices
-from quire.device.weights import GatedExperts, Matrix, PackedWeight
+from quire.device.weights import GatedExperts, Matrix
 from quire.executor.segments.places import (
     MULTIPLE,
     Place,
@@ -25,6 +25,7 @@ from quire.executor.segments.places import (
     transposed,
 )
 from quire.executor.segments.states import StateInstructions
+from quire.executor.segments.tables import TableInstructions
 from quire.program.passes import PRODUCTS, RESHAPES
 from quire.program.values import Node, Program
 
@@ -36,14 +37,17 @@ UNARY = frozenset(
     }
 )
 BINARY = frozenset(["Add", "Divide", "LogAddExp", "Maximum", "Minimum", "Multiply", "Subtract"])
+_ANY = (mx.float32, mx.int32)
 _READ_AS = {
     "embed": (mx.int32,),
     "AsType": (mx.int32,),
-    "experts": (mx.float32, mx.int32),
-    "add_low_rank": (mx.float32, mx.int32),
+    **dict.fromkeys(("experts", "add_low_rank", "Concatenate", *RESHAPES), _ANY),
 }
 """Types that instructions read, where they are not float32."""
-_MAKES = {"route": (mx.int32, mx.float32)}
+_MAKES = {
+    "best": (mx.int32,),
+    **dict.fromkeys(("route", "embed", "Concatenate", *RESHAPES), _ANY),
+}
 """Likewise, what they compute."""
 
 
@@ -69,7 +73,7 @@ class Segment:
     state_groups: tuple[int, ...]
 
 
-class SegmentBuilder(StateInstructions):
+class SegmentBuilder(StateInstructions, TableInstructions):
     """Collects instructions for nodes, in order. A node that is refused leaves no instruction.
 
     Attributes:
@@ -86,6 +90,8 @@ class SegmentBuilder(StateInstructions):
             **dict.fromkeys(PRODUCTS, lambda node: self.add_products([node])),
             "add_low_rank": self._add_low_rank,
             "embed": self._embed,
+            "best": self._best,
+            "Concatenate": self._join,
             "AsType": self._floats,
             "rms_norm": self._rms_norm,
             "rotate": self._rotate,
@@ -194,17 +200,6 @@ class SegmentBuilder(StateInstructions):
         y, x, numbers = (self._whole(id) for id in node.inputs)
         inner, outer = node.weight("inner"), node.weight("outer")
         self._native.add_low_rank(y, x, numbers, self._new(node.outputs[0]), inner, outer)
-        self.instructions += 1
-
-    def _embed(self, node: Node) -> None:
-        table = node.weight("table")
-        if not isinstance(table, PackedWeight) or table.packing.mode != "affine":
-            raise UnsupportedNode("tables of floats")
-        matrix = self._matrices.of(Matrix(table, bias=None))
-        if matrix is None:
-            raise UnsupportedNode("tables with these scales")
-        tokens = self._whole(node.inputs[0])
-        self._native.embed(tokens, matrix, self._new(node.outputs[0]))
         self.instructions += 1
 
     def _floats(self, node: Node) -> None:

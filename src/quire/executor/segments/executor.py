@@ -32,7 +32,14 @@ class SegmentExecutor(EagerExecutor):
         spill: SpillTo | None = None,
         observe: Observe | None = None,
     ) -> None:
-        super().__init__(model, pools, guesser=guesser, spill=spill, observe=observe)
+        super().__init__(
+            model,
+            pools,
+            guesser=guesser,
+            spill=spill,
+            observe=observe,
+            logits=segments.logits_of,
+        )
         self.segments = segments
         self._adapted: WeakKeyDictionary[Factors, StepSegments | None] = WeakKeyDictionary()
         """Segments of steps with adapters, for as long as these are in memory."""

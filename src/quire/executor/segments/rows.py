@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import cached_property
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -11,11 +12,14 @@ import mlx.nn as nn
 from quire.cache.specs import KVLayout
 from quire.device.device import current_device
 from quire.executor.segments.builder import Segment
-from quire.executor.segments.runner import refused_nodes
+from quire.executor.segments.exact import refused_nodes
 from quire.executor.segments.stages import Stages, staged
+from quire.models.base import LanguageModel, Module
 from quire.program.passes import simplified
 from quire.program.replay import run_node
-from quire.program.trace import NotLinear, trace_rows
+from quire.program.tables import convert_tables
+from quire.program.trace import Field, NotLinear, trace_rows
+from quire.program.values import Value
 
 log = logging.getLogger("quire.engine")
 
@@ -31,37 +35,69 @@ class RowSegments:
         self.stages = stages
 
     def __call__(self, *rows: mx.array) -> list[mx.array]:
-        """Return the outputs for arguments `[T, width]`, in the order of the program's fields."""
+        """Return the outputs for arguments `[T, ...]`, in the order of the program's fields."""
         program = self.stages.program
-        known = {id: each.array for id, each in program.constants.items()}
-        known.update(zip(program.fields.values(), rows, strict=True))
+        known = self.stages.known(dict(zip(program.fields, rows, strict=True)))
         operations, sizes = current_device().operations, {"T": len(rows[0])}
         for stage in self.stages.order:
             if isinstance(stage, Segment):
                 given = [known[id] for id in stage.given]
-                found = stage.native.run(given, [], [], [], [])
+                found = stage.native.run(given)
                 known.update(zip(stage.outputs, found, strict=True))
             else:
                 run_node(program, stage, known, operations=operations, sizes=sizes)
         return [known[id] for id in program.outputs]
 
 
-def open_row_segments(
-    module: nn.Module, widths: Mapping[str, int], dtype: mx.Dtype
-) -> RowSegments | None:
+def open_row_segments(module: nn.Module, fields: Mapping[str, Field]) -> RowSegments | None:
     """Trace a module and divide it into segments; None where no kernels are in use.
 
     Args:
-        widths, dtype: see `program.trace.trace_rows`.
+        fields: see `program.trace.trace_rows`.
     """
     kernels = current_device().kernels
     if kernels is None:
         return None
     try:
-        program = simplified(trace_rows(module, widths, dtype))
+        program = convert_tables(simplified(trace_rows(module, fields)))
     except NotLinear as error:
-        log.warning("a draft head goes operation by operation: %s", error)
+        log.warning("%s goes operation by operation: %s", type(module).__name__, error)
         return None
     return RowSegments(
         staged(program, KVLayout.of(()), kernels.ops, refused=refused_nodes(kernels.ops))
     )
+
+
+class LogitsSegment:
+    """Computes a model's logits by a segment, or by the model's own code if one segment cannot.
+
+    Args:
+        hidden: the shape and the type of hidden states.
+    """
+
+    def __init__(self, model: LanguageModel, hidden: Value) -> None:
+        self._model, self._hidden = model, hidden
+
+    def __call__(self, hidden: mx.array) -> mx.array:
+        """Return the logits `[R, vocab]` of hidden states `[R, hidden]`."""
+        return self._model.logits(hidden) if self.rows is None else self.rows(hidden)[0]
+
+    @cached_property
+    def rows(self) -> RowSegments | None:
+        """The segment, made on first use; None if one cannot compute all."""
+        row = tuple(size for size in self._hidden.shape[1:] if isinstance(size, int))
+        found = open_row_segments(_Logits(self._model), {"hidden": (row, self._hidden.dtype)})
+        if found is None or not all(isinstance(stage, Segment) for stage in found.stages.order):
+            return None
+        return found
+
+
+class _Logits(Module):
+    """A model's logits as a module of their own."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def __call__(self, hidden: mx.array) -> list[mx.array]:
+        return [self.model.logits(hidden)]

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 
@@ -17,14 +17,16 @@ from quire.cache.specs import KVLayout
 from quire.device.device import current_device
 from quire.executor.graphs.states import KeptStates
 from quire.executor.inputs import StepInputs
-from quire.executor.segments.builder import BINARY, UNARY, Segment
+from quire.executor.segments.builder import Segment
+from quire.executor.segments.exact import refused_nodes
+from quire.executor.segments.rows import LogitsSegment
 from quire.executor.segments.stages import Stages, staged
 from quire.executor.step import Computed
 from quire.models.base import LanguageModel
 from quire.program.low_rank import NUMBERS, with_low_rank
 from quire.program.passes import simplified
-from quire.program.primitives import ELEMENTWISE
 from quire.program.replay import run_node
+from quire.program.tables import convert_tables
 from quire.program.trace import NotLinear, trace_body
 from quire.program.values import KEEPS_ORDER, Program
 
@@ -43,7 +45,7 @@ def open_segments(model: LanguageModel) -> StepSegments | None:
     if kernels is None or model.token_types:  # whose positions have axes
         return None
     try:
-        program = simplified(trace_body(model))
+        program = convert_tables(simplified(trace_body(model)))
     except Exception as error:  # whatever a model's code does while it is traced, it can be run
         known = isinstance(error, NotLinear)
         log.warning(
@@ -53,7 +55,10 @@ def open_segments(model: LanguageModel) -> StepSegments | None:
         )
         return None
     narrows = any(spec.owner(layer) != layer for layer, spec in enumerate(model.own_layout))
-    return StepSegments(program, KVLayout.of(model.layout), kernels.ops, narrows=narrows)
+    logits = LogitsSegment(model, program.values[program.outputs[0]])
+    return StepSegments(
+        program, KVLayout.of(model.layout), kernels.ops, narrows=narrows, logits_of=logits
+    )
 
 
 class Attends(Enum):
@@ -81,10 +86,19 @@ class StepSegments:
         program: the step's program. It is divided when a kind of step first comes.
         ops: the extension of CPU kernels.
         narrows: whether the model computes its last layers for wanted rows only.
+        logits_of: computes logits of hidden states.
     """
 
-    def __init__(self, program: Program, layout: KVLayout, ops: Any, *, narrows: bool) -> None:
-        self._program = program
+    def __init__(
+        self,
+        program: Program,
+        layout: KVLayout,
+        ops: Any,
+        *,
+        narrows: bool,
+        logits_of: Callable[[mx.array], mx.array],
+    ) -> None:
+        self._program, self.logits_of = program, logits_of
         self.stages = cache(partial(_divided, program, layout, ops))
         self._layout, self._ops, self._narrows = layout, ops, narrows
         self.agrees: dict[tuple[Attends, str], bool] = {}
@@ -101,7 +115,9 @@ class StepSegments:
         program = with_low_rank(self._program, factors)
         if program is None:
             return None
-        return StepSegments(program, self._layout, self._ops, narrows=self._narrows)
+        return StepSegments(
+            program, self._layout, self._ops, narrows=self._narrows, logits_of=self.logits_of
+        )
 
     def compute(
         self,
@@ -134,13 +150,12 @@ class StepSegments:
     def _run(self, inputs: StepInputs, numbers: mx.array | None) -> Computed:
         stages = self.stages(Attends.of(inputs))
         program = stages.program
-        known = {id: each.array for id, each in program.constants.items()}
         fields = {"tokens.0": inputs.tokens, "positions.0": inputs.positions}
         if numbers is not None:
             fields[NUMBERS] = numbers
-        known |= {id: fields[name] for name, id in program.fields.items()}
+        known = stages.known(fields)
         operations, sizes = current_device().operations, {"T": len(inputs.tokens)}
-        groups: dict[int, _GroupRows] = {}
+        groups: dict[int, Any] = {}
         state_rows = cache(inputs.state_rows)
         for stage in stages.order:
             if isinstance(stage, Segment):
@@ -158,21 +173,20 @@ class StepSegments:
         segment: Segment,
         attention: StepAttention,
         known: Mapping[int, mx.array],
-        groups: dict[int, _GroupRows],
+        groups: dict[int, Any],
         state_rows: Callable[[int], mx.array],
     ) -> list[mx.array]:
+        keys = None
         for group in segment.groups:
+            metadata = attention.metadata(group)
             if group not in groups:
-                metadata = attention.metadata(group)
-                slots = metadata.slots
-                tables = paged_tables(self._ops, metadata)
-                groups[group] = _GroupRows(tables, slots.head_rows, slots.head_offsets)
-        rows = [groups[group] for group in segment.groups]
+                groups[group] = paged_tables(self._ops, metadata)
+            if keys is None:  # the same in each group
+                keys = mx.array(metadata.keys)
         found: list[mx.array] = segment.native.run(
             [known[id] for id in segment.given],
-            [each.tables for each in rows],
-            [each.rows for each in rows],
-            [each.offsets for each in rows],
+            [groups[group] for group in segment.groups],
+            keys,
             [array for store in attention.stores(segment.layers) for array in store.arrays()],
             [attention.states(layer)[name] for layer, name in segment.states],
             [state_rows(group) for group in segment.state_groups],
@@ -216,14 +230,6 @@ def _divided(program: Program, layout: KVLayout, ops: Any, attention: Attends) -
     return staged(program, layout, ops, refused=refused)
 
 
-class _GroupRows(NamedTuple):
-    """A KV group's part of a step: tables in the extension's form, and where rows are written."""
-
-    tables: Any
-    rows: mx.array
-    offsets: mx.array
-
-
 def _repeats(inputs: StepInputs) -> bool:
     """Whether a step may be computed twice: states can be put back, but not the tail that a chunk
     of several rows starts with.
@@ -238,48 +244,3 @@ def _size(rows: int) -> str:
     if rows == 1:
         return "one row"
     return "few rows" if rows <= _FEW_ROWS else "many rows"
-
-
-def refused_nodes(ops: Any) -> frozenset[str]:
-    """Return the kinds of nodes whose instructions have other bits than MLX's."""
-    return _inexact(ops) | (frozenset() if _embeds_exactly(ops) else {"embed"})
-
-
-@cache
-def _inexact(ops: Any) -> frozenset[str]:
-    """Return the element-wise primitives whose instructions have other bits than MLX's."""
-    x = mx.concatenate([mx.sin(mx.arange(96.0)) * 8, mx.arange(96.0) - 20])
-    found = set()
-    for name in UNARY | BINARY:
-        segment = ops.Segment()
-        given, out = segment.given(1), segment.value(1)
-        y = x[::-1]
-        if name in UNARY:
-            segment.unary(name, given, out)
-        else:
-            segment.binary(name, given, [1], segment.given(1), [1], out, [1])
-        segment.output(out, [])
-        segment.finish()
-        (made,) = segment.run([x] if name in UNARY else [x, y], [], [], [], [])
-        if name == "Rsqrt":
-            expected = mx.rsqrt(x)
-        else:
-            inputs = [x] if name in UNARY else [x, y]
-            expected = ELEMENTWISE[name](inputs, (False,), x.shape)
-        if not mx.array_equal(made, expected, equal_nan=True).item():
-            found.add(name)
-    return frozenset(found)
-
-
-@cache
-def _embeds_exactly(ops: Any) -> bool:
-    """Return whether rows of packed tables have the bits of MLX's."""
-    table = mx.sin(mx.arange(16.0 * 128)).reshape(16, 128)
-    codes = mx.quantize(table, group_size=64, bits=4)
-    segment = ops.Segment()
-    given, out = segment.given(1, integers=True), segment.value(128)
-    segment.embed(given, ops.Matrix(*codes, group_size=64, bits=4), out)
-    segment.output(out, [128])
-    segment.finish()
-    (rows,) = segment.run([mx.arange(16, dtype=mx.int32)], [], [], [], [])
-    return bool(mx.array_equal(rows, mx.dequantize(*codes, group_size=64, bits=4)))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+
+import mlx.core as mx
 
 from quire.cache.specs import KVLayout
 from quire.executor.segments.builder import Segment, SegmentBuilder
@@ -30,6 +32,22 @@ class Stages:
     def in_place(self) -> bool:
         """Whether segments alone touch the pools, which they write to where these lie."""
         return not any(isinstance(each, Node) and each.uses_pools for each in self.order)
+
+    def known(self, fields: Mapping[str, mx.array]) -> dict[int, mx.array]:
+        """Return the arrays that are known before a step, by the ids of values.
+
+        Args:
+            fields: arrays of the program's fields, by name.
+        """
+        return self._constants | {id: fields[name] for name, id in self.program.fields.items()}
+
+    @cached_property
+    def _constants(self) -> dict[int, mx.array]:
+        """The constants that nodes outside segments read, or the program returns."""
+        nodes = [each for each in self.order if isinstance(each, Node)]
+        read = {id for node in nodes for id in node.reads} | set(self.program.outputs)
+        constants = self.program.constants
+        return {id: each.array for id, each in constants.items() if id in read}
 
 
 def staged(

@@ -14,18 +14,13 @@ _MOST_TAPS = 8
 
 
 class StateInstructions(SegmentValues):
-    """Collects the instructions of convolutions, delta rules and state spaces.
-
-    Attributes:
-        instructions: number of instructions of the segment.
-    """
+    """Collects the instructions of convolutions, delta rules and state spaces."""
 
     def __init__(self, program: Program, layout: KVLayout, native: Any) -> None:
         super().__init__(program, native)
         self._layout = layout
         self._states: list[tuple[int, str]] = []
         self._state_groups: list[int] = []
-        self.instructions = 0
 
     def _convolve(self, node: Node) -> None:
         taps, bias = self._weight(node, "taps"), self._weight(node, "bias")

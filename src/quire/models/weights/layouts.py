@@ -167,18 +167,23 @@ def _join(layers: Sequence[Any], paths: Sequence[str], weights: dict[str, mx.arr
 
 
 def _store_as_bfloat16(model: nn.Module, weights: dict[str, mx.array]) -> None:
-    """Store float32 matrices as bfloat16 if that loses nothing.
+    """Store float32 matrices as `narrowed`."""
+    for path, module in named_layers(model).items():
+        name = f"{path}.weight"
+        if type(module) in (Linear, Embedding, ExpertLinear):
+            weights[name] = narrowed(weights[name])
+
+
+def narrowed(matrix: mx.array) -> mx.array:
+    """Return a matrix as bfloat16 if the device's kernels read it so, and it loses nothing.
 
     The kernels read bfloat16 and multiply in float32, so results are equal to the bit, and
     decoding, which is bound by memory, takes half as long.
     """
-    for path, module in named_layers(model).items():
-        name = f"{path}.weight"
-        if type(module) not in (Linear, Embedding, ExpertLinear):
-            continue
-        narrow = weights[name].astype(mx.bfloat16)
-        if mx.array_equal(narrow.astype(mx.float32), weights[name]).item():
-            weights[name] = narrow
+    if current_device().kernels is None:
+        return matrix
+    narrow = matrix.astype(mx.bfloat16)
+    return narrow if mx.array_equal(narrow.astype(mx.float32), matrix).item() else matrix
 
 
 def _store_scales_narrow(model: nn.Module, weights: dict[str, mx.array]) -> None:
