@@ -241,6 +241,9 @@ def test_chains_are_chained_and_common_lengths_common() -> None:
     assert (first, second) == (chain(ROOT, range(4)), chain(first, range(4, 8)))
     assert common_length([1, 2, 3], [1, 2, 4, 5]) == 2
     assert common_length([], [1]) == 0
+    some = list(range(100))
+    for length in (0, 1, 2, 3, 7, 8, 63, 64, 99, 100):
+        assert common_length(some, [*some[:length], -1, *some]) == length
     assert common_length([1, 2], [1, 2, 3]) == 2
     assert common_length([2], [1]) == 0
 

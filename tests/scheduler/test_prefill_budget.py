@@ -443,8 +443,16 @@ def test_large_steps_fill_their_graphs() -> None:
     for rows in (512, 1024, 2048):
         budget.observe(rows, 0, 0, 4e-5 * rows)
     first = budget.prompt_budget(0)
-    assert [budget.graphed(first, 0, n, 2048) for n in (1200, 20_000)] == [1200, 1024]
+    assert [budget.graphed(first, 0, n, 2048) for n in (1000, 1200, 20_000)] == [1000, 1024, 1024]
     assert budget.graphed(budget.prompt_budget(8, 200), 8, 20_000, 2048, prompts=200) == 1016
+
+
+def test_prompts_that_end_sooner_in_two_steps_take_two() -> None:
+    budget = PrefillBudget(0.1, 2.0, 2048)
+    for rows in (512, 1024, 2048):
+        budget.observe(rows, 0, 0, 4e-5 * rows)
+    first = budget.prompt_budget(0)
+    assert [budget.graphed(first, 0, n, 2048) for n in (1200, 1900)] == [1024, 1900]
 
 
 def test_a_larger_graph_that_reads_faster_may_take_twice_the_time() -> None:
@@ -556,4 +564,30 @@ def test_streams_keep_their_share_beside_chunks_that_are_worth_their_fixed_cost(
         seconds.append(budget.known_seconds(16, 1, rows, graphed=True))
     alone = 300 * EXPERTS_MS[16] / 1e3
     assert 1.8 <= sum(seconds) / alone <= 2.1
-    assert max(seconds) <= 0.025
+    assert max(seconds) <= EXPERTS_MS[1024] / 1e3
+
+
+def test_a_graph_takes_its_time_however_few_rows_it_has() -> None:
+    """On an H100 Llama 8B in 4 bits took 45 ms for 1,667 rows, and 40 for 2,048."""
+    budget = PrefillBudget(0.06, 2.0, 2048)
+    for rows, milliseconds in ((512, 15), (1024, 24), (1667, 45)):
+        budget.observe(0, 1, rows, milliseconds / 1e3, graphed=True)
+    seconds = [budget.known_seconds(0, 1, n, graphed=True) for n in (700, 1024, 1030, 2048)]
+    assert seconds == pytest.approx([0.024, 0.024, 0.045, 0.045])
+    # Two of 10 streams' rows would need the larger graph.
+    tokens = budget.prompt_budget(10, 40)
+    assert budget.graphed(tokens, 10, 1016, 2048, prompts=40) == 1014
+
+
+def test_a_debt_that_many_allowances_pay_at_once_delays_no_prompt() -> None:
+    """In a burst over HTTP every third step only generated, while 13 prompts waited."""
+    budget = PrefillBudget(0.06, 2.0, 2048)
+    for rows in (1, 2048):
+        budget.observe(rows, 0, 0, 0.005 if rows == 1 else 0.045)
+    budget.start(1, 2, 1, prompt_rows=512, graphed=True)  # 10 ms for an allowance of 5
+    assert not budget.prompt_budget(2, 1)
+    assert not budget.prompt_budget(2, 2)
+    assert budget.prompt_budget(2, 13)
+    owing_s = budget.seconds(2, 8)
+    budget.start(0, 0, 0, prompt_rows=0)
+    assert owing_s < budget.seconds(2, 8)

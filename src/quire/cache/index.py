@@ -436,12 +436,15 @@ def _why_it_ends(parent: Node, tokens: tuple[int, ...], agreed: int) -> MissKind
 
 
 def common_length(a: Seq[int], b: Seq[int]) -> int:
-    """Return how many leading items agree."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
+    """Return how many leading items agree. Most sequences part within their first items."""
+    most = min(len(a), len(b))
+    low, high = 0, min(1, most)
+    while low < high and a[low:high] == b[low:high]:
+        low, high = high, min(2 * high, most)
+    while low < high - 1:
+        middle = (low + high) // 2
         if a[low:middle] == b[low:middle]:
             low = middle
         else:
-            high = middle - 1
+            high = middle
     return low

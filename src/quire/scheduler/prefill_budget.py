@@ -9,10 +9,12 @@ they are worth it. Where nobody generates, a step reads what fits into `step_s`.
 
 A graph takes its time whether it is full or not. So a graphed step fills the next larger graph if
 that takes at most twice `step_s`, and reads faster: on an H100, Llama 8B in bfloat16 reads 2,048
-tokens in 52 ms, and 1,024 in 37.
+tokens in 52 ms, and 1,024 in 37. A few rows more than a graph has wait for the next step, if both
+steps take less time than one of the larger graph.
 
 An account holds the allowances to what steps really took. While it is overdrawn, steps only
-generate until their allowances have paid for it; a few allowances may be saved.
+generate until their allowances have paid for it; a few allowances may be saved. Where many prompts
+wait, the allowances of all but one may pay at once, and the step reads for what they leave.
 
 How long steps take is looked up in tables (`MeasuredSteps`).
 """
@@ -50,6 +52,8 @@ _UNSEEN = 2
 """Most steps in flight whose times are not known yet."""
 _LEAST_GRAPHED = 8
 """Fewest rows that a CUDA graph must have left for prompts."""
+_FEWER_ROWS = 512
+"""Most rows of a graphed step whose time depends on how much of its graph it fills."""
 _MANY_ROWS = 1024
 """Fewest rows of a graphed step that fill a graph, unless no more prompt tokens wait."""
 _WORTH_RATE = 0.5
@@ -66,6 +70,13 @@ measured: 35 to 45 ms and 8 ms with 64 rows (Gemma 4 26B-A4B in 4 bits on an H20
 """
 
 
+def _timed_as(rows: int) -> int:
+    """Return how many rows a step is timed as: those of its graph, if they are many, which takes as
+    long for fewer.
+    """
+    return rows if rows <= _FEWER_ROWS else 1 << (rows - 1).bit_length()
+
+
 @dataclass(frozen=True, slots=True)
 class MeasuredSteps:
     """Step times of one model on one machine.
@@ -76,7 +87,7 @@ class MeasuredSteps:
         reading_beside: seconds that prompt rows add to a generating step, by their number.
     """
 
-    generating: StepTimes = field(default_factory=StepTimes)
+    generating: StepTimes = field(default_factory=lambda: StepTimes(_timed_as))
     reading: StepTimes = field(default_factory=StepTimes)
     reading_beside: StepTimes = field(default_factory=StepTimes)
 
@@ -147,7 +158,7 @@ class PrefillBudget:
         """
         if not decode_rows:
             return self._step_s
-        return min(self._step_s, self._allowance(decode_rows, prompts))
+        return min(self._step_s, self._granted(decode_rows, prompts))
 
     def prompt_budget(self, decode_rows: int, prompts: int = 1) -> int:
         """Return how many prompt tokens the next step may read; for arguments see `seconds`.
@@ -155,7 +166,7 @@ class PrefillBudget:
         0 while the account is overdrawn, or to measure a step that only generates.
         """
         room = self.room(decode_rows)
-        if decode_rows and self._owed_s > 0:
+        if decode_rows and self._owed_s > 0 and not self._pays(decode_rows, prompts):
             return 0
         known = self.times.generating.largest > 0
         if decode_rows and self._reads_in_a_row >= (_READS_IN_A_ROW if known else 1):
@@ -193,8 +204,12 @@ class PrefillBudget:
             return tokens
         rows = min(room, waiting, self._graph_rows(decode_rows, prompts))
         filling = _filling(decode_rows + rows) - decode_rows
-        if _LEAST_GRAPHED <= filling < rows < waiting:
-            rows = filling
+        if _LEAST_GRAPHED <= filling < rows:
+            ends_later = self._generating_s(decode_rows + rows) > (
+                self._generating_s(decode_rows + filling)
+                + self._generating_s(decode_rows + rows - filling)
+            )
+            rows = filling if rows < waiting or ends_later else rows
         steps, chunk = -(-waiting // rows), min(tokens, waiting)
         graph_s = self.times.generating.known_seconds(decode_rows + rows)
         eager_s = self.times.prompts(decode_rows).known_seconds(chunk)
@@ -219,7 +234,7 @@ class PrefillBudget:
         rows = max(_FIRST_TOKENS, generating.rows_within(seconds) - decode_rows)
         most_s = _LONGER * self._step_s
         if decode_rows:
-            most_s = alone_s + min(most_s, self._allowance(decode_rows, prompts))
+            most_s = alone_s + min(most_s, self._granted(decode_rows, prompts))
         rows = self._larger(rows, decode_rows, most_s)
         return self._worthwhile_rows(rows, decode_rows) if decode_rows else rows
 
@@ -346,6 +361,14 @@ class PrefillBudget:
         generating_s = self._generating_s(decode_rows)
         share_s = max(1, prompts - 1) * (self._stall_factor - 1) * generating_s
         return max(share_s, _SHORT_S - generating_s)
+
+    def _granted(self, decode_rows: int, prompts: int) -> float:
+        """Return what is left of an allowance once it has paid what is owed."""
+        return self._allowance(decode_rows, prompts) - max(0.0, self._owed_s)
+
+    def _pays(self, decode_rows: int, prompts: int) -> bool:
+        """Return whether an allowance pays what is owed, and leaves that of one prompt."""
+        return self._granted(decode_rows, prompts) >= self._allowance(decode_rows, 1)
 
     def _generating_s(self, rows: int) -> float:
         """Return the seconds of a step that only generates; a guess before any was seen, 0 for no

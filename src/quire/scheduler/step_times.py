@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from itertools import pairwise
 from statistics import median_low
 
@@ -22,9 +23,14 @@ class StepTimes:
     The ranges of rows are 1, 2, 3, 4, 5-6, 7-8, 9-12, 13-16 and so on. A range has one point from
     its last five steps: their mean rows, times their median seconds per row. The median ignores
     single slow steps, such as one that loads a kernel.
+
+    Args:
+        counted: returns how many rows a step of so many rows counts as, at least as many. Where
+            graphs compute more rows than a step has, these are the graph's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, counted: Callable[[int], int] = lambda rows: rows) -> None:
+        self._counted = counted
         self._steps: dict[int, deque[tuple[int, float]]] = {}
         """Rows and seconds of the last steps, by the upper end of their range."""
         self._own: dict[int, tuple[float, float]] = {}
@@ -43,6 +49,7 @@ class StepTimes:
 
     def observe(self, rows: int, seconds: float) -> None:
         """Record the time of a step."""
+        rows = self._counted(rows)
         end = _range(rows)
         steps = self._steps.setdefault(end, deque(maxlen=_REMEMBERED))
         steps.append((rows, seconds))
@@ -68,6 +75,7 @@ class StepTimes:
         """
         if not self._points:
             return None
+        rows = self._counted(rows)
         last, last_s = self._points[-1]
         if rows >= last or len(self._points) == 1:
             return last_s * max(1.0, rows / last)
