@@ -103,11 +103,15 @@ static inline void sent(uint4* to, const uint* words, uint round) {
   __atomic_store_n(at + 1, round, __ATOMIC_RELEASE);
   __atomic_store_n(at + 3, round, __ATOMIC_RELEASE);
 }
-static inline void received(const uint4* from, uint* words, uint round) {
+static inline bool received(const uint4* from, uint* words, uint round) {
   const uint* at = (const uint*)from;
-  while (__atomic_load_n(at + 3, __ATOMIC_ACQUIRE) != round) sched_yield();
+  if (__atomic_load_n(at + 3, __ATOMIC_ACQUIRE) != round) {
+    sched_yield();
+    return false;
+  }
   words[0] = at[0];
   words[1] = at[2];
+  return true;
 }
 
 namespace emulated {

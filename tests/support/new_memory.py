@@ -8,6 +8,7 @@ from weakref import ref
 
 import mlx.core as mx
 import pytest
+from greenlet import getcurrent, greenlet
 
 from quire.cache.formats import paging
 from quire.executor.graphs import device_memory
@@ -19,21 +20,24 @@ _NAN, _NUMBER = 0xFF, 0x5A
 
 
 class NewMemory:
-    """The memory that kernels write before they read it, which is filled with NaN."""
+    """The memory that kernels write before they read it, which is filled with NaN.
+
+    Ranks of a split model that are greenlets of one thread have memory of their own.
+    """
 
     def __init__(self) -> None:
-        self._arrays: list[ref[mx.array]] = []
+        self._arrays: list[tuple[greenlet, ref[mx.array]]] = []
 
     def unwritten(self, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
         array = _filled(shape, dtype, _NAN)
-        self._arrays.append(ref(array))
+        self._arrays.append((getcurrent(), ref(array)))
         return array
 
     def spoil(self) -> None:
-        """Fill it again, so that a step cannot read what an earlier one has written."""
-        self._arrays = [each for each in self._arrays if each() is not None]
-        for each in self._arrays:
-            if (array := each()) is not None:
+        """Fill this rank's again, so that a step cannot read what an earlier one has written."""
+        self._arrays = [each for each in self._arrays if each[1]() is not None]
+        for rank, each in self._arrays:
+            if rank is getcurrent() and (array := each()) is not None:
                 ctypes.memset(memory_of(array).ctypes.data, _NAN, array.nbytes)
 
 

@@ -322,7 +322,7 @@ _NORMS = frozenset({"rms_norm", "layer_norm"})
 
 def join_rows(program: Program) -> Program:
     """Fuse nodes that one kernel with a row for each thread block can compute: elements, gates,
-    norms.
+    norms, and a sum of ranks' rows that they read.
 
     All values of a region have the same number of elements a step, and its norms one width.
     """
@@ -330,9 +330,11 @@ def join_rows(program: Program) -> Program:
     region: dict[int, list[Node]] = {}
     after = _followers(program)
     for node in program.nodes:
-        if node.kind not in _OF_ROWS or _elements(program, node) is None:
+        if node.kind not in {*_OF_ROWS, "summed"} or _elements(program, node) is None:
             continue
         region[_identity(node)] = [node]
+        if node.kind == "summed":
+            continue  # all rows are computed before they are exchanged
         for value in node.inputs:
             maker = uses.maker(value)
             if maker is None or _identity(maker) not in region:
@@ -342,7 +344,11 @@ def join_rows(program: Program) -> Program:
                 continue
             merged = a + b
             region.update({_identity(each): merged for each in merged})
-    distinct = {_identity(nodes): nodes for nodes in region.values()}
+    distinct = {
+        _identity(nodes): nodes
+        for nodes in region.values()
+        if any(each.kind != "summed" for each in nodes)
+    }
     return fuse(program, [("rows", nodes) for nodes in distinct.values()])
 
 
@@ -362,12 +368,13 @@ def _elements(program: Program, node: Node) -> tuple[Size, ...] | None:
 
 
 def _compatible(program: Program, nodes: Iterable[Node]) -> bool:
-    widths, elements = set[Size](), set[tuple[Size, ...] | None]()
+    widths, elements, sums = set[Size](), set[tuple[Size, ...] | None](), 0
     for node in nodes:
         elements.add(_elements(program, node))
+        sums += node.kind == "summed"
         if node.kind in _NORMS:
             widths.add(program.values[node.outputs[0]].shape[-1])
-    return len(elements) == 1 and len(widths) <= 1
+    return len(elements) == 1 and len(widths) <= 1 and sums <= 1
 
 
 def _followers(program: Program) -> Mapping[int, list[Node]]:

@@ -1,7 +1,7 @@
 """Device memory of each rank that the other ranks of the machine write to.
 
 A process opens the other ranks' memory by CUDA's handles for other processes, which holds for cards
-that the process does not see otherwise. See `exchange.cuh` for what is in an inbox.
+that the process does not see otherwise. `exchange.cuh` and `rounds.cuh` say what is in an inbox.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import mlx.core as mx
 import numpy as np
 
 from quire.device.cuda.driver import DriverError, driver_call
+from quire.device.gpu_kernels import in_device_memory
 from quire.device.ranks import Part, agreed, collectives
 
 MOST_BLOCKS = 128
@@ -22,8 +23,14 @@ THREADS, PIECES = 256, 4
 SLOT = 16 * THREADS * PIECES
 """Bytes of what a thread block sends at once."""
 MOST_RANKS = 8
-SLOTS = 4 * MOST_BLOCKS
-"""Offset of the first slot in an inbox, in bytes. The numbers of rounds lie before it."""
+COUNTS = 4 * MOST_BLOCKS
+"""Offset of two numbers of sums of few rows: the rounds that are over, and the thread blocks that
+are done with this one. The numbers of rounds of exchanges lie before them.
+"""
+SLOTS = COUNTS + 16
+"""Offset of the first slot of exchanges in an inbox, in bytes."""
+SUM_SLOT = 1 << 20
+"""Bytes of a rank's rows in a sum of few rows, of which every other 4 bytes number the round."""
 _HANDLE = 64
 _OPEN_WHEN_USED = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 
@@ -40,7 +47,7 @@ class Inboxes:
 
     Attributes:
         addresses: of each rank's inbox, as this process reaches it.
-        table: the same as an array.
+        table: the same as an array in device memory.
     """
 
     part: Part
@@ -48,14 +55,19 @@ class Inboxes:
     table: mx.array = field(init=False)
 
     def __post_init__(self) -> None:
-        table = mx.array(np.array(self.addresses, np.int64))
+        table = in_device_memory(mx.array(np.array(self.addresses, np.int64)))
         mx.eval(table)
         object.__setattr__(self, "table", table)
 
 
-def inbox_bytes(ranks: int) -> int:
-    """Return the size of an inbox: two slots of each rank's thread blocks."""
+def sum_slots(ranks: int) -> int:
+    """Return the offset of the slots of sums of few rows, behind those of exchanges."""
     return SLOTS + 2 * ranks * MOST_BLOCKS * SLOT
+
+
+def inbox_bytes(ranks: int) -> int:
+    """Return the size of an inbox: two slots of each rank, for exchanges and for sums."""
+    return sum_slots(ranks) + 2 * ranks * SUM_SLOT
 
 
 def open_inboxes(part: Part) -> Inboxes:

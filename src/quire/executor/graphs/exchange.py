@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
-from quire.device.cuda.inboxes import MOST_BLOCKS, PIECES, SLOT, SLOTS, THREADS
+from quire.device.cuda.inboxes import MOST_BLOCKS, PIECES, SLOT, SLOTS, THREADS, Inboxes
 from quire.device.gpu_kernels import kernel_text
 from quire.device.ranks import Part
+from quire.executor.graphs import rank_sums
 from quire.executor.graphs.operands import UnsupportedNode, row_width
 from quire.executor.graphs.places import ValueRecording
 from quire.executor.graphs.recorder import Buffer, Recorder
-from quire.executor.graphs.source import C_TYPES, ROUNDED, source_text
-from quire.program.values import Node
+from quire.executor.graphs.rows import RowKernel, row_kernel
+from quire.executor.graphs.source import C_TYPES, ROUNDED, NotGenerated, source_text
+from quire.program.passes import RESHAPES
+from quire.program.values import FUSED, Node
 
 _PIECES = {8: "uint2", 4: "unsigned", 2: "unsigned short"}
 """Types by their bytes, of what a thread sends at once."""
-_SENDING = """
-__device__ __forceinline__ void sent(uint4* to, const unsigned* words, unsigned round) {
-  asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %2};"
-               :: "l"(to), "r"(words[0]), "r"(round), "r"(words[1]) : "memory");
-}
-__device__ __forceinline__ void received(const uint4* from, unsigned* words, unsigned round) {
-  for (unsigned turn = 0; POLLS == 0 || turn < POLLS; turn++) {
-    unsigned one, two;
-    asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(words[0]), "=r"(one), "=r"(words[1]), "=r"(two) : "l"(from) : "memory");
-    if (one == round && two == round) return;
-  }
-}
-"""
+_SENDING = "".join(kernel_text("quire.device.cuda", f"{name}.cuh") for name in ("sent", "received"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +102,61 @@ def record_exchange(
 
 
 class ExchangeRecording(ValueRecording):
-    """Records the exchanges of ranks."""
+    """Records sums of ranks' rows, and ranks' columns side by side.
+
+    In steps of few rows, skinny GEMMs send rows, and the row kernel that reads their sum computes
+    it. It waits for products of other ranks alone, and these wait for nothing that comes later.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(recorder)
+        self._summing: dict[int, RowKernel] = {}
+        """Kernels of regions that sum rows which a product sends, by the region's first output."""
+
+    def _rows(self, node: Node) -> None:
+        """Record a region of rows, with its sum of ranks' rows if it has one."""
+        total = _total(node)
+        if total is None:
+            self._generate(row_kernel, node)
+            return
+        kernel = self._summing.pop(node.outputs[0], None)
+        if kernel is not None:
+            self._generated(kernel, node, [self._recorder.exchanged])
+            return
+        (y,), x = total.outputs, self._summed_source(node, total)
+        self._exchange(replace(total, inputs=(x,)))
+        inside = tuple(each for each in node.arguments if each is not total)
+        outside = tuple(each for each in node.outputs if each != y)
+        self._generate(row_kernel, replace(node, arguments=inside, outputs=outside))
+        if y not in node.outputs:
+            self._recorder.release(self._buffer(y))
+
+    def _summed_source(self, region: Node, total: Node) -> int:
+        """Return the value outside a region whose rows it sums over ranks."""
+        views = {each.outputs[0]: each for each in region.arguments if each.kind in RESHAPES}
+        (x,) = total.inputs
+        while x in views:
+            (x,) = views[x].inputs
+        return self._uses.source(x)
+
+    def _sending(self, product: Node) -> Inboxes | None:
+        """Return the inboxes to which a product sends its rows; None if it sends none."""
+        (y,) = product.outputs
+        region = self._uses.only_reader(y)
+        total = None if region is None else _total(region)
+        recorder = self._recorder
+        if region is None or total is None or recorder.inboxes is None:
+            return None
+        value = self._program.values[y]
+        row = row_width(self._program, y) * value.dtype.size
+        if self._summed_source(region, total) != y or not rank_sums.fits(recorder.max_rows, row):
+            return None
+        try:
+            kernel = row_kernel(self._program, region, recorder.inboxes)
+        except NotGenerated:
+            return None
+        self._summing[region.outputs[0]] = kernel
+        return recorder.inboxes
 
     def _exchange(self, node: Node) -> None:
         """Record a sum of all ranks' rows, or the ranks' rows side by side."""
@@ -131,3 +175,10 @@ class ExchangeRecording(ValueRecording):
         reads = self._read([x])
         y = self._written(node.outputs[0], reads)
         record_exchange(recorder, kernel, self._place(x).address, y=y.address, reads=reads, to=y)
+
+
+def _total(region: Node) -> Node | None:
+    """Return the sum of ranks' rows in a region of rows; None without one."""
+    if region.kind != FUSED or region.name != "rows":
+        return None
+    return next((each for each in region.arguments if each.kind == "summed"), None)

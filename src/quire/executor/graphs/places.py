@@ -162,12 +162,17 @@ class ValueRecording:
             return bool(readers)
         return any(each.kind not in _READ_PARTS for each in readers)
 
-    def _generated(self, kernel: RowKernel, node: Node) -> None:
+    def _generated(self, kernel: RowKernel, node: Node, more: Sequence[Buffer] = ()) -> None:
+        """Record a generated kernel.
+
+        Args:
+            more: what it writes beside the node's outputs.
+        """
         sources = [each.source for each in kernel.arguments if isinstance(each.source, int)]
         reads = self._read([each for each in sources if each not in node.outputs])
         for value in node.outputs:
             self._written(value, reads)
-        writes = [self._buffer(value) for value in node.outputs]
+        writes = [*map(self._buffer, node.outputs), *more]
         arguments = [self._recorder.inputs.rows]
         for each in kernel.arguments:
             if isinstance(each.source, int):

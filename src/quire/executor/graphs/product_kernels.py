@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from quire.device.cuda.inboxes import Inboxes
 from quire.device.cuda.packed import ACTIVATIONS, product_functions
 from quire.device.cuda.skinny_gemm import SkinnyGemm
 from quire.device.cuda.warpgroup_gemm import WarpgroupGemm
 from quire.device.cuda.wide_gemm import WideGemm
 from quire.device.gpu_kernels import kernel_text
 from quire.executor.graphs.kernels import source_text
+from quire.executor.graphs.rank_sums import rank_constants, sending_functions
 
 _PRODUCTS = "quire.device.cuda"
 Gemm = SkinnyGemm | WideGemm | WarpgroupGemm
@@ -20,11 +22,16 @@ first.
 """
 
 
-def linear(gemm: Gemm, outputs: tuple[int, ...], *, offsets: bool) -> str:
+def linear(
+    gemm: Gemm, outputs: tuple[int, ...], *, offsets: bool, inboxes: Inboxes | None = None
+) -> str:
     """Return the source of a product.
 
     Parameters: rows, x, then weight, y and, with `offsets`, a bias (or 0) for each matrix; of
-    `WarpgroupGemm` with `sharing`, sums and flags.
+    `WarpgroupGemm` with `sharing`, sums and flags; the table of `inboxes`.
+
+    Args:
+        inboxes: to which `SkinnyGemm` sends the rows of its one matrix; None if it sends none.
     """
     parameters = ["const int* rows", "const T* x"]
     for n in range(len(outputs)):
@@ -41,6 +48,11 @@ def linear(gemm: Gemm, outputs: tuple[int, ...], *, offsets: bool) -> str:
         ]
     chosen += ["}" * (len(outputs) - 1)]
     more: dict[str, object] = {"GELU": 0, "OFFSETS": int(offsets)}
+    functions = ""
+    if inboxes is not None:
+        parameters.append("const long long* inboxes")
+        more |= {"SENDS": 1, **rank_constants(inboxes)}
+        functions = sending_functions()
     lines, words = ["const int x_shape[1] = {*rows};"], _words(gemm)
     if isinstance(gemm, WarpgroupGemm):
         more["W_TILES"] = sum(parts(gemm, outputs))
@@ -50,7 +62,7 @@ def linear(gemm: Gemm, outputs: tuple[int, ...], *, offsets: bool) -> str:
         more["TILE_X"] = "part"
         lines += ["int part = blockIdx.x;", *chosen]
         lines += [f"const int w_shape[2] = {{outputs, {words}}};"]
-    return _product(parameters, lines, gemm, more=more)
+    return _product(parameters, lines, gemm, more=more, functions=functions)
 
 
 def by_head(gemm: Gemm, heads: int, x_row: int, x_head: int) -> str:

@@ -94,7 +94,7 @@ class Recording(
         }
         self._kinds: dict[str, Callable[[Node], None]] = {
             "embed": partial(self._generate, embed_kernel),
-            "rows": partial(self._generate, row_kernel),
+            "rows": self._rows,
             "linear": self._products,
             "packed_linear": self._products,
             "products": self._products,
@@ -256,8 +256,14 @@ class Recording(
             writes.append(self._written(each.outputs[0], reads))
             arguments += [*recorder.matrix(weight), writes[-1].address]
             arguments += [recorder.optional(bias)] * offsets
+        inboxes = None
+        if len(nodes) == 1 and isinstance(gemm, SkinnyGemm):
+            inboxes = self._sending(nodes[0])
+        if inboxes is not None:
+            arguments.append(recorder.address(inboxes.table))
+            reads = [*reads, recorder.exchanged]
         grid = gemm.grid(sum(product_kernels.parts(gemm, outputs)))
-        source = product_kernels.linear(gemm, outputs, offsets=offsets)
+        source = product_kernels.linear(gemm, outputs, offsets=offsets, inboxes=inboxes)
         recorder.add_product(gemm, source, grid, arguments=arguments, reads=reads, writes=writes)
 
     def _gated(self, node: Node) -> None:

@@ -110,12 +110,18 @@ class Statement:
 
 @dataclass(frozen=True)
 class Leaf:
-    """An argument loaded into registers: `a<number>` is its element."""
+    """An argument loaded into registers: `a<number>` is its element.
+
+    Attributes:
+        fixed: whether no kernel of the step writes it.
+        summed: whether the other ranks' rows are added to it.
+    """
 
     number: int
     dtype: mx.Dtype
     access: Access
     fixed: bool
+    summed: bool = False
 
 
 @dataclass(frozen=True)
@@ -159,11 +165,15 @@ class Body:
             own += ["const bool there = row < *rows;"]
         else:
             own += ["if (row >= *rows) return;"]
+        summed = [leaf for leaf in self._leaves if leaf.summed]
+        own += ["char* const inbox = (char*)inboxes[RANK];"] * len(summed)
         for fixed in (True, False):
             if not fixed:
                 own += ["wait_for_others();"]
             for leaf in self._leaves:
                 own += self._loaded(leaf) if leaf.fixed == fixed else []
+        for leaf in summed:
+            own += self._added_up(leaf)
         if self._sums and self._cut.lanes > 32:
             own += [f"__shared__ float found[{32 * sum(map(len, self._sums))}];"]
         own += [f"{self._types[name]} kept_{name}[PER][V];" for name in self._later]
@@ -171,7 +181,20 @@ class Body:
         phases += [each.phase for each in self._statements]
         for phase in range(max(phases) + 1):
             own += self._phase(phase, [each for each in stored if each.term.phase == phase])
+        own += ["end_round(inbox, before, blocks, round);"] * len(summed)
         return own
+
+    def _added_up(self, leaf: Leaf) -> list[str]:
+        """Return the lines that add the other ranks' rows to an argument in registers."""
+        kind = C_TYPES[leaf.dtype]
+        return [
+            "int first[PER];",
+            *self._loop(["first[p] = inside ? row * WIDTH + r : -1;"]),
+            "const unsigned round = round_of(inbox);",
+            f"add_ranks<{kind}, PER, V>(({kind}*)raw{leaf.number}, first, inbox, round);",
+            "const int blocks = (*rows * PARTS + GROUPS - 1) / GROUPS;",
+            "const int before = blocks_before(inbox);",
+        ]
 
     def _loop(self, lines: Sequence[str]) -> list[str]:
         """Wrap lines in a loop over a thread's vectors."""

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from quire.device.cuda.inboxes import Inboxes
 from quire.executor.graphs.accesses import Access, Rows
 from quire.executor.graphs.arithmetic import SUPPORTED, expression, register_type, rounded
+from quire.executor.graphs.rank_sums import PIECE, rank_constants, summing_functions
 from quire.executor.graphs.row_body import Body, Cut, Leaf, Statement, Stored, Term
 from quire.executor.graphs.source import C_TYPES, NotGenerated, literal, literal_of, source_text
 from quire.program.primitives import VIEWS
@@ -61,20 +63,23 @@ class RowKernel:
         return across, len(self.cuts), 1
 
 
-def row_kernel(program: Program, node: Node) -> RowKernel:
+def row_kernel(program: Program, node: Node, inboxes: Inboxes | None = None) -> RowKernel:
     """Generate the kernel of a region, or of a single view, element-wise operation or norm.
+
+    Args:
+        inboxes: to which products send the rows of a sum of ranks; None without such a sum.
 
     Raises:
         NotGenerated: the node contains an operation that row kernels do not support.
     """
-    return _Generator(program, node.fused).kernel()
+    return _Generator(program, node.fused, inboxes).kernel()
 
 
 class _Generator:
     """Collects a region's computation, output by output, and writes the kernel."""
 
-    def __init__(self, program: Program, region: Node) -> None:
-        self._program, self._region = program, region
+    def __init__(self, program: Program, region: Node, inboxes: Inboxes | None) -> None:
+        self._program, self._region, self._inboxes = program, region, inboxes
         self._rows = Rows(program, region, region.outputs[0])
         nodes = [each for each in region.arguments if each.kind not in VIEWS]
         self._computed = {each.outputs[0]: each for each in nodes}
@@ -102,9 +107,14 @@ class _Generator:
         lines = Body(self._cut, leaves, self._statements, sums=self._sums).lines(stored)
         parameters = [f"const {C_TYPES[leaf.dtype]}* in{leaf.number}" for leaf in leaves]
         parameters += [f"{C_TYPES[each.dtype]}* out{each.number}" for each in stored]
-        cut = self._cut
+        cut, constants, functions = self._cut, dict(self._cut.constants), ""
+        if self._inboxes is not None:
+            self._arguments.append(Argument(self._inboxes.table))
+            parameters.append("const long long* inboxes")
+            constants |= rank_constants(self._inboxes)
+            functions = summing_functions()
         threads = cut.lanes * cut.groups
-        text = source_text(parameters, lines, threads, constants=cut.constants)
+        text = source_text(parameters, lines, threads, constants=constants, functions=functions)
         return RowKernel(
             text, tuple(self._arguments), self._rows.symbol, threads=threads, cuts=(cut,)
         )
@@ -130,14 +140,22 @@ class _Generator:
             root, self._program.values[root].dtype, access, fixed=constant is not None
         )
 
-    def _leaf(self, source: int | mx.array, dtype: mx.Dtype, access: Access, fixed: bool) -> Term:
+    def _leaf(
+        self,
+        source: int | mx.array,
+        dtype: mx.Dtype,
+        access: Access,
+        *,
+        fixed: bool,
+        summed: bool = False,
+    ) -> Term:
         if dtype not in C_TYPES:
             raise NotGenerated(f"{dtype} is not read")
         key = source if isinstance(source, int) else id(source), access
         if key not in self._leaves:
             aligned = access.offset if isinstance(source, int) else 0
             self._arguments.append(Argument(source, aligned * dtype.size))
-            self._leaves[key] = Leaf(len(self._leaves), dtype, access, fixed=fixed)
+            self._leaves[key] = Leaf(len(self._leaves), dtype, access, fixed=fixed, summed=summed)
         return Term(f"a{self._leaves[key].number}", 0)
 
     def _made(self, node: Node) -> Term:
@@ -149,6 +167,8 @@ class _Generator:
             return self._normed(node)
         if node.kind == "weighted_sum":
             return self._weighted_sum(node)
+        if node.kind == "summed":
+            return self._summed(node)
         if node.kind not in SUPPORTED:
             raise NotGenerated(f"{node.kind} is not known")
         given = [self._term(id) for id in node.inputs]
@@ -217,6 +237,20 @@ class _Generator:
             term = f"{given[-1].name} * {given[-2].name}"
             text = f"{text} + {term}" if text else term
         return self._variable("float", rounded(text, dtype), given)
+
+    def _summed(self, node: Node) -> Term:
+        """Return the sum of all ranks' rows, rounded to their type."""
+        (x,) = node.inputs
+        root, dtype, access = (
+            self._rows.root(x),
+            self._program.values[x].dtype,
+            self._rows.access(x),
+        )
+        if self._inboxes is None or any(each.summed for each in self._leaves.values()):
+            raise NotGenerated("a sum of ranks")
+        if root in self._computed or not access.is_whole or self._cut.vector * dtype.size % PIECE:
+            raise NotGenerated("a sum of ranks' parts of rows")
+        return self._leaf(root, dtype, access, fixed=False, summed=True)
 
     def _weight(self, node: Node, role: str) -> Term | None:
         given = node.input(role)

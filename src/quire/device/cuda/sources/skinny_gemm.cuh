@@ -8,6 +8,9 @@
 #ifndef OTHERS
 #define OTHERS 0
 #endif
+#ifndef SENDS
+#define SENDS 0
+#endif
   // y = x W^T, 8 * TILES rows a thread block, bfloat16; W as codes of 4 or 8 bits, or as it is (BITS 16).
   // A thread block makes 16 * PARTS rows of W (with GATED: of both matrices) for all rows of x. Its
   // warps share the columns, CHUNK groups of 64 at a time, and add up at the end. A warp copies
@@ -19,6 +22,7 @@
   // With EXPERTS, a tile is up to 8 * TILES pairs of row and expert: expert, first place, count. The kernel of
   // first products waits for the tiles. That of the last ones starts only when those have waited.
   // WHOLE: chunks have no rest. OTHERS: a gate multiplies other rows, each so many elements behind the one before.
+  // SENDS: y is also sent to the other ranks, whose sum another kernel computes.
   constexpr int SETS = GATED ? 2 : 1, MATRICES = SETS * PARTS;
   // In pieces of 16 bytes: a row's codes and a row of x in a chunk, a chunk's codes, a chunk.
   constexpr int CODES = CHUNK * BITS / 2, X = CHUNK * 8, ALL_CODES = MATRICES * 16 * CODES;
@@ -109,8 +113,14 @@
     copy_codes(warp + s * WARPS, s);
     end_turn();
   }
+#if SENDS
+  const char* const own_inbox = (const char*)inboxes[RANK];
+#endif
 #if !(EXPERTS && FIRST)
   READY;
+#endif
+#if SENDS
+  const unsigned round = round_of(own_inbox);
 #endif
   constexpr int X_COPIES = (ROWS * X + 31) / 32;
   const T* x_from[X_COPIES];
@@ -311,6 +321,11 @@
     end_turn();
     stage = stage + 1 < STAGES ? stage + 1 : 0;
   }
+#if SENDS
+  char* inbox[RANKS];
+  #pragma unroll
+  for (int rank = 0; rank < RANKS; rank++) inbox[rank] = (char*)inboxes[rank];
+#endif
   await_copies();
   __syncthreads();
   float* const found = (float*)memory;  // [WARPS, MATRICES, column, row of W]
@@ -327,7 +342,9 @@
   __syncthreads();
   for (int i = threadIdx.x; i < PARTS * TILES * 128; i += WARPS * 32) {
     const int own = i / 16 % PARTS, column = i / 16 / PARTS, row = i % 16;
+#if !SENDS
     if (column >= count) continue;
+#endif
     float sum[SETS];
     #pragma unroll
     for (int s = 0; s < SETS; s++) {
@@ -348,7 +365,19 @@
     for (int s = 0; s < (GATED ? 2 : 1); s++)
       if (offsets_of[s]) sum[s] = (float)(T)sum[s] + (float)offsets_of[s][expert * N + n];
 #endif
-#if FIRST
+#if SENDS
+    // Of four lanes, one sends all their elements.
+    const T element = (T)sum[0];
+    const unsigned bits = *(const unsigned short*)&element, next = __shfl_xor_sync(0xffffffffu, bits, 1);
+    unsigned words[2] = {row % 2 ? next : bits | next << 16};
+    words[1] = __shfl_xor_sync(0xffffffffu, words[0], 2);
+    if (column >= count) continue;
+    const size_t at = (size_t)(first + column) * Y_ROW + n;
+    y[at] = element;
+    #pragma unroll
+    for (int rank = 0; rank < RANKS; rank++)
+      if (rank != RANK && row % 4 == 0) sent((uint4*)(inbox[rank] + pieces_of(RANK, round)) + at / 4, words, round);
+#elif FIRST
     y[(size_t)(first + column) * Y_ROW + n] = (T)JOINED(sum);
 #elif OTHERS
     y[(size_t)(first + column) * Y_ROW + n] = (T)gated(sum[0], (float)others[(size_t)(first + column) * OTHERS + n]);

@@ -41,7 +41,9 @@ for (size_t first = (size_t)block * THREADS; first < count; first += (size_t)BLO
         *(Piece*)words = own[n];
       } else {
         const char* from = inbox + slot + ((size_t)rank * MOST_BLOCKS + block) * SLOT;
-        received((const uint4*)from + n * THREADS + thread, words, round);
+        const uint4* const piece = (const uint4*)from + n * THREADS + thread;
+        for (unsigned turn = 0; POLLS == 0 || turn < POLLS; turn++)
+          if (received(piece, words, round)) break;
       }
       if (GATHERED) ((Piece*)y)[at / PIECES * (PIECES * RANKS) + rank * PIECES + at % PIECES] = *(Piece*)words;
       #pragma unroll

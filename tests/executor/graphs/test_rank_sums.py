@@ -1,0 +1,164 @@
+"""Sums of ranks' rows as part of row kernels: the bits and the kernels of a chain of layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Barrier, Lock
+from types import SimpleNamespace
+from typing import Any, cast
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from quire.device.cuda.inboxes import Inboxes, inbox_bytes
+from quire.device.ranks import Part
+from quire.device.weights import PackedWeight, Packing
+from quire.executor.graphs import rank_sums
+from quire.executor.graphs.places import Place
+from quire.executor.graphs.recorder import Buffer, Kernel, Recorder
+from quire.executor.graphs.recording import Recording
+from quire.program.passes import prepared
+from quire.program.values import Form, Node, Program, Value, Weight
+from tests.support.emulated_card import SMALL
+from tests.support.emulated_metal import why_not
+from tests.support.emulated_steps import launch, memory_of
+from tests.support.nvrtc import assert_compiles
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
+
+RANKS, WIDTH, LAYERS = 2, 256, 3
+ONE_AT_A_TIME = Lock()
+"""Held by kernels that wait for no other rank: two of one source cannot run at once."""
+
+
+def chain(part: Part, *, by_product: bool = True) -> Program:
+    """Return a program of layers: a product, or elements in its place, the ranks' sum, a residual
+    and a norm.
+    """
+    nodes, (x, h) = list[Node](), (0, 1)
+    norm = Weight("norm", mx.ones((WIDTH,), mx.bfloat16))
+    for layer in range(LAYERS):
+        y, total, added, normed = range(2 + 4 * layer, 6 + 4 * layer)
+        if by_product:
+            drawn = mx.random.normal((WIDTH, WIDTH), key=mx.random.key(layer + 10 * part.rank))
+            codes, *rest = mx.quantize(drawn * WIDTH**-0.5)
+            arrays = (codes, *(each.astype(mx.bfloat16) for each in rest))
+            weight = PackedWeight(*arrays, packing=Packing(64, 4, "affine"))
+            own = {"weight": Weight("weight", weight), "bias": None}
+            nodes.append(Node("packed_linear", (x,), (y,), ("x",), attributes=own))
+        else:
+            nodes.append(Node("Tanh", (x,), (y,)))
+        nodes.append(Node("summed", (y,), (total,), ("x",), attributes={"part": part}))
+        nodes.append(Node("Add", (h, total), (added,)))
+        own = {"weight": norm, "eps": 1e-5}
+        nodes.append(Node("rms_norm", (added,), (normed,), ("x",), attributes=own))
+        x, h = normed, added
+    value = Value((Form(0, (("T", 1),)), WIDTH), mx.bfloat16)
+    values = dict.fromkeys(range(x + 1), value)
+    return prepared(Program(("T",), {"x": 0, "h": 1}, {}, values, tuple(nodes), (x, h)))
+
+
+@contextmanager
+def ranks_of_a_card() -> Iterator[Callable[[Callable[[Inboxes], Any]], list[Any]]]:
+    """Yield what runs a function on all ranks at once, and returns their results."""
+    memory = [np.zeros(inbox_bytes(RANKS), np.uint8) for _ in range(RANKS)]
+    addresses = tuple(each.ctypes.data for each in memory)
+    begin = Barrier(RANKS)
+
+    with ThreadPoolExecutor(RANKS) as pool:
+
+        def on_all(function: Callable[[Inboxes], Any]) -> list[Any]:
+            def run(rank: int) -> Any:
+                with mx.stream(mx.new_stream(mx.cpu)):
+                    inboxes = Inboxes(Part(rank, RANKS), addresses)
+                    begin.wait()
+                    return function(inboxes)
+
+            return list(pool.map(run, range(RANKS)))
+
+        yield on_all
+
+
+def run_chain(
+    inboxes: Inboxes, rows: int, room: int, *, by_product: bool = True
+) -> tuple[list[np.ndarray], list[Kernel]]:
+    """Run a chain on `rows` rows, recorded for up to `room`. Return the bits of its results, and
+    its kernels.
+    """
+    seeds = 1 + inboxes.part.rank, 0
+    x, h = (
+        mx.random.normal((room, WIDTH), key=mx.random.key(seed)).astype(mx.bfloat16)
+        for seed in seeds
+    )
+    results = [mx.zeros_like(x), mx.zeros_like(h)]
+    count = mx.array([rows] * 4)
+    mx.eval(x, h, results, count)
+    inputs = cast(Any, SimpleNamespace(rows=address(count)))
+    recorder = Recorder(room, address, inputs, SMALL, inboxes=inboxes)
+    recording = Recording(recorder, {}, cast(Any, None), states={})
+    buffers = [Buffer(address(each), each.nbytes, each) for each in (x, h, *results)]
+    given = {name: Place(buffers[n].address, buffers[n]) for n, name in enumerate("xh")}
+    recording.record(chain(inboxes.part, by_product=by_product), given, buffers[2:])
+    for kernel in recorder.kernels:
+        assert isinstance(kernel.source, str)
+        if "received(" in kernel.source:
+            launch(kernel, aligned=8)
+        else:
+            with ONE_AT_A_TIME:
+                launch(kernel, aligned=8)
+    return [memory_of(each)[:rows].copy() for each in results], recorder.kernels
+
+
+def address(array: mx.array) -> int:
+    return int(memory_of(array).ctypes.data)
+
+
+def assert_the_same_bits(found: list[tuple[list[np.ndarray], list[Kernel]]]) -> None:
+    (expected, _), *others = found
+    for results, _ in others:
+        for a, b in zip(expected, results, strict=True):
+            assert (a == b).all()
+
+
+def test_products_send_and_norms_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two kernels a layer instead of three give the same bits on all ranks, in steps of any number
+    of rows one after the other, also between exchanges by kernels of their own.
+    """
+    with ranks_of_a_card() as on_all:
+        for rows, room in ((2, 2), (3, 4), (9, 16), (3, 4)):
+            joined = on_all(lambda inboxes, n=rows, m=room: run_chain(inboxes, n, m))
+            with monkeypatch.context() as patch:
+                patch.setattr(rank_sums, "fits", lambda rows, row: False)
+                apart = on_all(lambda inboxes, n=rows, m=room: run_chain(inboxes, n, m))
+            assert_the_same_bits(joined + apart)
+            assert {len(kernels) for _, kernels in joined} == {2 * LAYERS}
+            assert {len(kernels) for _, kernels in apart} == {3 * LAYERS}
+            assert all(each.after == (n - 1,) for n, each in enumerate(joined[0][1]) if n)
+
+
+def test_exchanges_sum_what_no_product_made() -> None:
+    with ranks_of_a_card() as on_all:
+        found = on_all(lambda inboxes: run_chain(inboxes, 3, 4, by_product=False))
+    assert_the_same_bits(found)
+    assert {len(kernels) for _, kernels in found} == {1 + 2 * LAYERS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [2, 8, 16])
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_kernels_of_sums_compile(ranks: int, rows: int, tmp_path: Path) -> None:
+    inboxes = Inboxes(Part(1, ranks), (0,) * ranks)
+    inputs = cast(Any, SimpleNamespace(rows=0))
+    recorder = Recorder(rows, address, inputs, SMALL, inboxes=inboxes)
+    x, h = (Buffer(16 * n, rows * WIDTH * 2) for n in range(2))
+    given = {"x": Place(x.address, x), "h": Place(h.address, h)}
+    outputs = [Buffer(64, rows * WIDTH * 2), Buffer(96, rows * WIDTH * 2)]
+    program = chain(inboxes.part)
+    Recording(recorder, {}, cast(Any, None), states={}).record(program, given, outputs)
+    for text in {each.source for each in recorder.kernels}:
+        assert isinstance(text, str)
+        assert_compiles(text, tmp_path, spilled=16)
