@@ -6,7 +6,7 @@ linear form of the numbers, so one program holds for all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -114,7 +114,14 @@ def trace_rows(module: nn.Module, fields: Mapping[str, Field]) -> Program:
 
 
 def trace_encoder(model: LanguageModel, kind: str, shape: tuple[int, ...]) -> Program:
-    """Trace the program that encodes items of one shape.
+    """Trace the program that encodes items of one shape; see `trace_encoder_in_pieces`."""
+    return _at_once(trace_encoder_in_pieces(model, kind, shape))
+
+
+def trace_encoder_in_pieces(
+    model: LanguageModel, kind: str, shape: tuple[int, ...]
+) -> Generator[None, None, Program]:
+    """Trace the program that encodes items of one shape. The model may run between two pieces.
 
     Its field "features" holds the features of `N` items one after the other, its outputs are the
     levels of rows, see `MediaEncoder.__call__`. Without the symbol `N` it is for one item.
@@ -137,7 +144,7 @@ def trace_encoder(model: LanguageModel, kind: str, shape: tuple[int, ...]) -> Pr
         return {"features": mx.zeros(sizes.get("N", 1) * size, dtype=mx.uint8)}
 
     symbols = ("N",) if encoder.takes_several else ()
-    return _trace(model, encode, symbols, fields=features)
+    return _trace_in_pieces(model, encode, symbols, fields=features)
 
 
 def multiplied(model: LanguageModel) -> frozenset[str]:
@@ -161,8 +168,31 @@ def _trace(
     symbols: tuple[str, ...],
     fields: Callable[[Mapping[str, int]], dict[str, mx.array]],
 ) -> Program:
-    points = _points(symbols)
-    programs = [_at_one_size(model, function, fields(point)) for point in points]
+    return _at_once(_trace_in_pieces(model, function, symbols, fields=fields))
+
+
+def _at_once(pieces: Generator[None, None, Program]) -> Program:
+    """Do all pieces of a tracing, and return the program."""
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as end:
+            program: Program = end.value
+            return program
+
+
+def _trace_in_pieces(
+    model: nn.Module,
+    function: Traced,
+    symbols: tuple[str, ...],
+    fields: Callable[[Mapping[str, int]], dict[str, mx.array]],
+) -> Generator[None, None, Program]:
+    """Trace at one number of rows in each piece."""
+    points, programs = _points(symbols), list[Program]()
+    for point in points:
+        if programs:
+            yield
+        programs.append(_at_one_size(model, function, fields(point)))
     return _unified(programs, points)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,8 @@ from quire.executor.graphs import encoders
 from quire.executor.graphs.encoders import EncoderGraphs
 from quire.executor.graphs.executor import GraphExecutor
 from quire.models.base import LanguageModel, finished
-from quire.program.trace import trace_encoder
+from quire.program import trace
+from quire.program.trace import trace_encoder_in_pieces
 from quire.program.values import Program
 from quire.scheduler.plan import EncoderWork, StepPlan, StepResult
 from tests.engine.test_image_parity import showing
@@ -49,6 +51,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 _SLOW = ("qwen2_5_vl", "lfm2_vl")
 SHAPE = (4, 8)
+PIECES = 6
+"""Calls that trace and record graphs: at three numbers of items, then as a program of rows."""
 
 
 @pytest.fixture
@@ -67,6 +71,17 @@ def item(shape: tuple[int, ...], digest: bytes = b"") -> MediaItem:
     return MediaItem("image", b"", shape, 1, digest)
 
 
+def prepare(
+    graphs: EncoderGraphs, model: LanguageModel, shape: tuple[int, ...], count: int = 1
+) -> int:
+    """Encode items until their graphs are recorded. Return the number of pieces that this took."""
+    features, before = random_features(model, "image", shape, count), graphs.made
+    known = graphs._shapes.setdefault(("image", shape), encoders._Shape())
+    while count not in known.graphs or known.work is not None:
+        finished(graphs.encode([item(shape)] * count, features))
+    return graphs.made - before
+
+
 @pytest.mark.parametrize(
     "family",
     [pytest.param(each, marks=[pytest.mark.slow] * (each in _SLOW)) for each in FAMILIES],
@@ -77,7 +92,9 @@ def test_graphs_compute_what_the_encoder_does(family: str, extension: EmulatedEx
     encoder, graphs = model.encoders["image"], EncoderGraphs(model, extension)
     shape = shape_for(encoder)
     counts = (1, 2) if encoder.takes_several else (1,)
-    for turn in range(3):
+    for count in counts:
+        prepare(graphs, model, shape, count)
+    for turn in range(2):
         for count in counts:
             features = random_features(model, "image", shape, count)
             features = (features + turn).astype(mx.uint8)
@@ -101,6 +118,7 @@ def test_items_are_encoded_in_the_pieces_of_plans(extension: EmulatedExtension) 
     items = [item(SHAPE, digest) for digest in features]
     given = {each.key: bytes(memoryview(features[each.digest])) for each in items}
     cache = EncoderCache(model.encoders, given.__getitem__, encode=graphs.encode)
+    prepare(graphs, model, SHAPE)
 
     def work(number: int, first: int, count: int) -> list[EncoderWork]:
         completes = first + count == pieces.count
@@ -108,7 +126,7 @@ def test_items_are_encoded_in_the_pieces_of_plans(extension: EmulatedExtension) 
         return [EncoderWork(items[number], first, count, pieces.rows, completes, group=group)]
 
     for number in (0, 1):
-        cache.advance(work(number, 0, pieces.count))
+        mx.eval(cache.advance(work(number, 0, pieces.count)))
     for first in range(pieces.count):
         for number in (2, 3):
             mx.eval(cache.advance(work(number, first, 1)))
@@ -124,11 +142,13 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Return the shapes that are traced."""
     found: list[tuple[int, ...]] = []
 
-    def noted(model: LanguageModel, kind: str, shape: tuple[int, ...]) -> Program:
+    def noted(
+        model: LanguageModel, kind: str, shape: tuple[int, ...]
+    ) -> Generator[None, None, Program]:
         found.append(shape)
-        return trace_encoder(model, kind, shape)
+        return trace_encoder_in_pieces(model, kind, shape)
 
-    monkeypatch.setattr(encoders, "trace_encoder", noted)
+    monkeypatch.setattr(encoders, "trace_encoder_in_pieces", noted)
     return found
 
 
@@ -162,7 +182,8 @@ def test_graphs_that_differ_or_take_longer_do_not_serve(
     monkeypatch.setattr(encoders, "takes_less", lambda a, b: not slow)
     features = random_features(model, "image", SHAPE)
     (expected,) = model.encoders["image"](features, SHAPE)
-    for _ in range(4):
+    prepare(graphs, model, SHAPE)
+    for _ in range(3):
         (rows,) = finished(graphs.encode([item(SHAPE)], features))
         assert mx.array_equal(rows, expected)
     assert len(runs) == 1
@@ -194,7 +215,7 @@ def test_engines_graph_encoders(
     loaded = opened(FAMILIES["gemma4"], lambda model: None)
     config = EngineConfig("", kv_memory=16 << 20, prefix_cache=False)
     company = Company(loaded, config)
-    for seed in range(4):
+    for seed in range(PIECES + 3):
         (request,) = prompts((5,), 2)
         company.run([replace(showing(request, ((3, 4, 8),), seed), id=f"{seed}")])
     executor = executor_of(company.engine)
@@ -203,4 +224,23 @@ def test_engines_graph_encoders(
     (known,) = executor._encoders._shapes.values()
     assert known.graphs[1] is not None
     assert known.graphs[1].serves
-    assert sum(recorded) == 1, "one step recorded and checked a graph"
+    assert sum(recorded) == PIECES + 1, "one step for each piece, and one that checked the graph"
+
+
+def test_tracing_and_recording_are_cut_in_pieces(
+    extension: EmulatedExtension, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call does one piece; graphs of other numbers of items need no tracing."""
+    model = unpacked(FAMILIES["gemma4"])
+    graphs, traces = EncoderGraphs(model, extension), list[int]()
+    at_one_size = trace._at_one_size
+
+    def noted(*given: Any) -> Program:
+        traces.append(graphs.made)
+        return at_one_size(*given)
+
+    monkeypatch.setattr(trace, "_at_one_size", noted)
+    assert prepare(graphs, model, SHAPE) == PIECES
+    assert traces == [1, 2, 3], "each number of items in a call of its own"
+    assert prepare(graphs, model, SHAPE, 2) == 3
+    assert len(traces) == 3

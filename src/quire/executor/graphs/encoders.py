@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -38,7 +38,7 @@ from quire.executor.graphs.step_graphs import RecordedStep, StepGraphs, StepLaun
 from quire.models.base import Encoding, LanguageModel
 from quire.program.passes import PRODUCTS, RESHAPES
 from quire.program.rows import RowProgram
-from quire.program.trace import trace_encoder
+from quire.program.trace import trace_encoder_in_pieces
 from quire.program.values import FUSED, Node, Program, bound
 
 log = logging.getLogger("quire.engine")
@@ -48,8 +48,9 @@ MOST_ROWS = 4096
 _MOST_PIECES = 64
 """Most pieces of an item with graphs. A video of more has a program of thousands of nodes."""
 CALLS = 8
-"""Calls by which an item shape has to come before it is traced. Streams wait while it is traced and
-recorded, for as long as graphs save in some hundred calls.
+"""Calls by which an item shape has to come before it is traced. Tracing and recording take as long
+as graphs save in some hundred calls. Each later call does one piece of this work, because streams
+wait meanwhile.
 """
 _MOST_SHAPES = 16
 """Most item shapes with graphs; those of the least recently used shape are dropped."""
@@ -57,6 +58,7 @@ _TOLERANCE = 5e-2
 """Largest relative error of a graph's rows beside the encoder's."""
 _SURVEYED_ROWS = 64
 _NO_LAYERS = KVLayout.of(())
+_DONE = object()
 
 
 @dataclass(eq=False)
@@ -86,23 +88,25 @@ class _Shape:
     Attributes:
         calls: number of calls so far, up to `CALLS`.
         program: the traced program; None before that many calls.
-        graphs: by number of items; None where they cannot be recorded.
+        graphs: by number of items; None where they are not recorded yet, or cannot be.
+        work: the pieces that are left of tracing and recording graphs; None while there are none.
     """
 
     calls: int = 0
     program: Program | None = None
     graphs: dict[int, _Graphs | None] = field(default_factory=dict)
+    work: Iterator[None] | None = None
 
 
 class EncoderGraphs:
     """The CUDA graphs of a model's encoders. Owned by an executor.
 
-    A shape is traced after `CALLS` calls, and its kernels are compiled in the background. Its first
-    graphed items are encoded by the encoder as well: graphs serve only if they agree with it and
-    take less time.
+    A shape is traced and recorded in the calls that follow its first `CALLS`, a piece in each. Then
+    its kernels are compiled in the background. Its first graphed items are encoded by the encoder
+    as well: graphs serve only if they agree with it and take less time.
 
     Attributes:
-        made: number of times that graphs were recorded or checked, which takes long.
+        made: number of calls that traced, recorded or checked, which takes long.
     """
 
     def __init__(self, model: LanguageModel, extension: Extension) -> None:
@@ -152,17 +156,30 @@ class EncoderGraphs:
         if known.calls < CALLS:
             known.calls += 1
             return None
-        try:
-            if items not in known.graphs:
-                known.graphs[items] = None
-                if known.program is None:
-                    known.program = trace_encoder(self._model, kind, shape)
-                known.graphs[items] = self._record(known.program, items)
-            return self._compiled(known.graphs[items])
-        except Exception as problem:  # an extension's encoder may raise any, traced
+        if known.work is None and items not in known.graphs:
             known.graphs[items] = None
-            log.info("CUDA graphs of %s items of shape %s disabled: %s", kind, shape, problem)
+            known.work = self._work(known, kind, shape, items=items)
+        if known.work is not None:
+            self.made += 1
+            if next(known.work, _DONE) is _DONE:
+                known.work = None
             return None
+        try:
+            return self._compiled(known.graphs[items])
+        except Exception as problem:  # of the compiler, or of what it was given
+            known.graphs[items] = None
+            _log_disabled(kind, shape, problem)
+            return None
+
+    def _work(self, known: _Shape, kind: str, shape: tuple[int, ...], items: int) -> Iterator[None]:
+        """Trace and record the graphs of a number of items, in pieces."""
+        try:
+            if known.program is None:
+                known.program = yield from trace_encoder_in_pieces(self._model, kind, shape)
+                yield
+            known.graphs[items] = yield from self._record(known.program, items)
+        except Exception as problem:  # an extension's encoder may raise any, traced
+            _log_disabled(kind, shape, problem)
 
     def _compiled(self, found: _Graphs | None) -> _Graphs | None:
         """Return graphs that serve or may serve, when their kernels are compiled."""
@@ -220,18 +237,19 @@ class EncoderGraphs:
 
     # -- recording -----------------------------------------------------------------------------
 
-    def _record(self, traced: Program, items: int) -> _Graphs:
-        """Record the graphs of a number of items.
+    def _record(self, traced: Program, items: int) -> Generator[None, None, _Graphs]:
+        """Record the graphs of a number of items, in pieces.
 
         Raises:
             UnsupportedNode: kernels compute too little of the program.
         """
-        started = time.perf_counter()
-        self.made += 1
         program = RowProgram.of(traced, items)
         if not 0 < program.rows <= MOST_ROWS:
             raise UnsupportedNode(f"its products have {program.rows} rows")
+        yield
         by_mlx = nodes_by_mlx(program, self._recorder(_SURVEYED_ROWS))
+        yield
+        started = time.perf_counter()
         recorder = self._recorder(1 << (program.rows - 1).bit_length())
         recording = Recording(recorder, {}, _NO_LAYERS, states={}, by_mlx=by_mlx)
         given, outputs = places_of(program, recorder)
@@ -250,6 +268,10 @@ class EncoderGraphs:
         return Recorder(
             *given, card=card(), copies=self._copies, library=self._library, spare=spare
         )
+
+
+def _log_disabled(kind: str, shape: tuple[int, ...], problem: Exception) -> None:
+    log.info("CUDA graphs of %s items of shape %s disabled: %s", kind, shape, problem)
 
 
 def nodes_by_mlx(program: RowProgram, recorder: Recorder) -> list[Node]:
