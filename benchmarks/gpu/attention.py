@@ -48,9 +48,9 @@ MOST_BYTES, WARM_S = 6 << 30, 0.008
 
 @dataclass(frozen=True)
 class Pair:
-    """One or two kernels and what they are launched with; the second waits for the first."""
+    """Two kernels and what they are launched with; the second waits for the first."""
 
-    sources: tuple[str, ...]
+    sources: tuple[str, str]
     grids: tuple[tuple[int, int, int], tuple[int, int, int]]
     shared: int
     given: tuple[list[mx.array], list[mx.array]]
@@ -101,10 +101,9 @@ def pair(
     if store is None:
         kept = (rows * each * shape.kv_heads, BLOCK, shape.key_dim)
         arrays = [random_like(kept, mx.bfloat16) for _ in range(2)]
-        joined = splits > 1
-        finished = [in_device_memory(mx.zeros((rows * parts,), mx.int32))] * joined
-        first, second = [q, *arrays, tiles, table, numbers, *found, *finished, result], []
-        sources = (kernels.attend(shape, joins=joined),)
+        first = [q, *arrays, tiles, table, numbers, *found, result]
+        second = [count, *found, tiles, result]
+        sources = kernels.attend(shape), kernels.combine(shape, splits)
         shared, grid = cuda.single_memory(shape), (rows, parts, splits)
     elif format.scheme == "page":
         arrays = store.arrays()[:-2]
@@ -141,13 +140,12 @@ def held(source: str, blocks: int | None) -> str:
 
 def microseconds(pairs: list[Pair], blocks: int | None) -> float:
     extension = load_extension()
-    first, *second = pairs[0].sources
-    functions = compiler().functions([held(first, blocks), *second])
+    functions = compiler().functions([held(pairs[0].sources[0], blocks), pairs[0].sources[1]])
     launches: list[Launch] = []
     for number in range(COUNT):
         own = pairs[number % len(pairs)]
         for function, grid, shared, given in zip(
-            functions, own.grids, (own.shared, 0), own.given, strict=False
+            functions, own.grids, (own.shared, 0), own.given, strict=True
         ):
             before = (len(launches) - 1,) if launches else ()
             arguments = tuple(map(extension.pointer, given))
@@ -183,10 +181,8 @@ class Job:
 
     def sources(self) -> list[str]:
         """Return the sources of both kernels."""
-        first, *second = pair(self.shape, parse_format(self.format), 1, 0, 1, self.splits)[
-            0
-        ].sources
-        return [held(first, self.held), *second]
+        first, second = pair(self.shape, parse_format(self.format), 1, 0, 1, self.splits)[0].sources
+        return [held(first, self.held), second]
 
     def measured(self) -> dict[str, Any]:
         sizes = self.rows, self.low, self.high, self.splits

@@ -41,9 +41,6 @@ static inline __nv_bfloat162 __hfma2(__nv_bfloat162 a, __nv_bfloat162 b, __nv_bf
 }
 template <typename E>
 static inline E __ldcs(const E* from) { return *from; }
-template <typename E>
-static inline E __ldcg(const E* from) { return *from; }
-static inline void __threadfence() {}
 static inline uint2 make_uint2(uint x, uint y) { return {x, y}; }
 static inline uint4 make_uint4(uint x, uint y, uint z, uint w) { return {x, y, z, w}; }
 static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }

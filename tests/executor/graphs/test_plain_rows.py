@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import mlx.core as mx
-import numpy as np
 import pytest
 
 from quire.attention.backend import Scoring
@@ -16,7 +15,6 @@ from quire.cache.formats.base import LayerShape
 from quire.cache.formats.registry import make_store
 from quire.cache.specs import AttentionSpec, FullKV, WindowKV
 from quire.core.kv_format import KVFormat
-from quire.device.gpu_kernels import in_device_memory
 from quire.executor.graphs import pools
 from quire.executor.graphs.graph_cache import MAX_ROWS
 from tests.attention.rows import HandRows
@@ -113,43 +111,6 @@ def test_few_thread_blocks_take_all_single_rows_beside_prompts(
         prepared = ReferenceBackend().prepare(metadata)
         wanted = prepared.forward(q, theirs, written, Scoring(SCALE, None, None))
         assert (_norms(found - wanted) / _norms(wanted)).max().item() < 1e-2
-
-
-@pytest.mark.skipif(bool(why_not()), reason=why_not())
-@pytest.mark.parametrize("sinks", [False, True])
-def test_the_last_thread_block_joins_what_all_of_a_row_have_found(
-    sinks: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One row of each of three sequences, whose keys three, one and two thread blocks share."""
-    counters: list[mx.array] = []
-
-    def noted(array: mx.array) -> mx.array:
-        counters.append(in_device_memory(array))
-        return counters[-1]
-
-    monkeypatch.setattr(pools, "in_device_memory", noted)
-    spec, format, reached = FullKV(2, 128), KVFormat(), [600, 3, 300]
-    tables = [tuple(range(10)), (10,), tuple(range(11, 16))]
-    ours, theirs = (make_store(LayerShape.of(spec, 64, mx.bfloat16), format) for _ in range(2))
-    weights = _normal((16,), 99) if sinks else None
-    for store in (ours, theirs):
-        store.resize(16, ())
-    for starts, counts in (([0] * 3, reached), (reached, [1] * 3)):
-        rows = [
-            HandRows(start, count, format, (table,))
-            for start, count, table in zip(starts, counts, tables, strict=True)
-        ]
-        metadata = build_metadata(0, spec, rows, 64)
-        q, k, v = (_normal((sum(counts), n, 128), seed) for seed, n in enumerate((16, 2, 2)))
-        written = theirs.write(k, v, metadata.slots)
-        if starts is not reached:  # what is read later
-            ours.write(k, v, metadata.slots)
-            mx.eval(ours.arrays())
-    found = attended(ours, metadata, {"q": q, "k": k, "v": v}, SCALE, sinks=weights)
-    prepared = ReferenceBackend().prepare(metadata)
-    wanted = prepared.forward(q, theirs, written, Scoring(SCALE, None, weights))
-    assert (_norms(found - wanted) / _norms(wanted)).max().item() < 1e-2
-    assert [np.array(each).any() for each in counters] == [False], "of later steps"
 
 
 def _norms(x: mx.array) -> mx.array:

@@ -74,12 +74,11 @@ def attend(
     most_tiles: int = 0,
     value_in_key: bool = False,
     tiles_are_made: bool = False,
-    joins: bool = False,
 ) -> str:
     """Return the source of attention over plain blocks, one row a tile.
 
-    Parameters: q, keys, values, tiles, table, numbers, partial, stats, counters if it `joins`,
-    result, and sinks if there are any.
+    Parameters: q, keys, values, tiles, table, numbers, partial, stats, result, and sinks if there
+    are any.
 
     Args:
         ordered: whether thread blocks without work also wait for the previous kernel. Needed if all
@@ -87,21 +86,17 @@ def attend(
         most_tiles: the most tiles, if there are more than thread blocks; those with a row come
             first. 0 if each thread block has one tile.
         tiles_are_made: whether an earlier kernel of the step writes the tiles.
-        joins: whether several thread blocks share a tile's keys. The last of them to end joins
-            what all have found; it needs a zero, int32, for each of `blockIdx.x` and `.y`.
     """
     parameters = ["const T* q", "const T* keys", "const T* values", "const int* tiles"]
     parameters += ["const int* table", "const float* numbers", "float* partial", "float* stats"]
-    parameters += ["int* finished"] * joins
     stride = shape.key_dim if value_in_key else shape.value_dim
     more = {"READY": "wait_for_others()", "ORDERED": int(ordered), "V_STRIDE": stride}
-    more |= {"MOST_TILES": most_tiles, "JOINS": int(joins)}
+    more |= {"MOST_TILES": most_tiles}
     defines: Mapping[str, object] = {**shape.defines(1, split=True), **more}
-    head = "".join(map(paged.source, ("tensor", "warps", "units", *["splits"] * joins)))
-    lines = ["const int split = blockIdx.z, splits = gridDim.z;", *no_sinks(shape)]
+    head = "".join(map(paged.source, ("tensor", "warps", "units")))
     return source_text(
         [*parameters, "T* result", *sinks_of(shape)],
-        "\n".join([*lines, paged.source("single")]),
+        "const int split = blockIdx.z, splits = gridDim.z;\n" + paged.source("single"),
         paged.LANES,
         defines=defines,
         head=head,
@@ -121,7 +116,7 @@ def attend_tiles(shape: paged.Shape, *, value_in_key: bool = False) -> str:
         "if (tiles[blockIdx.x * 6 + 1] == 0) return;",
         "constexpr int split = 0, splits = 1;",
         "float *partial = nullptr, *stats = nullptr;",
-        *no_sinks(shape),
+        "" if shape.sinks else "const float* sinks = nullptr;",
         paged.source("attend"),
     ]
     stride = shape.key_dim if value_in_key else shape.value_dim
@@ -158,6 +153,32 @@ def attend_prompts(tiles: PromptTiles) -> str:
     )
 
 
+def combine(shape: paged.Shape, splits: int, *, tiles_are_made: bool = False) -> str:
+    """Return the source that combines splits.
+
+    Parameters: rows, partial, stats, tiles, result, and sinks if there are any.
+
+    Args:
+        tiles_are_made: whether an earlier kernel of the step writes the tiles.
+    """
+    parameters = ["const int* rows", "const float* partial", "const float* stats"]
+    lines = [
+        *of_splits(shape, splits),
+        "wait_for_others();" * tiles_are_made,
+        f"const int* tile = tiles + blockIdx.x / {shape.heads} * 6;",
+        "const int low = tile[2], high = tile[3], each = units_of_split(low, high, splits);",
+        "const int count = ((high + 31) / 32 - low / 32 + each - 1) / each;",
+        "wait_for_others();",  # before any end: who waits for this waits for those before
+        "if (count == 1 || high == 0) return;",
+    ]
+    body = "\n".join([*lines, paged.source("combine")])
+    parameters += ["const int* tiles", "T* result", *sinks_of(shape)]
+    head = paged.source("units") + paged.source("splits")
+    place = f"((size_t)tile[0] * {shape.heads} + blockIdx.x % {shape.heads})"
+    defines = {**joined_defines(shape), "PLACE": place}
+    return source_text(parameters, body, paged.LANES, defines=defines, head=head)
+
+
 def of_splits(shape: paged.Shape, splits: int, *, some: bool = False) -> list[str]:
     """Return the declarations before a kernel that combines splits.
 
@@ -170,13 +191,8 @@ def of_splits(shape: paged.Shape, splits: int, *, some: bool = False) -> list[st
         *["wait_for_others();", skipping] * some,
         f"if ((int)blockIdx.x >= *rows * {shape.heads}) return;",
         f"constexpr int splits = {splits};",
-        *no_sinks(shape),
+        "" if shape.sinks else "const float* sinks = nullptr;",
     ]
-
-
-def no_sinks(shape: paged.Shape) -> list[str]:
-    """Return what kernels declare in place of the parameter of `sinks_of`."""
-    return ["const float* sinks = nullptr;"] * (not shape.sinks)
 
 
 def sinks_of(shape: paged.Shape) -> list[str]:

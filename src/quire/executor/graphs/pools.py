@@ -16,7 +16,6 @@ from quire.attention.paged.backend import kernels_serve
 from quire.attention.paged.tiles import score_numbers
 from quire.cache.formats.base import LayerStore
 from quire.cache.specs import KVSpec
-from quire.device.gpu_kernels import in_device_memory
 from quire.executor.graphs import heads, kernels
 from quire.executor.graphs.coding_check import KernelRunner
 from quire.executor.graphs.heads import Coding, Heads
@@ -233,11 +232,8 @@ class LayerPool(ABC):
         """Record the kernels that attend to plain keys, one row a tile."""
         shape, inputs, q = attending.shape, recorder.inputs, attending.q
         splits, made = splits_of(recorder, shape), bool(rows.written)
-        blocks = recorder.max_rows, shape.kv_heads * (shape.group // shape.part)
         parts = self._partial(recorder, attending, shape, splits=splits) if splits > 1 else ()
         places = [each.address for each in parts] or [0, 0]
-        if parts:
-            places.append(recorder.constant(in_device_memory(mx.zeros(blocks, mx.int32))))
         arguments = [q.address, *rows.arrays, rows.tiles, rows.table]
         arguments += [attending.numbers, *places, *attending.ending]
         few = bool(inputs.tile_rows) and recorder.max_rows >= _MOSTLY_PROMPTS
@@ -247,21 +243,26 @@ class LayerPool(ABC):
             most_tiles=inputs.max_rows if few else 0,
             value_in_key=attending.layer.value_in_key,
             tiles_are_made=made,
-            joins=bool(parts),
         )
-        if few:
-            blocks = min(recorder.max_rows, shape.tiles_at_once), blocks[1]
+        blocks = min(recorder.max_rows, shape.tiles_at_once) if few else recorder.max_rows
         recorder.add(
             source,
-            (*blocks, splits),
+            (blocks, shape.kv_heads * (shape.group // shape.part), splits),
             paged.LANES,
             arguments=arguments,
             reads=[q, *rows.written],
             writes=[*parts, attending.layer.result],
             shared=paged.single_memory(shape),
         )
-        for each in parts:
-            recorder.release(each)
+        if parts:
+            self._add_up(
+                recorder,
+                attending,
+                parts,
+                source=kernels.combine(shape, splits, tiles_are_made=made),
+                given=[rows.tiles],
+                after=rows.written,
+            )
 
     def _attend_tiles(
         self,
@@ -303,6 +304,7 @@ class LayerPool(ABC):
         *,
         source: str,
         given: Sequence[int],
+        after: Sequence[Buffer] = (),
         rows: int | None = None,
     ) -> None:
         """Record the kernel that adds up the results of splits. Release these.
@@ -310,6 +312,7 @@ class LayerPool(ABC):
         Args:
             parts, rows: see `_partial`.
             given: the kernel's arguments between the parts and the end.
+            after: further buffers that it reads.
         """
         recorder.add(
             source,
@@ -321,7 +324,7 @@ class LayerPool(ABC):
                 *given,
                 *attending.ending,
             ],
-            reads=parts,
+            reads=[*parts, *after],
             writes=[attending.layer.result],
         )
         for each in parts:

@@ -1,11 +1,14 @@
   // Joins what the splits of a row found: partial [T, HEADS, splits, V_DIM], stats [T, HEADS, splits, 2].
-  // One thread block for each row and head. `count` splits have written. With TURNED they are sums of
+  // One thread block for each row and head: of PLACE. `count` splits have written. With TURNED they are sums of
   // values in coordinates of their own, which are turned back; `signs` include the scale. Of those the
   // first R_DIM are the result.
+#ifndef PLACE
+#define PLACE blockIdx.x
+#endif
   __shared__ Weights weights;
-  const size_t place = blockIdx.x;
+  const size_t place = PLACE;
   const float sink = SINKS ? (float)sinks[place % HEADS] * 1.4426950408889634f : -1e30f;
-  if (threadIdx.x < 32) weigh(&weights, stats + place * splits * 2, count, nullptr, sink);
+  weigh(&weights, stats + place * splits * 2, count, nullptr, sink);
   __syncthreads();
 #if TURNED
   __shared__ float turned_sums[V_DIM];

@@ -4,7 +4,7 @@
   __shared__ float x[V_DIM];
   const size_t place = blockIdx.x;
   const float sink = SINKS ? (float)sinks[place % HEADS] * 1.4426950408889634f : -1e30f;
-  if (threadIdx.x < 32) weigh(&weights, stats + place * splits * 2, splits, own_stats + place * 2, sink);
+  weigh(&weights, stats + place * splits * 2, splits, own_stats + place * 2, sink);
   __syncthreads();
   for (int d0 = threadIdx.x * ELEMENTS; d0 < V_DIM; d0 += blockDim.x * ELEMENTS) {
     const Elements sum = joined_elements(partial + place * splits * V_DIM + d0, &weights);

@@ -4,8 +4,8 @@
   //
   // What a warp reads first it fetches before the kernel that this one waits for is done (READY), as
   // keys are there already but for those that the step writes: `fresh`, in a tile's last place, is the
-  // first of them. Where one thread block sees all keys of a row, it writes the result at once; otherwise the last one
-  // of a tile to end joins what all have found (JOINS, with a counter for each tile and part of its heads).
+  // first of them. Where one thread block sees all keys of a row, the
+  // result is written at once, and `combine` has nothing to do.
   //
   // With MOST_TILES a thread block takes every gridDim.x-th tile, of so many at most; those with a row come
   // first. Otherwise it takes one.
@@ -17,9 +17,6 @@
 #endif
 #ifndef MOST_TILES
 #define MOST_TILES 0
-#endif
-#ifndef JOINS
-#define JOINS 0
 #endif
   constexpr int SHARE = V_DIM > 128 ? V_DIM / 128 : 1, STREAMS = 4 / SHARE;
   constexpr int K_OWN = K_DIM / SHARE, V_OWN = V_DIM / SHARE;
@@ -320,38 +317,6 @@
       }
     }
   }
-#if JOINS
-  const int count = ((high + UNIT - 1) / UNIT - first_pass + each - 1) / each;
-  if (alone || !is_last(finished + blockIdx.x * gridDim.y + blockIdx.y, count)) return;
-  Weights* const weights = (Weights*)shared;
-  const size_t place0 = (size_t)row * HEADS + head0;
-  for (int m = warp; m < PART; m += 4) {
-    const float sink = SINKS ? (float)sinks[head0 + m] * 1.4426950408889634f : -1e30f;
-    weigh(weights + m, stats + (place0 + m) * splits * 2, count, nullptr, sink);
-  }
-  __syncthreads();
-  // A thread loads of all its elements at once what some splits have found.
-  constexpr int RUNS = (PART * V_DIM + 511) / 512, AT_ONCE = RUNS < 8 ? 16 / RUNS : 2;
-  float sums[RUNS][4] = {};
-  #pragma unroll AT_ONCE
-  for (int s = 0; s < count; s++)
-    #pragma unroll
-    for (int i = 0; i < RUNS; i++) {
-      const int n = (i * 128 + threadIdx.x) * 4, m = n / V_DIM;
-      if (m >= PART) continue;
-      const float4 own = __ldcg((const float4*)(partial + ((place0 + m) * splits + s) * V_DIM + n % V_DIM));
-      const float weight = weights[m].of[s], x[4] = {own.x, own.y, own.z, own.w};
-      #pragma unroll
-      for (int e = 0; e < 4; e++) sums[i][e] += weight * x[e];
-    }
-  #pragma unroll
-  for (int i = 0; i < RUNS; i++)
-    #pragma unroll
-    for (int e = 0; e < 4; e++) {
-      const int n = (i * 128 + threadIdx.x) * 4 + e;
-      if (n < PART * V_DIM) result[place0 * V_DIM + n] = (T)sums[i][e];
-    }
-#endif
 #endif
 #if MOST_TILES
   }

@@ -6,19 +6,19 @@ struct Weights {
   float of[65];
   int live;  // splits with keys: those without come last
 };
-// By a warp. `own` are the stats of one part more, whose weight comes last, or null;
+// By the thread block's first warp. `own` are the stats of one part more, whose weight comes last, or null;
 // `sink` is one more score, or -1e30.
 __device__ __forceinline__ void weigh(Weights* to, const float* stats, int count, const float* own, float sink) {
-  const int lane = threadIdx.x & 31;
+  if (threadIdx.x >= 32) return;
   float most = own ? fmaxf(sink, own[0]) : sink;
-  for (int s = lane; s < count; s += 32) most = fmaxf(most, __ldcg(stats + s * 2));
+  for (int s = threadIdx.x; s < count; s += 32) most = fmaxf(most, stats[s * 2]);
   for (int by = 16; by > 0; by /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, by));
   float sum = 0.f;
   int last = 0;
-  for (int s = lane; s < count; s += 32) {
-    const float total = __ldcg(stats + s * 2 + 1);
+  for (int s = threadIdx.x; s < count; s += 32) {
+    const float total = stats[s * 2 + 1];
     if (total > 0.f) last = s + 1;
-    to->of[s] = total > 0.f ? exp2f(__ldcg(stats + s * 2) - most) : 0.f;
+    to->of[s] = total > 0.f ? exp2f(stats[s * 2] - most) : 0.f;
     sum += total * to->of[s];
   }
   for (int by = 16; by > 0; by /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, by);
@@ -26,8 +26,8 @@ __device__ __forceinline__ void weigh(Weights* to, const float* stats, int count
   if (own) sum += own[1] * of_own;
   if (sink > -1e30f) sum += exp2f(sink - most);
   last = __reduce_max_sync(0xffffffffu, last);
-  for (int s = lane; s < count; s += 32) to->of[s] /= sum;
-  if (lane == 0) {
+  for (int s = threadIdx.x; s < count; s += 32) to->of[s] /= sum;
+  if (threadIdx.x == 0) {
     to->of[64] = of_own / sum;
     to->live = last;
   }
@@ -47,18 +47,4 @@ __device__ __forceinline__ Elements joined_elements(const float* partial, const 
       if (weight != 0.f) sum.x[e] += weight * own.x[e];  // what was found without keys may be anything
   }
   return sum;
-}
-// Whether the other `count` - 1 thread blocks with this counter have ended what they write. The last one may read it
-// (past the multiprocessor's own cache), and leaves 0 in the counter.
-__device__ __forceinline__ bool is_last(int* finished, int count) {
-  __shared__ bool last;
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    last = atomicAdd(finished, 1) == count - 1;
-    if (last) *finished = 0;
-    __threadfence();
-  }
-  __syncthreads();
-  return last;
 }
