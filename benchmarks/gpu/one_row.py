@@ -190,7 +190,7 @@ class OneRow:
             placement=KVPlacement((ids,) * len(layout.groups), {}),
         )
         inputs = self.cache.inputs(1)
-        numbers = step_numbers([row], layout, inputs, block_size=size, tokens=[17])
+        numbers = step_numbers([row], layout, inputs, block_size=size, max_rows=1, tokens=[17])
         assert numbers is not None, "the step has inputs"
         data = np.ascontiguousarray(numbers, np.int32).tobytes()
         driver_call(

@@ -82,7 +82,8 @@ def parts_of(
     first: int,
 ) -> list[dict[str, Any]]:
     """Return each kernel of a layer, in order: its median microseconds among the `first` kernels,
-    and alone, where those of all layers follow each other.
+    and alone, where those of all layers follow each other. Experts' products are not run alone:
+    later kernels have written to the memory of their tiles.
     """
     own, tiles = defaultdict[Source, list[float]](list), dict[Source, str]()
     before = 0.0
@@ -99,12 +100,11 @@ def parts_of(
             replace(launches[n], after=(place - 1,) if place else ())
             for place, n in enumerate(alike)
         ]
-        alone = microseconds(recorded, chain, kept) / len(chain)
-        rows.append(
-            {"kernel": named(source), "grid": kernels[alike[0]].grid, "count": len(alike)}
-            | {"us": round(statistics.median(times), 1), "alone": round(alone, 1)}
-            | {"tiles": tiles.get(source, "")}
-        )
+        row = {"kernel": named(source), "grid": kernels[alike[0]].grid, "count": len(alike)}
+        row |= {"us": round(statistics.median(times), 1), "tiles": tiles.get(source, "")}
+        if source not in tiles:
+            row["alone"] = round(microseconds(recorded, chain, kept) / len(chain), 1)
+        rows.append(row)
     return rows
 
 

@@ -113,6 +113,33 @@ def test_few_thread_blocks_take_all_single_rows_beside_prompts(
         assert (_norms(found - wanted) / _norms(wanted)).max().item() < 1e-2
 
 
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+@pytest.mark.parametrize("sinks", [False, True])
+def test_thread_blocks_share_the_keys_of_rows(sinks: bool) -> None:
+    """One row of each of three sequences, whose keys three, one and two thread blocks share."""
+    spec, format, reached = FullKV(2, 128), KVFormat(), [600, 3, 300]
+    tables = [tuple(range(10)), (10,), tuple(range(11, 16))]
+    ours, theirs = (make_store(LayerShape.of(spec, 64, mx.bfloat16), format) for _ in range(2))
+    weights = _normal((16,), 99) if sinks else None
+    for store in (ours, theirs):
+        store.resize(16, ())
+    for starts, counts in (([0] * 3, reached), (reached, [1] * 3)):
+        rows = [
+            HandRows(start, count, format, (table,))
+            for start, count, table in zip(starts, counts, tables, strict=True)
+        ]
+        metadata = build_metadata(0, spec, rows, 64)
+        q, k, v = (_normal((sum(counts), n, 128), seed) for seed, n in enumerate((16, 2, 2)))
+        written = theirs.write(k, v, metadata.slots)
+        if starts is not reached:  # what is read later
+            ours.write(k, v, metadata.slots)
+            mx.eval(ours.arrays())
+    found = attended(ours, metadata, {"q": q, "k": k, "v": v}, SCALE, sinks=weights)
+    prepared = ReferenceBackend().prepare(metadata)
+    wanted = prepared.forward(q, theirs, written, Scoring(SCALE, None, weights))
+    assert (_norms(found - wanted) / _norms(wanted)).max().item() < 1e-2
+
+
 def _norms(x: mx.array) -> mx.array:
     """Return the norms of rows `[T, heads, dim]`."""
     return mx.linalg.norm(x.astype(mx.float32), axis=(1, 2))
