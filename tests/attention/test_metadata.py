@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import mlx.core as mx
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.attention.cpu import paged_tables, tables_of_few
 from quire.attention.metadata import AttentionMetadata, build_metadata
 from quire.attention.reference.cuts import cut
 from quire.cache.specs import AttentionSpec, FullKV, WindowKV
@@ -210,3 +212,22 @@ def test_long_block_tables_do_not_share_a_batch_with_short_ones() -> None:
     batches, _ = cut(build_metadata(0, FullKV(1, 1), rows, SIZE))
     assert [batch.rows for batch in batches] == [slice(0, 2), slice(2, 4)]
     assert batches[0].blocks.shape == (2, 2)
+
+
+@pytest.mark.parametrize("name", ["full", "window", "short window"])
+@settings(max_examples=60, deadline=None)
+@given(
+    spans=st.lists(st.tuples(st.integers(0, 150), st.integers(1, 6)), min_size=1, max_size=8),
+    seed=st.integers(0, 1000),
+)
+def test_tables_of_few_rows_are_those_of_metadata(
+    name: str, spans: list[tuple[int, int]], seed: int
+) -> None:
+    spec, rng = SPECS[name], random.Random(seed)
+    rows = [
+        HandRows(start, count, PLAIN, (table_of(rng, spec, start, start + count),), (), ())
+        for start, count in spans
+    ]
+    ops = SimpleNamespace(Tables=lambda numbers, sizes: (numbers.tolist(), sizes))
+    found = tables_of_few(ops, rows, 0, spec=spec, block_size=SIZE)
+    assert found == paged_tables(ops, build_metadata(0, spec, rows, SIZE))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from quire.attention.backend import AttentionBackend, AttentionCase, PreparedAttention, Scoring
-from quire.attention.metadata import AttentionMetadata
+from quire.attention.metadata import AttentionMetadata, AttentionRows
 from quire.cache.formats.base import CodedLayout, LayerStore, PackedStore, WrittenBlocks
+from quire.cache.specs import AttentionSpec
 from quire.core.arrays import Ints
 from quire.device.cpu.kernels import CPUKernels
 
@@ -129,6 +132,33 @@ def paged_tables(ops: Any, metadata: AttentionMetadata) -> Any:
     if metadata.tails is not None:
         tables += _written_places(metadata, metadata.tails)
     return ops.Tables(mx.array(np.concatenate(tables)), [len(each) for each in tables])
+
+
+def tables_of_few(
+    ops: Any, rows: Sequence[AttentionRows], group: int, spec: AttentionSpec, block_size: int
+) -> Any:
+    """Return `paged_tables` of few rows in plain blocks, none of which sees later rows.
+
+    Where rows are few, NumPy's calls would take most of the time.
+
+    Args:
+        rows: one entry a sequence.
+        group, spec: of the KV group.
+    """
+    blocks, firsts, first_visible, last_visible = (array("i") for _ in range(4))
+    starts, query_starts = array("i", [0]), array("i", [0])
+    for each in rows:
+        keys = range(each.start, each.start + each.count)
+        visible = [spec.first_visible(key) for key in keys]
+        firsts.append(visible[0] // block_size)
+        blocks += each.block_ids(group)[firsts[-1] : keys[-1] // block_size + 1]
+        starts.append(len(blocks))
+        first_visible.extend(visible)
+        last_visible.extend(keys)
+        query_starts.append(len(last_visible))
+    tables = blocks, starts, firsts, query_starts, first_visible, last_visible
+    joined = np.frombuffer(b"".join(tables), np.int32)
+    return ops.Tables(mx.array(joined), [len(each) for each in tables])
 
 
 def _written_places(metadata: AttentionMetadata, tails: Ints) -> list[Ints]:

@@ -262,10 +262,15 @@ class StepAttention:
         (part,) = self._parts(group)
         return part.metadata
 
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+        return self._pools.block_size
+
     def stores(self, layers: Iterable[int]) -> list[LayerStore]:
         """Return the blocks that layers read, where all rows have one format."""
-        group, owner = self._layout.group, self._layout.owner
-        return [self._parts(group[each])[0].pool.layers[owner[each]] for each in layers]
+        group, owner, format = self._layout.group, self._layout.owner, self._rows[0].format
+        return [self._pools.kv(group[each], format).layers[owner[each]] for each in layers]
 
     def states(self, layer: int) -> Mapping[str, mx.array]:
         """Return a layer's recurrent states, where all rows have one format."""

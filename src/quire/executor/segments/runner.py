@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from enum import Enum
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import mlx.core as mx
 
-from quire.attention.cpu import paged_tables
-from quire.attention.step import StepAttention
+from quire.attention.cpu import paged_tables, tables_of_few
 from quire.cache.pools import Pools
 from quire.cache.specs import KVLayout
 from quire.device.device import current_device
+from quire.device.dtypes import int32
 from quire.executor.graphs.states import KeptStates
 from quire.executor.inputs import StepInputs
 from quire.executor.segments.builder import Segment
@@ -155,13 +155,11 @@ class StepSegments:
             fields[NUMBERS] = numbers
         known = stages.known(fields)
         operations, sizes = current_device().operations, {"T": len(inputs.tokens)}
-        groups: dict[int, Any] = {}
+        rows = _AttentionRows(self._ops, self._layout, inputs)
         state_rows = cache(inputs.state_rows)
         for stage in stages.order:
             if isinstance(stage, Segment):
-                found = self._computed(
-                    stage, inputs.attention, known, groups=groups, state_rows=state_rows
-                )
+                found = self._computed(stage, inputs, known, rows=rows, state_rows=state_rows)
                 known.update(zip(stage.outputs, found, strict=True))
             else:
                 run_node(program, stage, known, operations=operations, sizes=sizes, steps=[inputs])
@@ -171,22 +169,16 @@ class StepSegments:
     def _computed(
         self,
         segment: Segment,
-        attention: StepAttention,
+        inputs: StepInputs,
         known: Mapping[int, mx.array],
-        groups: dict[int, Any],
+        rows: _AttentionRows,
         state_rows: Callable[[int], mx.array],
     ) -> list[mx.array]:
-        keys = None
-        for group in segment.groups:
-            metadata = attention.metadata(group)
-            if group not in groups:
-                groups[group] = paged_tables(self._ops, metadata)
-            if keys is None:  # the same in each group
-                keys = mx.array(metadata.keys)
+        attention = inputs.attention
         found: list[mx.array] = segment.native.run(
             [known[id] for id in segment.given],
-            [groups[group] for group in segment.groups],
-            keys,
+            [rows.tables(group) for group in segment.groups],
+            rows.keys if segment.groups else None,
             [array for store in attention.stores(segment.layers) for array in store.arrays()],
             [attention.states(layer)[name] for layer, name in segment.states],
             [state_rows(group) for group in segment.state_groups],
@@ -223,6 +215,35 @@ class StepSegments:
         )
         before.restore()
         return Computed(run_eagerly())
+
+
+class _AttentionRows:
+    """The rows of a step as segments attend them, made at first use."""
+
+    def __init__(self, ops: Any, layout: KVLayout, inputs: StepInputs) -> None:
+        self._ops, self._layout, self._inputs = ops, layout, inputs
+        self._tables: dict[int, Any] = {}
+        few = len(inputs.tokens) <= _FEW_ROWS
+        self._few = few and not any(each.media for each in inputs.sequences)
+
+    @cached_property
+    def keys(self) -> mx.array:
+        """Each row's own key, the same in each group, int32 `[T]`."""
+        rows = self._inputs.sequences
+        return int32([key for each in rows for key in range(each.start, each.end)])
+
+    def tables(self, group: int) -> Any:
+        """Return the tables of a KV group in the extension's form."""
+        if group not in self._tables:
+            self._tables[group] = self._made(group)
+        return self._tables[group]
+
+    def _made(self, group: int) -> Any:
+        attention, spec = self._inputs.attention, self._layout.groups[group].spec.attention
+        if not self._few or spec is None:
+            return paged_tables(self._ops, attention.metadata(group))
+        size = attention.block_size
+        return tables_of_few(self._ops, self._inputs.sequences, group, spec=spec, block_size=size)
 
 
 def _divided(program: Program, layout: KVLayout, ops: Any, attention: Attends) -> Stages:
