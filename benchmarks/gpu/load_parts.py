@@ -1,7 +1,8 @@
 """Times what the milliseconds of a whole load go to: `load_parts.py FOLDER OUT [options]`.
 
 1. Bursts of prompts of 128 tokens, 128 generated each, by `--streams`: the steps by the size of
-   their graphs, how long they ran, and how long pools took to grow; for each of `--step-ms`.
+   their graphs, how long they ran, and how long pools took to grow; each step until all prompts
+   are read; for each of `--step-ms`.
 2. The graphs of steps that generate, by `--streams`, and of steps that only read prompts, by
    `--reads`: the whole graph, each kernel of its first layers, and each kernel alone: that of all
    layers, one behind the other.
@@ -48,7 +49,7 @@ def load(engine: Engine, streams: int, tokens: int, seed: int) -> Row:
         engine._scheduler.prefill_budget,
         defaultdict[str, list[tuple[int, float]]](list),
     )
-    observe = budget.observe
+    observe, order = budget.observe, list[dict[str, Any]]()
 
     def observed(
         decode_rows: int, chunks: int, prompt_rows: int, seconds: float, *, graphed: bool = False
@@ -57,6 +58,8 @@ def load(engine: Engine, streams: int, tokens: int, seed: int) -> Row:
         kind = "both" if decode_rows and prompt_rows else "read" if prompt_rows else "generate"
         size = 1 << (rows - 1).bit_length() if graphed or not prompt_rows else "eager"
         parts[f"{kind} {size}"].append((rows, seconds))
+        order.append({"rows": rows, "generating": decode_rows, "graphed": graphed})
+        order[-1] |= {"ms": round(seconds * 1e3, 1)}
         observe(decode_rows, chunks, prompt_rows, seconds, graphed=graphed)
 
     pools, resizes = engine._executor.pools, list[float]()  # type: ignore[attr-defined]
@@ -70,12 +73,14 @@ def load(engine: Engine, streams: int, tokens: int, seed: int) -> Row:
     budget.observe, pools.resize = observed, resized  # type: ignore[method-assign]
     started, first = time.perf_counter(), dict[str, float]()
     ask(engine, streams, tokens, seed)
-    steps = 0
+    steps = reading = 0
     while engine.has_work:
         outputs, steps = engine.step(), steps + 1
         for each in outputs:
             if each.token_ids:
                 first.setdefault(each.request_id, time.perf_counter() - started)
+        if len(first) < streams:
+            reading = len(order) + 1
     ended = time.perf_counter() - started
     budget.observe, pools.resize = observe, resize  # type: ignore[method-assign]
     kinds = {
@@ -94,6 +99,7 @@ def load(engine: Engine, streams: int, tokens: int, seed: int) -> Row:
         "in steps, s": round(sum(each["seconds"] for each in kinds.values()), 3),
         "in pools that grow, s": [round(each, 4) for each in resizes],
         "kinds": kinds,
+        "steps to the last first token": order[:reading],
     }
 
 
