@@ -63,6 +63,8 @@ def test_one_row_gets_the_cuts_that_were_measured_on_an_h100() -> None:
 
     assert cut(2816, 704, True, True) == Cut(1, 8, 2, 4)
     assert cut(704, 2816, False, True) == Cut(1, 4, 2, 4)
+    assert cut(2880, 2880, True, True) == Cut(2, 8, 1, 2)
+    assert cut(2880, 2880, False, True) == Cut(2, 8, 1, 3)
     assert cut(2816, 2112, True) == Cut(1, 8, 4, 3)
     assert cut(4096, 14_336, True) == Cut(1, 4, 4, 2)
     assert cut(4096, 6144) == cut(2816, 8192) == Cut(1, 8, 2, 2)
@@ -70,6 +72,8 @@ def test_one_row_gets_the_cuts_that_were_measured_on_an_h100() -> None:
     assert cut(14_336, 4096) == Cut(2, 16, 2, 2)
     assert cut(2816, 128) == Cut(1, 16, 2, 2)
     assert cut(2112, 2816) == Cut(1, 4, 2, 4)
+    floats = SkinnyGemm(2880, 2880, 32, 1, H200, gated=True, experts=True, mode="mxfp4")
+    assert floats.cut == Cut(2, 8, 1, 2)
 
 
 @pytest.mark.parametrize("card", CARDS, ids=str)

@@ -150,11 +150,16 @@ class SkinnyGemm:
                 chunk = 0 if self.batch_invariant else chunk // 2
             tiles //= 2
 
+    @property
+    def _is_odd(self) -> bool:
+        """Whether chunks of 128 columns of experts would leave a rest, and there are many."""
+        return self.experts and self.inputs % 128 != 0 and self.inputs > 16 * 64
+
     def _wanted(self, tiles: int) -> Cut:
-        if self.rows == 1 and self.bits == 4 and self.mode == "affine" and not self.batch_invariant:
+        alone = self.rows == 1 and not self.batch_invariant
+        if alone and self.bits == 4 and (self.mode == "affine" or self._is_odd):
             return self._of_one_row()
         if self.experts:
-            alone = self.rows == 1 and not self.batch_invariant
             return (
                 Cut(2, 4, 2, stages=2)
                 if self.gated
@@ -179,9 +184,11 @@ class SkinnyGemm:
         """Return the cut for one row, which waits for the slowest warp of each thread block.
 
         Those of `benchmarks/gpu/one_row.py --cuts` on an H100, for the shapes of Gemma 4 26B-A4B
-        and Llama 3.1 8B.
+        and Llama 3.1 8B; of odd experts by the shape of gpt-oss-20b.
         """
         most, groups = self.card.multiprocessors, self.inputs // 64
+        if self._is_odd:
+            return Cut(2, 8, 1, stages=2) if self.gated else Cut(2, 8, 1, stages=3)
         if self.experts:
             return Cut(1, 8, 2, stages=4) if self.gated else Cut(1, 4, 2, stages=4)
         if self.gated:

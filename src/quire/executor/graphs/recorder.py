@@ -73,6 +73,21 @@ def launches(
     ]
 
 
+def expert_tile(card: Card, pairs: int, experts: int) -> int:
+    """Return the most pairs of row and expert in a tile of experts' products.
+
+    On Hopper it is about twice as many as an expert gets on average, so that most experts have one
+    tile.
+
+    Args:
+        pairs: of the step.
+    """
+    if not card.warpgroups:
+        return ROWS if pairs > EXPERT_TILE * experts else EXPERT_TILE
+    fitting = (tile for tile in (EXPERT_TILE, *EXPERT_TILES) if 2 * pairs <= tile * experts)
+    return next(fitting, EXPERT_TILES[-1])
+
+
 @dataclass(slots=True, eq=False)
 class Buffer:
     """Device memory that kernels of a step write and read.
@@ -236,22 +251,8 @@ class Recorder:
     # -- addresses -------------------------------------------------------------------------------
 
     def expert_tile(self, pairs: int, experts: int) -> int:
-        """Return how many pairs of row and expert a tile of experts' products holds at most.
-
-        On Hopper it is about twice as many as an expert gets on average, so that most experts
-        have one tile.
-
-        Args:
-            pairs: of the step.
-        """
-        if self.batch_invariant:
-            return EXPERT_TILE
-        if not self.card.warpgroups:
-            return ROWS if pairs > EXPERT_TILE * experts else EXPERT_TILE
-        if 2 * pairs <= EXPERT_TILE * experts:
-            return EXPERT_TILE
-        fitting = (tile for tile in EXPERT_TILES if 2 * pairs <= tile * experts)
-        return next(fitting, EXPERT_TILES[-1])
+        """Return `expert_tile` of this step."""
+        return EXPERT_TILE if self.batch_invariant else expert_tile(self.card, pairs, experts)
 
     def gemm(
         self,
