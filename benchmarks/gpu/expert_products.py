@@ -30,7 +30,7 @@ from quire.device.cuda.wide_gemm import WideGemm
 from quire.device.weights import Packing
 from quire.executor.graphs import product_kernels
 from quire.executor.graphs.product_kernels import Gemm
-from quire.executor.graphs.recorder import EXPERT_TILE, expert_tile
+from quire.executor.graphs.recorder import expert_tile, most_skinny_pairs
 
 SIZE, EXPERTS, TOP = 2880, 32, 4
 LAUNCHES, ROUNDS = 8, 12
@@ -95,10 +95,9 @@ def product(packing: Packing, rows: int, used: int, *, gated: bool) -> Product:
 
 def _gemm(packing: Packing, rows: int, tile: int, *, gated: bool) -> Gemm:
     bits, group_size, mode = packing.bits, packing.group_size, packing.mode
-    if tile == EXPERT_TILE:
-        return SkinnyGemm(
-            SIZE, SIZE, group_size, rows, card(), gated, experts=True, bits=bits, mode=mode
-        )
+    if tile <= most_skinny_pairs(SIZE * SIZE, bits):
+        own = {"bits": bits, "mode": mode, "tile": tile}
+        return SkinnyGemm(SIZE, SIZE, group_size, rows, card(), gated, experts=True, **own)
     cut = SIZE, SIZE, bits, group_size, tile * max_tiles(rows * TOP, tile), card(), gated, True
     return WarpgroupGemm(*cut, mode, tile) if card().warpgroups else WideGemm(*cut, mode)
 

@@ -26,7 +26,7 @@ from quire.executor.graphs import product_kernels
 from quire.executor.graphs.arithmetic import gated as joined_by
 from quire.executor.graphs.coding_check import DeviceRunner, KernelRunner
 from quire.executor.graphs.operands import UNPACKED
-from quire.executor.graphs.recorder import EXPERT_TILE, Kernel
+from quire.executor.graphs.recorder import EXPERT_TILE, Kernel, most_skinny_pairs
 from tests.device.cuda.cards import CARDS, H200
 from tests.support.emulated_steps import EmulatedRunner
 from tests.support.everyday import everyday
@@ -75,6 +75,12 @@ def few(inputs: int, outputs: int, packing: Packing, rows: int, **more: bool) ->
         mode=packing.mode,
         **more,
     )
+
+
+def few_by_sixteen(
+    inputs: int, outputs: int, packing: Packing, rows: int, **more: bool
+) -> SkinnyGemm:
+    return replace(few(inputs, outputs, packing, rows, **more), tile=16)
 
 
 def many(
@@ -287,11 +293,15 @@ def tiles_of(chosen: np.ndarray, size: int) -> tuple[mx.array, mx.array]:
 @pytest.mark.parametrize(
     ("kind", "cut"),
     everyday(
-        [(many, CUTS[0]), *((warpgroups, Cut(rows, 4)) for rows in EXPERT_TILES)],
-        lambda kind, cut: kind is many or cut.rows == 16,
+        [
+            (many, CUTS[0]),
+            (few_by_sixteen, CUTS[0]),
+            *((warpgroups, Cut(rows, 4)) for rows in EXPERT_TILES),
+        ],
+        lambda kind, cut: kind is not warpgroups or cut.rows == 16,
     ),
     indirect=["cut"],
-    ids=["wide", *(f"warpgroups-{rows}" for rows in EXPERT_TILES)],
+    ids=["wide", "skinny-16", *(f"warpgroups-{rows}" for rows in EXPERT_TILES)],
 )
 @pytest.mark.parametrize("gating", everyday(GATINGS, ("clamped",).__contains__))
 @pytest.mark.parametrize("rows", everyday([1, 3, 20, 70], (3, 70).__contains__))
@@ -308,9 +318,9 @@ def test_experts_take_the_rows_that_chose_them(
     hidden = 3 * width
     chosen = np.argsort(np.random.default_rng(rows).random((rows, count)))[:, :top]
     wide = rows * top > EXPERT_TILE * count
-    if kind is warpgroups and not wide:
+    if kind is not many and not wide:
         pytest.skip("of few rows there is one kernel")
-    tile = cut.rows if kind is warpgroups else ROWS
+    tile = {many: ROWS, few_by_sixteen: 16}.get(kind, cut.rows)
     order, tiles = tiles_of(chosen, tile if wide else EXPERT_TILE)
     stacked = [
         [mx.stack(list(part)) for part in zip(*matrices, strict=True)]
@@ -347,6 +357,11 @@ def test_experts_take_the_rows_that_chose_them(
     assert error(y[order], expected + biases[2].astype(mx.float32)[picked]) < 4e-3
 
 
+def test_skinny_tiles_of_16_pairs_are_for_large_experts_in_4_bits() -> None:
+    sizes = [(2880 * 2880, 4), (2816 * 704, 4), (2880 * 2880, 8), (2880 * 2880, 16)]
+    assert [most_skinny_pairs(*each) for each in sizes] == [16, 8, 8, 8]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("packing", [*FLOATS, *GROUPS_OF_32], ids=name_of)
 def test_products_compile(packing: Packing, tmp_path: Path) -> None:
@@ -355,6 +370,7 @@ def test_products_compile(packing: Packing, tmp_path: Path) -> None:
         [
             few(odd, 2880, packing, 1, gated=True, experts=True),
             few(odd, 2880, packing, 8, experts=True),
+            few_by_sixteen(odd, 2880, packing, 64, gated=True, experts=True),
             few(4096, 4096, packing, 32),
             many(odd, 2880, packing, 64 * ROWS, gated=True, experts=True),
             many(4096, 4096, packing, 64),

@@ -77,6 +77,14 @@ def test_one_row_gets_the_cuts_that_were_measured_on_an_h100() -> None:
 
 
 @pytest.mark.parametrize("card", CARDS, ids=str)
+def test_tiles_of_experts_are_never_cut(card: Card) -> None:
+    for tile in (8, 16):
+        for inputs in (2880, 14_336):
+            gemm = SkinnyGemm(inputs, 4096, 64, 64, card, gated=True, experts=True, tile=tile)
+            assert (8 * gemm.tiles, gemm.fits) == (tile, True)
+
+
+@pytest.mark.parametrize("card", CARDS, ids=str)
 def test_sums_are_added_up_alike_for_all_rows_where_they_must(card: Card) -> None:
     for (inputs, outputs), gated, experts in CUTS:
         cuts = {

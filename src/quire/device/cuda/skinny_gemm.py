@@ -40,6 +40,7 @@ class SkinnyGemm:
         batch_invariant: a row's sums are added up in one order, however many rows there are.
         bits: of a weight: 4 or 8 as codes, 16 as it is.
         mode: of codes, in MLX's terms; other than affine ones are floats.
+        tile: most pairs of row and expert in a tile of experts, 8 or 16.
     """
 
     inputs: int
@@ -52,6 +53,7 @@ class SkinnyGemm:
     batch_invariant: bool = False
     bits: int = 4
     mode: str = "affine"
+    tile: int = 8
 
     source: ClassVar[str] = "skinny_gemm.cuh"
     resident: ClassVar[int | None] = None
@@ -138,7 +140,9 @@ class SkinnyGemm:
 
         With `batch_invariant`, all have the same warps and chunks.
         """
-        tiles = 1 if self.experts else next(n for n in (1, 2, 4) if self.rows <= 8 * n or n == 4)
+        tiles = next(n for n in (1, 2, 4) if self.rows <= 8 * n or n == 4)
+        if self.experts:
+            tiles = self.tile // 8
         while tiles:
             wanted = self._wanted(tiles)
             wanted = wanted._replace(chunk=max(1, wanted.chunk * 4 // self.bits))
@@ -148,7 +152,7 @@ class SkinnyGemm:
                     for parts in range(wanted.parts, 0, -1):
                         yield tiles, Cut(parts, wanted.warps, chunk, stages=stages)
                 chunk = 0 if self.batch_invariant else chunk // 2
-            tiles //= 2
+            tiles = 0 if self.experts else tiles // 2
 
     @property
     def _is_odd(self) -> bool:
@@ -162,7 +166,7 @@ class SkinnyGemm:
         if self.experts:
             return (
                 Cut(2, 4, 2, stages=2)
-                if self.gated
+                if self.gated and tiles == 1
                 else Cut(1, 4, 2, stages=3)
                 if alone
                 else Cut(2, 4, 1, stages=3)
