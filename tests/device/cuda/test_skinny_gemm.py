@@ -57,6 +57,20 @@ def test_an_h200_gets_the_cuts_that_were_measured_on_it() -> None:
     assert SkinnyGemm(4096, 4096, 64, 8, RTX_4090).cut == Cut(1, 16, 1, 3)
 
 
+def test_eight_rows_get_the_cuts_that_were_measured_on_an_h100() -> None:
+    """Fewer stages or warps, where thread blocks of more do not fit a multiprocessor together."""
+
+    def cut(inputs: int, outputs: int, *, gated: bool = False, rows: int = 8) -> Cut:
+        return SkinnyGemm(inputs, outputs, 64, rows, H200, gated).cut
+
+    assert cut(8192, 5120) == Cut(1, 4, 2, 4)
+    assert cut(4096, 8192) == cut(14_336, 8192) == Cut(2, 8, 2, 2)
+    assert cut(4096, 6144) == cut(8192, 8192) == cut(4096, 8192, rows=4) == Cut(2, 8, 2, 3)
+    assert cut(8192, 10_240) == cut(28_672, 8192) == Cut(2, 4, 2, 3)
+    assert cut(8192, 14_336, gated=True) == Cut(1, 4, 2, 2)
+    assert cut(8192, 14_336, gated=True, rows=4) == Cut(1, 4, 2, 3)
+
+
 def test_one_row_gets_the_cuts_that_were_measured_on_an_h100() -> None:
     def cut(inputs: int, outputs: int, *kind: bool) -> Cut:
         return SkinnyGemm(inputs, outputs, 64, 1, H200, *kind).cut

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from threading import Barrier, Lock
+from threading import Lock
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 import numpy as np
@@ -62,65 +61,77 @@ def chain(part: Part, *, by_product: bool = True) -> Program:
     return prepared(Program(("T",), {"x": 0, "h": 1}, {}, values, tuple(nodes), (x, h)))
 
 
-@contextmanager
-def ranks_of_a_card() -> Iterator[Callable[[Callable[[Inboxes], Any]], list[Any]]]:
-    """Yield what runs a function on all ranks at once, and returns their results."""
-    memory = [np.zeros(inbox_bytes(RANKS), np.uint8) for _ in range(RANKS)]
-    addresses = tuple(each.ctypes.data for each in memory)
-    begin = Barrier(RANKS)
+class Cards:
+    """Emulated cards whose ranks reach each other's memory."""
 
-    with ThreadPoolExecutor(RANKS) as pool:
+    def __init__(self) -> None:
+        self._memory = [np.zeros(inbox_bytes(RANKS), np.uint8) for _ in range(RANKS)]
+        addresses = tuple(each.ctypes.data for each in self._memory)
+        self._inboxes = [Inboxes(Part(rank, RANKS), addresses) for rank in range(RANKS)]
 
-        def on_all(function: Callable[[Inboxes], Any]) -> list[Any]:
-            def run(rank: int) -> Any:
-                with mx.stream(mx.new_stream(mx.cpu)):
-                    inboxes = Inboxes(Part(rank, RANKS), addresses)
-                    begin.wait()
-                    return function(inboxes)
-
-            return list(pool.map(run, range(RANKS)))
-
-        yield on_all
+    def run(self, rows: int, room: int, *, by_product: bool = True) -> list[Ran]:
+        """Run a chain on `rows` rows, recorded for up to `room`, on all ranks at once."""
+        chains = [recorded(each, rows, room, by_product=by_product) for each in self._inboxes]
+        with ThreadPoolExecutor(RANKS) as pool:
+            list(pool.map(run_kernels, (each.recorder.kernels for each in chains)))
+        return [
+            Ran([memory_of(one)[:rows].copy() for one in each.results], each.recorder.kernels)
+            for each in chains
+        ]
 
 
-def run_chain(
-    inboxes: Inboxes, rows: int, room: int, *, by_product: bool = True
-) -> tuple[list[np.ndarray], list[Kernel]]:
-    """Run a chain on `rows` rows, recorded for up to `room`. Return the bits of its results, and
-    its kernels.
-    """
-    seeds = 1 + inboxes.part.rank, 0
+class Recorded(NamedTuple):
+    """A rank's kernels, with the arrays that they read and write."""
+
+    program: Program
+    recorder: Recorder
+    results: list[mx.array]
+
+
+class Ran(NamedTuple):
+    """The bits of a rank's results, and its kernels."""
+
+    bits: list[np.ndarray]
+    kernels: Sequence[Kernel]
+
+
+def recorded(inboxes: Inboxes, rows: int, room: int, *, by_product: bool) -> Recorded:
+    """Record the kernels of a chain on drawn rows. Residuals are the same on all ranks."""
     x, h = (
         mx.random.normal((room, WIDTH), key=mx.random.key(seed)).astype(mx.bfloat16)
-        for seed in seeds
+        for seed in (1 + inboxes.part.rank, 0)
     )
     results = [mx.zeros_like(x), mx.zeros_like(h)]
     count = mx.array([rows] * 4)
-    mx.eval(x, h, results, count)
     inputs = cast(Any, SimpleNamespace(rows=address(count)))
     recorder = Recorder(room, address, inputs, SMALL, inboxes=inboxes)
+    recorder.kept += [x, h, count]
     recording = Recording(recorder, {}, cast(Any, None), states={})
     buffers = [Buffer(address(each), each.nbytes, each) for each in (x, h, *results)]
     given = {name: Place(buffers[n].address, buffers[n]) for n, name in enumerate("xh")}
-    recording.record(chain(inboxes.part, by_product=by_product), given, buffers[2:])
-    for kernel in recorder.kernels:
-        assert isinstance(kernel.source, str)
-        if "received(" in kernel.source:
-            launch(kernel, aligned=8)
-        else:
-            with ONE_AT_A_TIME:
+    program = chain(inboxes.part, by_product=by_product)
+    recording.record(program, given, buffers[2:])
+    return Recorded(program, recorder, results)
+
+
+def run_kernels(kernels: Sequence[Kernel]) -> None:
+    with mx.stream(mx.new_stream(mx.cpu)):
+        for kernel in kernels:
+            assert isinstance(kernel.source, str)
+            if "received(" in kernel.source:
                 launch(kernel, aligned=8)
-    return [memory_of(each)[:rows].copy() for each in results], recorder.kernels
+            else:
+                with ONE_AT_A_TIME:
+                    launch(kernel, aligned=8)
 
 
 def address(array: mx.array) -> int:
     return int(memory_of(array).ctypes.data)
 
 
-def assert_the_same_bits(found: list[tuple[list[np.ndarray], list[Kernel]]]) -> None:
-    (expected, _), *others = found
-    for results, _ in others:
-        for a, b in zip(expected, results, strict=True):
+def assert_the_same_bits(found: list[Ran]) -> None:
+    for each in found[1:]:
+        for a, b in zip(found[0].bits, each.bits, strict=True):
             assert (a == b).all()
 
 
@@ -128,23 +139,22 @@ def test_products_send_and_norms_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two kernels a layer instead of three give the same bits on all ranks, in steps of any number
     of rows one after the other, also between exchanges by kernels of their own.
     """
-    with ranks_of_a_card() as on_all:
-        for rows, room in ((2, 2), (3, 4), (9, 16), (3, 4)):
-            joined = on_all(lambda inboxes, n=rows, m=room: run_chain(inboxes, n, m))
-            with monkeypatch.context() as patch:
-                patch.setattr(rank_sums, "fits", lambda rows, row: False)
-                apart = on_all(lambda inboxes, n=rows, m=room: run_chain(inboxes, n, m))
-            assert_the_same_bits(joined + apart)
-            assert {len(kernels) for _, kernels in joined} == {2 * LAYERS}
-            assert {len(kernels) for _, kernels in apart} == {3 * LAYERS}
-            assert all(each.after == (n - 1,) for n, each in enumerate(joined[0][1]) if n)
+    cards = Cards()
+    for rows, room in ((2, 2), (3, 4), (9, 16), (3, 4)):
+        joined = cards.run(rows, room)
+        with monkeypatch.context() as patch:
+            patch.setattr(rank_sums, "fits", lambda rows, row: False)
+            apart = cards.run(rows, room)
+        assert_the_same_bits(joined + apart)
+        assert {len(each.kernels) for each in joined} == {2 * LAYERS}
+        assert {len(each.kernels) for each in apart} == {3 * LAYERS}
+        assert all(each.after == (n - 1,) for n, each in enumerate(joined[0].kernels) if n)
 
 
 def test_exchanges_sum_what_no_product_made() -> None:
-    with ranks_of_a_card() as on_all:
-        found = on_all(lambda inboxes: run_chain(inboxes, 3, 4, by_product=False))
+    found = Cards().run(3, 4, by_product=False)
     assert_the_same_bits(found)
-    assert {len(kernels) for _, kernels in found} == {1 + 2 * LAYERS}
+    assert {len(each.kernels) for each in found} == {1 + 2 * LAYERS}
 
 
 @pytest.mark.slow

@@ -11,6 +11,9 @@ from quire.device.cuda.codes import scale_defines
 from quire.device.cuda.driver import Card
 from quire.device.weights import FP4, FP8
 
+_RESERVED = 1 << 10
+"""Bytes of shared memory that each thread block takes beside its own."""
+
 
 class Cut(NamedTuple):
     """How a product is cut: a thread block computes `16 * parts` rows of the matrix. Its warps
@@ -181,8 +184,37 @@ class SkinnyGemm:
         if one_each:
             return Cut(parts, 16, 2, stages=2)
         if 2 * blocks <= 3 * most - 24:  # else few would have a second thread block
-            return Cut(1, 8, 4, stages=2) if self.rows <= 2 else Cut(1, 8, 2, stages=3)
-        return Cut(2, 8, 2, stages=3)
+            return Cut(1, 8, 4, stages=2) if self.rows <= 2 else self._of_three_blocks()
+        return self._of_many_blocks()
+
+    def _of_three_blocks(self) -> Cut:
+        """Return the cut for a matrix of at most three thread blocks a multiprocessor."""
+        cut, narrow = Cut(1, 8, 2, stages=3), Cut(1, 4, 2, stages=4)
+        at_once = not self._up_to_eight or _fits(self, cut, 3) or not _fits(self, narrow, 3)
+        return cut if at_once else narrow
+
+    def _of_many_blocks(self) -> Cut:
+        """Return the cut for a matrix of more thread blocks.
+
+        For eight rows, a multiprocessor should hold all its thread blocks at a time, and one more,
+        as those of the next kernel start early. `benchmarks/results/gpu-h100-2026-11-27-cuts.json`
+        has the times.
+        """
+        cut, blocks, most = Cut(2, 8, 2, stages=3), self.outputs // 32, self.card.multiprocessors
+        if not self._up_to_eight or 2 * blocks <= 3 * most:
+            return cut
+        each, shorter, narrow = (
+            min(3, -(-blocks // most)),
+            Cut(2, 8, 2, stages=2),
+            Cut(2, 4, 2, stages=3),
+        )
+        wanted = (cut, each + 1), (shorter, each + 1), (cut, each), (shorter, each), (narrow, each)
+        return next((one for one, many in wanted if _fits(self, one, many)), cut)
+
+    @property
+    def _up_to_eight(self) -> bool:
+        """Whether it multiplies integers of 4 bits by five to eight rows."""
+        return 4 < self.rows <= 8 and self.bits == 4 and self.mode == "affine"
 
     def _of_one_row(self) -> Cut:
         """Return the cut for one row, which waits for the slowest warp of each thread block.
@@ -213,7 +245,17 @@ class SkinnyGemm:
         blocks, most = self.outputs // 16, self.card.multiprocessors
         if tiles > 1:
             return Cut(2 if tiles == 4 and blocks > 4 * most else 1, 8, 1, stages=2)
-        return Cut(1, 8, 2, stages=3) if blocks <= 2 * most else Cut(1, 4, 4, stages=2)
+        if blocks <= 2 * most:
+            return Cut(1, 8, 2, stages=3)
+        if self.rows <= 2 or self.bits != 4 or self.mode != "affine":
+            return Cut(1, 4, 4, stages=2)
+        return Cut(1, 4, 2, stages=2 if self._up_to_eight else 3)
+
+
+def _fits(gemm: SkinnyGemm, cut: Cut, blocks: int) -> bool:
+    """Whether a multiprocessor holds so many thread blocks of a cut at a time."""
+    room = gemm.card.shared + _RESERVED
+    return blocks * (gemm.shared_of(1, cut) + _RESERVED) <= room
 
 
 @cache
