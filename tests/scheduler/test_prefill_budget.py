@@ -58,6 +58,8 @@ CPU = Machine(decode_s=10e-3, token_s=0.25e-3, fixed_s=8e-3)
 SLOW_CPU = Machine(decode_s=250e-3, token_s=30e-3, fixed_s=250e-3)
 GPU = Machine(decode_s=3e-3, token_s=4e-5, fixed_s=36e-3, graphed=True, graph_rows=64)
 EAGER_GPU = Machine(decode_s=36e-3, token_s=4e-5, fixed_s=36e-3)
+MAC = Machine(decode_s=11e-3, token_s=1.1e-3)
+"""Assumed, not measured: 90 tokens a second of one stream, 900 of prompts."""
 MACHINES = {"cpu": CPU, "slow cpu": SLOW_CPU, "gpu": GPU, "eager gpu": EAGER_GPU}
 
 
@@ -254,6 +256,33 @@ def test_a_first_burst_on_a_gpu_without_graphs_is_read_in_three_steps(slow_s: fl
     run = Run(EAGER_GPU, times=EAGER_GPU.measured(), noise=noise)
     run.prompts = [128] * 8
     assert run.until_read() <= 3
+
+
+@pytest.mark.parametrize(
+    ("machine", "most_steps", "last", "mean"), [(EAGER_GPU, 2, 1.5, 1.4), (MAC, 55, 1.5, 0.8)]
+)
+def test_eight_prompts_beside_the_first_that_arrived(
+    machine: Machine, most_steps: int, last: float, mean: float
+) -> None:
+    """Count steps until eight prompts of 128 tokens are read, the first a step before the others.
+
+    Times of first tokens are in units of one step that reads all eight.
+    """
+    run = Run(machine, times=machine.measured())
+    run.prompts, waiting = [128], [128] * 7
+    clock, firsts = 0.0, list[float]()
+    while run.prompts or waiting:
+        before = len(run.prompts)
+        run.step()
+        clock += run.steps[-1][0]
+        read = before - len(run.prompts)
+        firsts += [clock] * read
+        run.streams += read
+        run.prompts, waiting = run.prompts + waiting, []
+    together = machine.seconds(0, 8 * 128)
+    assert len(run.steps) <= most_steps
+    assert clock <= last * together
+    assert sum(firsts) / len(firsts) <= mean * together
 
 
 @pytest.mark.parametrize("name", MACHINES)

@@ -240,7 +240,7 @@ def build_metadata(
     first_visible = spec.first_visible_each(keys)
     # After other code, each kind of NumPy's calls takes tens of microseconds: one is avoided.
     firsts = first_visible if len(keys) == len(rows) else first_visible[query_starts[:-1]]
-    first_blocks = firsts // size
+    first_blocks = firsts if spec.sees_all else firsts // size  # all zero
     table, table_starts = array("i"), [0]
     spans = zip(rows, first_blocks.tolist(), (ends // size).tolist(), strict=True)
     for each, first, last in spans:

@@ -396,9 +396,6 @@ class StepAttention:
         """
         split = 0 if store.has_tail else limit
         metadata = part.split_at(split)
-        counts = metadata.counts.tolist()
-        longer = (metadata.lengths > limit).tolist() if limit else [False] * len(counts)
-        kinds = list(zip(counts, longer, strict=True))
         case = partial(
             AttentionCase,
             format=store.format,
@@ -410,6 +407,13 @@ class StepAttention:
             sinks=sinks,
             beside=beside,
         )
+        if metadata.rows == metadata.sequences and not limit:
+            backend = self._backends.backend_for(case(rows=1))
+            prepared = part.prepare(backend, 0, metadata.sequences, length=split)
+            return [_Run(slice(0, metadata.rows), slice(0, 0), chosen=False, prepared=prepared)]
+        counts = metadata.counts.tolist()
+        longer = (metadata.lengths > limit).tolist() if limit else [False] * len(counts)
+        kinds = list(zip(counts, longer, strict=True))
         backends = {
             (count, chosen): self._backends.backend_for(case(rows=count, chosen=chosen))
             for count, chosen in set(kinds)

@@ -47,6 +47,7 @@ class CacheOperations:
             rows: `[T, heads]`.
             offsets: `[T, 1]`.
         """
+        offsets = mx.broadcast_to(offsets, rows.shape)  # once for all pools
         for pool, each in zip(pools, vectors, strict=True):
             pool[rows, offsets] = each.astype(pool.dtype)
 

@@ -135,15 +135,25 @@ class _Prepared(PreparedAttention):
     ) -> mx.array:
         if store.packed is not None:
             return self._packed(q, store.packed, scoring)
-        spec = self._metadata.spec
-        stride = spec.head_dim if spec.value_in_key else spec.value_dim
-        shape = self._shape(q, scoring, spec.value_dim, value_stride=stride, dtype=q.dtype)
+        shape = self._plain_shape(q, scoring)
         keys, *values = store.arrays()
         blocks = [keys, values[0] if values else keys]
         found = attend(
             self._target, q, blocks, launch=self._rows(shape), scoring=scoring, shape=shape
         )
         return merge(self._target, found, [], sinks=scoring.sinks, shape=shape)[0]
+
+    def rehearse(self, q: mx.array, store: LayerStore, scoring: Scoring) -> None:
+        if store.packed is not None:
+            super().rehearse(q, store, scoring)
+        else:
+            self._rows(self._plain_shape(q, scoring))
+
+    def _plain_shape(self, q: mx.array, scoring: Scoring) -> Shape:
+        """Return the shape of kernels over plain blocks."""
+        spec = self._metadata.spec
+        stride = spec.head_dim if spec.value_in_key else spec.value_dim
+        return self._shape(q, scoring, spec.value_dim, value_stride=stride, dtype=q.dtype)
 
     def _packed(self, q: mx.array, store: PackedStore, scoring: Scoring) -> mx.array:
         arrays, signs = store.coded(), self._signs.of(store)
@@ -215,9 +225,23 @@ class _Prepared(PreparedAttention):
 
 def _launch(metadata: AttentionMetadata, shape: Shape) -> Launch:
     """Return the launch of all rows, in tiles of one sequence; none counts as a prompt."""
+    if metadata.rows == metadata.sequences:
+        return _single_rows(metadata, shape)
     (part,) = cut(metadata, metadata.rows, shape.rows, rows_many=shape.rows)
     splits = shape.splits(len(part.tiles))
     return Launch.of(part.tiles, metadata.block_table, part.visible, splits=splits)
+
+
+def _single_rows(metadata: AttentionMetadata, shape: Shape) -> Launch:
+    """Return the launch of sequences of one row each: most steps, which Python builds one by one,
+    so with few calls.
+    """
+    first, last = metadata.first_visible, metadata.last_visible
+    rows = metadata.query_starts[:-1]
+    tiles = _tiles(rows, first, last + 1, places=metadata.table_starts[:-1] - metadata.first_blocks)
+    visible = np.empty((metadata.rows, 2), np.int32)
+    visible[:, 0], visible[:, 1] = first, last
+    return Launch.of(tiles, metadata.block_table, visible, splits=shape.splits(metadata.rows))
 
 
 def _tailed_launches(metadata: AttentionMetadata, shape: Shape) -> tuple[Launch, Launch]:
@@ -241,5 +265,7 @@ def _tailed_launches(metadata: AttentionMetadata, shape: Shape) -> tuple[Launch,
 def _tiles(rows: Ints, low: Ints, high: Ints, places: Ints) -> Ints:
     """Return a tile for each row, with the fields of `tiles.Part`."""
     tiles = np.zeros((len(rows), TILE_FIELDS), np.int32)
-    tiles[:, :5] = np.stack([rows, np.ones_like(rows), low, high, places], axis=1)
+    tiles[:, 1] = 1
+    for field, values in ((0, rows), (2, low), (3, high), (4, places)):
+        tiles[:, field] = values
     return tiles

@@ -220,7 +220,11 @@ def _padded(length: int) -> int:
 def _moved(ints: Ints, length: int = _CONSTANT_BELOW) -> mx.array:
     """Copy numbers to the device, with zeros up to `length`."""
     flat = ints.ravel()
-    return from_host(np.pad(flat, (0, max(0, length - len(flat)))))
+    if len(flat) < length:
+        padded = np.zeros(length, flat.dtype)
+        padded[: len(flat)] = flat
+        flat = padded
+    return from_host(flat)
 
 
 def attend(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import mlx.core as mx
 import numpy as np
@@ -20,8 +20,16 @@ def head_rows(blocks: Ints, kv_heads: int) -> Ints:
     A pool of plain blocks is `[blocks * kv_heads, block_size, head_dim]`: one head of one block is
     contiguous.
     """
-    heads = np.arange(kv_heads, dtype=np.int32)[:, None]
-    return (blocks[..., None, :] * kv_heads + heads).astype(np.int32)
+    heads = _heads(kv_heads)[:, None]
+    return (blocks[..., None, :] * kv_heads + heads).astype(np.int32, copy=False)
+
+
+@cache
+def _heads(count: int) -> Ints:
+    """Return the numbers of heads, int32 `[count]`."""
+    heads = np.arange(count, dtype=np.int32)
+    heads.flags.writeable = False
+    return heads
 
 
 @dataclass(frozen=True)
@@ -45,7 +53,7 @@ class SlotMapping:
     @cached_property
     def head_rows(self) -> mx.array:
         """Rows of the pool's arrays, `[T, kv_heads]`."""
-        return from_host(head_rows(self.blocks[:, None], self.kv_heads)[..., 0])
+        return from_host(self.blocks[:, None] * self.kv_heads + _heads(self.kv_heads))
 
     @cached_property
     def head_offsets(self) -> mx.array:
