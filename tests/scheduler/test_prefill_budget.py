@@ -613,10 +613,12 @@ def test_a_debt_that_many_allowances_pay_at_once_delays_no_prompt() -> None:
     budget = PrefillBudget(0.06, 2.0, 2048)
     for rows in (1, 2048):
         budget.observe(rows, 0, 0, 0.005 if rows == 1 else 0.045)
+    for tokens in (16, 1024):
+        budget.observe(0, 1, tokens, 1e-4 * tokens)
     budget.start(1, 2, 1, prompt_rows=512, graphed=True)  # 10 ms for an allowance of 5
     assert not budget.prompt_budget(2, 1)
     assert not budget.prompt_budget(2, 2)
-    assert budget.prompt_budget(2, 13)
-    owing_s = budget.seconds(2, 8)
+    owing, seconds = budget.prompt_budget(2, 8), budget.seconds(2, 8)
     budget.start(0, 0, 0, prompt_rows=0)
-    assert owing_s < budget.seconds(2, 8)
+    assert 0 < owing < budget.prompt_budget(2, 8)
+    assert seconds == budget.seconds(2, 8), "encoders have what the allowance grants"

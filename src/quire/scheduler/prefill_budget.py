@@ -158,7 +158,7 @@ class PrefillBudget:
         """
         if not decode_rows:
             return self._step_s
-        return min(self._step_s, self._granted(decode_rows, prompts))
+        return min(self._step_s, self._allowance(decode_rows, prompts))
 
     def prompt_budget(self, decode_rows: int, prompts: int = 1) -> int:
         """Return how many prompt tokens the next step may read; for arguments see `seconds`.
@@ -179,7 +179,7 @@ class PrefillBudget:
         if decode_rows:
             worth_s = min(worth_s, max(self._step_s, _LEAST_WORTH * fixed_s))
             least = 1
-        seconds = self.seconds(decode_rows, prompts)
+        seconds = self._granted(decode_rows, prompts, self._step_s)
         if prompts > 1:
             seconds -= fixed_s  # of a second chunk: the step reads the oldest and the shortest
         return min(room, max(least, reading.rows_within(max(seconds, worth_s))))
@@ -230,11 +230,9 @@ class PrefillBudget:
         if not generating.largest:
             return self._max_rows
         alone_s = self._generating_s(decode_rows)
-        seconds = alone_s + self.seconds(decode_rows, prompts)
+        seconds = alone_s + self._granted(decode_rows, prompts, self._step_s)
         rows = max(_FIRST_TOKENS, generating.rows_within(seconds) - decode_rows)
-        most_s = _LONGER * self._step_s
-        if decode_rows:
-            most_s = alone_s + min(most_s, self._granted(decode_rows, prompts))
+        most_s = alone_s + self._granted(decode_rows, prompts, _LONGER * self._step_s)
         rows = self._larger(rows, decode_rows, most_s)
         return self._worthwhile_rows(rows, decode_rows) if decode_rows else rows
 
@@ -362,13 +360,18 @@ class PrefillBudget:
         share_s = max(1, prompts - 1) * (self._stall_factor - 1) * generating_s
         return max(share_s, _SHORT_S - generating_s)
 
-    def _granted(self, decode_rows: int, prompts: int) -> float:
-        """Return what is left of an allowance once it has paid what is owed."""
-        return self._allowance(decode_rows, prompts) - max(0.0, self._owed_s)
+    def _granted(self, decode_rows: int, prompts: int, most_s: float) -> float:
+        """Return at most `most_s` seconds for prompts: beside generating rows, what an allowance
+        leaves once it has paid what is owed.
+        """
+        if not decode_rows:
+            return most_s
+        return min(most_s, self._allowance(decode_rows, prompts) - max(0.0, self._owed_s))
 
     def _pays(self, decode_rows: int, prompts: int) -> bool:
         """Return whether an allowance pays what is owed, and leaves that of one prompt."""
-        return self._granted(decode_rows, prompts) >= self._allowance(decode_rows, 1)
+        one_s = self._allowance(decode_rows, 1)
+        return self._allowance(decode_rows, prompts) - self._owed_s >= one_s
 
     def _generating_s(self, rows: int) -> float:
         """Return the seconds of a step that only generates; a guess before any was seen, 0 for no
