@@ -14,7 +14,8 @@ import pytest
 from quire.device.cuda.inboxes import Inboxes, inbox_bytes
 from quire.device.ranks import Part
 from quire.executor.graphs.exchange import Exchange
-from quire.executor.graphs.exchange_check import wrong_rows
+from quire.executor.graphs.exchange_check import SumKernels, wrong_rows
+from tests.support.emulated_card import SMALL
 from tests.support.emulated_metal import why_not
 from tests.support.emulated_steps import EmulatedRunner
 from tests.support.nvrtc import assert_compiles
@@ -49,6 +50,19 @@ def test_rows_are_added_up_and_put_side_by_side() -> None:
     """Launches of different sizes follow each other through the same memory."""
     wide = exchanges(2, 1024, 3, mx.bfloat16, gathered=False)
     assert not found_wrong([wide, exchanges(2, 40, 5, mx.float32, gathered=True), wide])
+
+
+def test_the_check_at_opening_finds_sums_that_are_right() -> None:
+    memory = [np.zeros(inbox_bytes(2), np.uint8) for _ in range(2)]
+    addresses = tuple(each.ctypes.data for each in memory)
+    kernels = [SumKernels(Inboxes(Part(rank, 2), addresses), SMALL) for rank in range(2)]
+
+    def run(own: SumKernels) -> list[str]:
+        with mx.stream(mx.new_stream(mx.cpu)):
+            return [own.wrong(EmulatedRunner()) for _ in range(3)]
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(run, kernels)) == 2 * [3 * [""]]
 
 
 @pytest.mark.slow

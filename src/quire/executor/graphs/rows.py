@@ -63,23 +63,27 @@ class RowKernel:
         return across, len(self.cuts), 1
 
 
-def row_kernel(program: Program, node: Node, inboxes: Inboxes | None = None) -> RowKernel:
+def row_kernel(
+    program: Program, node: Node, inboxes: Inboxes | None = None, polls: int = 0
+) -> RowKernel:
     """Generate the kernel of a region, or of a single view, element-wise operation or norm.
 
     Args:
         inboxes: to which products send the rows of a sum of ranks; None without such a sum.
+        polls: after how many looks a thread no longer waits for these; 0 waits without end.
 
     Raises:
         NotGenerated: the node contains an operation that row kernels do not support.
     """
-    return _Generator(program, node.fused, inboxes).kernel()
+    return _Generator(program, node.fused, inboxes, polls=polls).kernel()
 
 
 class _Generator:
     """Collects a region's computation, output by output, and writes the kernel."""
 
-    def __init__(self, program: Program, region: Node, inboxes: Inboxes | None) -> None:
-        self._program, self._region, self._inboxes = program, region, inboxes
+    def __init__(self, program: Program, region: Node, inboxes: Inboxes | None, polls: int) -> None:
+        self._program, self._region = program, region
+        self._inboxes, self._polls = inboxes, polls
         self._rows = Rows(program, region, region.outputs[0])
         nodes = [each for each in region.arguments if each.kind not in VIEWS]
         self._computed = {each.outputs[0]: each for each in nodes}
@@ -111,7 +115,7 @@ class _Generator:
         if self._inboxes is not None:
             self._arguments.append(Argument(self._inboxes.table))
             parameters.append("const long long* inboxes")
-            constants |= rank_constants(self._inboxes)
+            constants |= {**rank_constants(self._inboxes), "POLLS": self._polls}
             functions = summing_functions()
         threads = cut.lanes * cut.groups
         text = source_text(parameters, lines, threads, constants=constants, functions=functions)

@@ -17,7 +17,8 @@ __device__ __forceinline__ void add_ranks(E* own, const int* first, const char* 
     }
     const uint4* const from = (const uint4*)(inbox + pieces_of(rank, round));
     __align__(8) unsigned words[PER * PIECES * 2] = {};
-    for (bool all = false; !all;) {
+    bool all = false;
+    for (unsigned turn = 0; !all && (POLLS == 0 || turn < POLLS); turn++) {
       all = true;
       #pragma unroll
       for (int p = 0; p < PER; p++)
