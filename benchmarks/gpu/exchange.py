@@ -145,7 +145,7 @@ def as_before() -> Iterator[None]:
 
 @contextmanager
 def joined() -> Iterator[None]:
-    """Let products of any number of rows send them, which kernels of 32 and more cannot."""
+    """Let products send up to `_FEW` rows, one row as well."""
     from quire.executor.graphs import rank_sums
 
     with patch.object(rank_sums, "_ROWS", range(1, _FEW + 1)):
