@@ -90,6 +90,18 @@ def test_one_row_gets_the_cuts_that_were_measured_on_an_h100() -> None:
     assert floats.cut == Cut(2, 8, 1, 2)
 
 
+def test_products_that_gain_by_it_keep_all_of_one_row() -> None:
+    def keeps(inputs: int, outputs: int, rows: int = 1, **more: bool) -> bool:
+        return SkinnyGemm(inputs, outputs, 64, rows, H200, **more).keeps_row
+
+    assert keeps(2816, 2112, gated=True)
+    assert keeps(2816, 704, gated=True, experts=True)
+    assert keeps(704, 2816, experts=True)
+    assert not keeps(2816, 2112, rows=2, gated=True)
+    assert not keeps(4096, 14_336, gated=True)
+    assert not keeps(4096, 4096)
+
+
 @pytest.mark.parametrize("card", CARDS, ids=str)
 def test_tiles_of_experts_are_never_cut(card: Card) -> None:
     for tile in (8, 16):

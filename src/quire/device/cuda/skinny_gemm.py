@@ -30,6 +30,10 @@ class Cut(NamedTuple):
     stages: int
 
 
+_SHORT_ROW = 4096
+"""Most elements of a row of which a thread block keeps all."""
+
+
 @dataclass(frozen=True, slots=True)
 class SkinnyGemm:
     """Constants and launch of `skinny_gemm.cuh` for up to `rows` rows.
@@ -60,6 +64,18 @@ class SkinnyGemm:
 
     source: ClassVar[str] = "skinny_gemm.cuh"
     resident: ClassVar[int | None] = None
+
+    @property
+    def keeps_row(self) -> bool:
+        """Whether a thread block has all of the only row in shared memory, in pairs as codes of 4
+        bits are unpacked, which takes fewer instructions.
+
+        On an H100 experts' products and gates of few thread blocks gain by it. Others do not
+        (`benchmarks/results/gpu-h100-2026-11-27-one-row.json`).
+        """
+        if self.rows > 1 or self.bits != 4 or self.mode != "affine" or self.inputs > _SHORT_ROW:
+            return False
+        return not self._is_odd if self.experts else self.gated and _is_narrow(self)
 
     @property
     def tiles(self) -> int:
@@ -101,9 +117,10 @@ class SkinnyGemm:
     def shared_of(self, tiles: int, cut: Cut) -> int:
         """Return the bytes of shared memory with another cut."""
         matrices = cut.parts * (2 if self.gated else 1)
-        columns = self._columns(tiles)
-        ring = cut.warps * cut.stages * cut.chunk * (128 * self.bits * matrices + 128 * columns)
-        scales = 16 * matrices * self._row_of_scales
+        columns = _columns(self, tiles)
+        rows = 0 if self.keeps_row else 128 * columns
+        ring = cut.warps * cut.stages * cut.chunk * (128 * self.bits * matrices + rows)
+        scales = 16 * matrices * self._row_of_scales + 2 * self.inputs * self.keeps_row
         return max(ring + scales, 512 * cut.warps * matrices * tiles)
 
     @property
@@ -115,10 +132,6 @@ class SkinnyGemm:
         row = self.inputs // self.group_size * size
         return arrays * (row if row % 16 else row + 16)
 
-    def _columns(self, tiles: int) -> int:
-        """Return how many of a tile's rows a thread block stores."""
-        return min(8 * tiles, self.rows)
-
     @property
     def defines(self) -> dict[str, int]:
         """The constants of `skinny_gemm.cuh`, except those of activation and experts."""
@@ -127,7 +140,7 @@ class SkinnyGemm:
             "BITS": self.bits,
             **scale_defines(self.mode),
             "TILES": tiles,
-            "ROWS": self._columns(tiles),
+            "ROWS": _columns(self, tiles),
             "PARTS": cut.parts,
             "WARPS": cut.warps,
             "CHUNK": cut.chunk,
@@ -136,6 +149,7 @@ class SkinnyGemm:
             "EXPERTS": int(self.experts),
             "GATED": int(self.gated),
             "GROUP": self.group_size,
+            "ONE_ROW": int(self.keeps_row),
         }
 
     def cuts(self) -> Iterator[tuple[int, Cut]]:
@@ -228,8 +242,7 @@ class SkinnyGemm:
         if self.experts:
             return Cut(1, 8, 2, stages=4) if self.gated else Cut(1, 4, 2, stages=4)
         if self.gated:
-            few = self.outputs // 16 <= 2 * most
-            return Cut(1, 8, 4, stages=3) if few else Cut(1, 4, 4, stages=2)
+            return Cut(1, 8, 4, stages=3) if _is_narrow(self) else Cut(1, 4, 4, stages=2)
         if self.outputs // 32 > most:
             few = self.outputs // 16 <= 3 * most - 24
             return Cut(1, 8, 4, stages=2) if few else Cut(1, 8, 2, stages=2)
@@ -267,3 +280,13 @@ def _chosen(gemm: SkinnyGemm) -> tuple[int, Cut]:
             return last
     assert last is not None, "there are cuts"
     return last
+
+
+def _is_narrow(gemm: SkinnyGemm) -> bool:
+    """Whether each multiprocessor gets at most two tiles of 16 rows of the matrix."""
+    return gemm.outputs // 16 <= 2 * gemm.card.multiprocessors
+
+
+def _columns(gemm: SkinnyGemm, tiles: int) -> int:
+    """Return how many of a tile's rows a thread block stores."""
+    return min(8 * tiles, gemm.rows)

@@ -11,6 +11,9 @@
 #ifndef SENDS
 #define SENDS 0
 #endif
+#ifndef ONE_ROW
+#define ONE_ROW 0
+#endif
   // y = x W^T, 8 * TILES rows a thread block, bfloat16; W as codes of 4 or 8 bits, or as it is (BITS 16).
   // A thread block makes 16 * PARTS rows of W (with GATED: of both matrices) for all rows of x. Its
   // warps share the columns, CHUNK groups of 64 at a time, and add up at the end. A warp copies
@@ -22,11 +25,12 @@
   // With EXPERTS, a tile is up to 8 * TILES pairs of row and expert: expert, first place, count. The kernel of
   // first products waits for the tiles. That of the last ones starts only when those have waited.
   // WHOLE: chunks have no rest. OTHERS: a gate multiplies other rows, each so many elements behind the one before.
+  // With ONE_ROW all of x lies behind the scales, in the pairs in which codes of 4 bits are unpacked.
   // SENDS: y is also sent to the other ranks, whose sum another kernel computes.
   constexpr int SETS = GATED ? 2 : 1, MATRICES = SETS * PARTS;
   // In pieces of 16 bytes: a row's codes and a row of x in a chunk, a chunk's codes, a chunk.
   constexpr int CODES = CHUNK * BITS / 2, X = CHUNK * 8, ALL_CODES = MATRICES * 16 * CODES;
-  constexpr int STAGE = ALL_CODES + ROWS * X;
+  constexpr int STAGE = ALL_CODES + (ONE_ROW ? 0 : ROWS * X);
   constexpr int SPAN = CHUNK < 2 ? 1 : 2, SCALES = SPAN * 64 < GROUP ? 1 : SPAN * 64 / GROUP;
   constexpr bool BY_GROUP = BITS == 4 && !FLOATS && GROUP == 32;
   constexpr int SUMS = BY_GROUP ? 2 : 1, TURN = BY_GROUP ? 4 : 1;
@@ -122,6 +126,15 @@
 #if SENDS
   const unsigned round = round_of(own_inbox);
 #endif
+#if ONE_ROW
+#if EXPERTS && FIRST
+  const uint4* const row_of_x = (const uint4*)(x + (size_t)(order[first] / TOP) * X_ROW);
+#else
+  const uint4* const row_of_x = (const uint4*)(x + (size_t)first * X_ROW);
+#endif
+  uint4* const all_x = (uint4*)(scale_tile + ARRAYS * MATRICES * 16 * scale_row);
+  for (int i = threadIdx.x; i < K / 8; i += WARPS * 32) all_x[i] = apart(row_of_x[i]);
+#else
   constexpr int X_COPIES = (ROWS * X + 31) / 32;
   const T* x_from[X_COPIES];
   #pragma unroll
@@ -147,6 +160,7 @@
     copy_x(warp + s * WARPS, s);
     end_turn();
   }
+#endif
   float acc[MATRICES][TILES][4];
   #pragma unroll
   for (int m = 0; m < MATRICES; m++)
@@ -219,7 +233,11 @@
             #pragma unroll
             for (int h = g; h < 2 * (g + 1) / SUMS; h++) {
               const int piece = (span + j) * 8 + (BY_GROUP ? h * 4 + quad : quad * 2 + h);
+#if ONE_ROW
+              const uint4 some = all_x[chunk * X + piece];
+#else
               const uint4 some = apart(now[ALL_CODES + row * X + (piece ^ row % 2 * TURN)]);
+#endif
               product(d, ones, ones, ones, ones, some.x, some.y);
               product(d, ones, ones, ones, ones, some.z, some.w);
               #pragma unroll
@@ -232,7 +250,7 @@
             #pragma unroll
             for (int m = 0; m < MATRICES; m++)
               #pragma unroll
-              for (int i = 0; i < 4; i++)
+              for (int i = 0; i < 4; i += ONE_ROW ? 2 : 1)  // columns are rows of x, here all the same
                 acc[m][t][i] = fmaf(o[g][m][i / 2], d[i], fmaf(s[g][m][i / 2], c[m][i], acc[m][t][i]));
           }
         }
@@ -296,8 +314,12 @@
 #endif
           #pragma unroll
           for (int h = 0; h < 2; h++) {
+#if ONE_ROW
+            const uint4 some = all_x[chunk * X + (span + j) * 8 + quad * 2 + h];
+#else
             const uint4 whole = now[ALL_CODES + row * X + ((span + j) * 8 + quad * 2 + h ^ row % 2)];
             const uint4 some = BITS == 4 ? apart(whole) : whole;
+#endif
             #pragma unroll
             for (int m = 0; m < MATRICES; m++) {
               const uint4 up = a[m][0][h], low = a[m][1][h];
@@ -317,7 +339,9 @@
     }
     __syncwarp();
     copy_codes(chunk + STAGES * WARPS, stage);
+#if !ONE_ROW
     copy_x(chunk + STAGES * WARPS, stage);
+#endif
     end_turn();
     stage = stage + 1 < STAGES ? stage + 1 : 0;
   }
