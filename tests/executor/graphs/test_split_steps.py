@@ -72,6 +72,7 @@ def test_ranks_run_steps_as_graphs(
     monkeypatch.setattr(extension, "replay", noted)
     company = Company(ranks.loaded, config, open_executor=ranks.open_executor)
     company.run(prompts([3], 6))
+    extension.finish()
     assert len(opened) == 2
     for each in opened:
         assert each.verified
