@@ -255,7 +255,11 @@ class StepAttention:
     def is_plain(self) -> bool:
         """Whether all rows have one format, of plain blocks."""
         first = self._rows[0].format
-        return first.scheme == "plain" and all(each.format == first for each in self._rows)
+        if first.scheme != "plain":
+            return False
+        # Nearly always one object, whose comparison with itself would take a while.
+        others = [each.format for each in self._rows if each.format is not first]
+        return all(each == first for each in others)
 
     def metadata(self, group: int) -> AttentionMetadata:
         """Return the metadata of a group's rows, which have one format."""

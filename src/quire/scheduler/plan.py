@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -143,7 +144,7 @@ class ScheduledSequence(NamedTuple):
     @property
     def wanted(self) -> int:
         """Number of last rows whose hidden states the step's last stage takes."""
-        return self.sampled or self.pooled
+        return len(self.sampling) or self.pooled
 
     def block_ids(self, group: int) -> array[int]:
         """Return the ids of the sequence's block table, which may have more blocks than the rows
@@ -189,7 +190,7 @@ class EncoderWork:
     group: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StepPlan:
     """One step, in the order in which it is carried out.
 
@@ -216,25 +217,31 @@ class StepPlan:
         """Whether its tokens can be sampled only after the previous step's tokens were read."""
         return any(each.awaits_mask for each in self.sequences)
 
+    @cached_property
+    def _counts(self) -> tuple[list[int], list[int]]:
+        """Numbers of rows of sequences that generate, and of sequences that read their prompt."""
+        counts = [(each.count, each.count == len(each.sampling)) for each in self.sequences]
+        return [n for n, last in counts if last], [n for n, last in counts if not last]
+
     @property
     def decode_rows(self) -> int:
         """Rows of sequences that generate."""
-        return sum(each.count for each in self.sequences if each.count == each.sampled)
+        return sum(self._counts[0])
 
     @property
     def generating(self) -> int:
         """Number of sequences that generate."""
-        return sum(each.count == each.sampled for each in self.sequences)
+        return len(self._counts[0])
 
     @property
     def prompt_chunks(self) -> int:
         """Number of sequences that read a part of their prompt."""
-        return sum(each.count != each.sampled for each in self.sequences)
+        return len(self._counts[1])
 
     @property
     def prompt_rows(self) -> int:
         """Number of rows that read prompts."""
-        return sum(each.count for each in self.sequences if each.count != each.sampled)
+        return sum(self._counts[1])
 
 
 class SampledTokens(NamedTuple):

@@ -101,11 +101,10 @@ class Planner:
 
     def _plan_generation(self, plan: list[PlannedRows]) -> None:
         self.encodings.update_needs(self.admission.running)
-        generating = [
-            each
-            for each in self.admission.running
-            if _generates(each) and self.encodings.ready(each) >= each.progress.known
-        ]
+        generating = list(filter(_generates, self.admission.running))
+        if self.encodings.needed:
+            ready = self.encodings.ready
+            generating = [each for each in generating if ready(each) >= each.progress.known]
         drafts = self._drafts(generating)
         for sequence in generating:
             if sequence.status is not Status.RUNNING:
@@ -133,21 +132,22 @@ class Planner:
 
     def _drafts(self, generating: list[Sequence]) -> dict[int, Draft]:
         """Return drafts by sequence number, as many as fit without preempting others."""
-        rows = sum(each.progress.known - each.progress.computed for each in generating)
-        room = self._prefill_budget.room(rows)
         limits = [
             (each, min(each.tokens_left - 1, self.tables.max_drafts(each)))
             for each in generating
             if each.drafting is not None and not each.progress.pending
         ]
-        return self.drafting.drafts(limits, rows, room) if limits else {}
+        if not limits:
+            return {}
+        rows = sum(each.progress.known - each.progress.computed for each in generating)
+        return self.drafting.drafts(limits, rows, self._prefill_budget.room(rows))
 
     def _plan_prompts(self, plan: list[PlannedRows]) -> list[EncoderWork]:
         """Plan prompt chunks, and encoder work for them and for later chunks."""
         # A sequence that resumes after pre-emption reads its own answer like a prompt. One with
         # a single token to go was planned as a generating row.
         prompts = [sequence for sequence in self.admission.running if _reads(sequence, plan)]
-        generating = sum(rows.count for rows in plan)
+        generating = sum([rows.count for rows in plan])
         if not prompts and not self.admission.waiting and not self.encodings.needed:
             self._prefill_budget.start(generating, 0, 0, prompt_rows=0, graphed=True)
             return []
@@ -155,7 +155,7 @@ class Planner:
         budget = self._prefill_budget.prompt_budget(generating, count)
         self.admission.admit(prompts, plan, budget)
         prompts = self.admission.fairness.ordered(prompts)
-        generating = sum(rows.count for rows in plan)  # some may have given up their places
+        generating = sum([rows.count for rows in plan])  # some may have given up their places
         seconds = self._prefill_budget.seconds(generating, count)
         encoding, spent_s = self._plan_encoding(prompts, seconds)
         prompts = [sequence for sequence in prompts if self._readable(sequence)]
@@ -317,8 +317,10 @@ class Planner:
         changes = self._manager.take_changes()
         frozen = StepPlan(
             tuple(
-                rows.scheduled(self.tables.place(rows.sequence), self._crossed(rows))
-                for rows in plan
+                [
+                    rows.scheduled(self.tables.place(rows.sequence), self._crossed(rows))
+                    for rows in plan
+                ]
             ),
             changes,
             copies=block_copies(copies),

@@ -17,6 +17,7 @@ from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.device.device import current_device, open_device
 from quire.device.weights import Packing
+from quire.engine.assembly import assemble
 from quire.executor.factory import open_executor
 from quire.executor.segments import runner
 from quire.executor.segments.builder import Segment
@@ -28,6 +29,7 @@ from quire.models.weights.loader import LoadedModel, open_model
 from tests.program.programs import CONFIGS, opened
 from tests.support.parity import Company, Generated, prompts
 from tests.support.tiny_models import write_model
+from tests.support.work import counted
 
 PLAIN = KVFormat()
 EVERYDAY = ["llama", "gemma4_moe", "qwen3_5_moe"]
@@ -205,6 +207,28 @@ def test_a_step_is_launched_behind_the_running_one(
     assert executor._running is not None
     assert executor._running.rows.early
     assert waited == [1, 2, 3, 4], "steps were launched once the ones before were waited for"
+
+
+def calls_of_a_step(loaded: LoadedModel, segments: StepSegments, streams: int) -> int:
+    """Return how many functions four steps of so many generating sequences call."""
+    config = EngineConfig("", kv_memory=16 << 20, prefix_cache=False)
+    engine = assemble(loaded, config, open_executor=partial(open_executor, segments=segments))
+    for request in prompts((17,) * streams, 24):
+        engine.add(replace(request, min_tokens=0))
+    for _ in range(8):
+        engine.step()
+    return counted(lambda: [engine.step() for _ in range(4)])[1]
+
+
+def test_a_step_and_a_further_row_call_few_functions(tmp_path: Path) -> None:
+    loaded = opened("llama", tmp_path)
+    segments = open_segments(loaded.model)
+    assert segments is not None
+    calls_of_a_step(loaded, segments, 9)  # segments are verified
+    calls_of_a_step(loaded, segments, 1)
+    one, nine = (calls_of_a_step(loaded, segments, streams) for streams in (1, 9))
+    assert one / 4 <= 580
+    assert (nine - one) / 4 / 8 <= 142
 
 
 def test_a_model_that_cannot_be_traced_is_served_by_its_own_code(
