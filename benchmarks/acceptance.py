@@ -77,10 +77,10 @@ def rates(
         states = mx.concatenate(recorder.states)
         tokens = mx.concatenate(recorder.tokens)
         own = loaded.model.logits(states[1:])
-        _, guessed = step(states[:-1], step.followed(tokens[:-1]))
+        _, guessed = step.ahead(states[:-1], tokens[:-1])
         if step.tokens is not None:  # the other tokens are never guessed
             whole = mx.full(own.shape, -mx.inf)
-            whole[:, step.tokens] = guessed
+            whole[:, step.tokens[:, 0]] = guessed
             guessed = whole
         rows = [
             RowSampling(params, len(request.prompt) + 1 + place) for place in range(len(tokens) - 1)

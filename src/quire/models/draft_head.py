@@ -105,12 +105,20 @@ class GuessStep(Module):
             tokens: int32 `[R]`.
         """
         operations = current_device().operations
-        followed = operations.embed(tokens, self.followed, dtype=None)
-        after = self.head.after(self.fc(self.head.unit(state)) + followed)
+        after, logits = self.ahead(state, tokens)
+        best = operations.best(logits)
         if self.tokens is None:
-            return after, operations.best(self.model.logits(after))
-        best = operations.best(self.words(after))
+            return after, best
         return after, operations.embed(best, self.tokens, dtype=None)[:, 0]
+
+    def ahead(self, state: mx.array, tokens: mx.array) -> tuple[mx.array, mx.array]:
+        """Return the states after the tokens, `[R, hidden]`, and logits of the next ones.
+
+        Arguments are those of a call.
+        """
+        followed = current_device().operations.embed(tokens, self.followed, dtype=None)
+        after = self.head.after(self.fc(self.head.unit(state)) + followed)
+        return after, self.model.logits(after) if self.tokens is None else self.words(after)
 
 
 class Guesses(Module):
