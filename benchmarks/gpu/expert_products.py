@@ -8,7 +8,6 @@ rows, too.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import sys
 import time
@@ -19,8 +18,8 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from wide_products import launched_us
 
-from quire.device.cuda import driver
 from quire.device.cuda.compiled import compiler
 from quire.device.cuda.driver import Graph, Launch, card
 from quire.device.cuda.extension import load_extension
@@ -155,18 +154,8 @@ def measured(each: Product, drawn: Matrices) -> dict[str, Any]:
 
 def _microseconds(graph: Graph) -> float:
     """Return the time of one of a graph's launches, the least of three rounds."""
-    cuda = driver._driver()
-
-    def launch(times: int) -> float:
-        started = time.perf_counter()
-        for _ in range(times):
-            cuda.cuGraphLaunch(ctypes.c_void_p(graph.handle), None)
-        failed = cuda.cuCtxSynchronize()
-        assert not failed, f"error {failed}"
-        return (time.perf_counter() - started) * 1e6 / times / LAUNCHES
-
-    launch(3)
-    return min(launch(ROUNDS) for _ in range(3))
+    launched_us(graph, 3)
+    return min(launched_us(graph, ROUNDS) for _ in range(3)) / LAUNCHES
 
 
 def _error(each: Product, x: mx.array, y: mx.array, drawn: Matrices, tiles: mx.array) -> float:

@@ -6,16 +6,15 @@ microseconds of one, TFLOPS over the keys that rows see, and the error relative 
 
 from __future__ import annotations
 
-import ctypes
 import json
 import statistics
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from wide_products import launched_us
 
 from quire.attention.paged.cuda import Shape
 from quire.attention.paged.tiles import score_numbers
@@ -71,14 +70,8 @@ def measured(tiles: PromptTiles, context: int) -> dict[str, Any]:
         Launch(function, grid, tiles.threads, tiles.shared, arguments, (n - 1,) if n else ())
         for n in range(LAUNCHES)
     ]
-    graph, cuda, times = Graph(launches, given), driver._driver(), list[float]()
-    for _ in range(ROUNDS):
-        started = time.perf_counter()
-        cuda.cuGraphLaunch(ctypes.c_void_p(graph.handle), None)
-        failed = cuda.cuCtxSynchronize()
-        assert not failed, f"error {failed}"
-        times.append((time.perf_counter() - started) * 1e6 / LAUNCHES)
-    us = statistics.median(times)
+    graph = Graph(launches, given)
+    us = statistics.median(launched_us(graph, 1) / LAUNCHES for _ in range(ROUNDS))
     result = given[-1].astype(mx.float32)
     error = mx.linalg.norm(result - expected.astype(mx.float32)) / mx.linalg.norm(
         expected.astype(mx.float32)

@@ -104,22 +104,23 @@ def measured(product: Product) -> dict[str, Any]:
         given = [count, x, *weights[number % 4], y, *together]
         one = by_library if product.by_library else by_kernel
         launches += one(product, tuple(map(address, given)), len(launches))
-    graph, cuda = Graph(launches), driver._driver()
-
-    def launch(times: int) -> float:
-        started = time.perf_counter()
-        for _ in range(times):
-            cuda.cuGraphLaunch(ctypes.c_void_p(graph.handle), None)
-        failed = cuda.cuCtxSynchronize()
-        assert not failed, f"error {failed}"
-        return (time.perf_counter() - started) * 1e6 / times / LAUNCHES
-
-    launch(3)
-    us = launch(ROUNDS)
+    graph = Graph(launches)
+    launched_us(graph, 3)
+    us = launched_us(graph, ROUNDS) / LAUNCHES
     reference = expected(x, weights[(LAUNCHES - 1) % 4], product.bits, product.gated)
     error = mx.linalg.norm(y.astype(mx.float32) - reference) / mx.linalg.norm(reference)
     flops = 2 * product.rows * product.inputs * product.outputs * (1 + product.gated)
     return {"us": round(us, 1), "TFLOPS": round(flops / us / 1e6), "error": round(error.item(), 5)}
+
+
+def launched_us(graph: Graph, times: int) -> float:
+    """Return the microseconds of one launch of a graph, launched so many times."""
+    cuda, started = driver._driver(), time.perf_counter()
+    for _ in range(times):
+        cuda.cuGraphLaunch(ctypes.c_void_p(graph.handle), None)
+    failed = cuda.cuCtxSynchronize()
+    assert not failed, f"error {failed}"
+    return (time.perf_counter() - started) * 1e6 / times
 
 
 def by_kernel(product: Product, addresses: tuple[int, ...], first: int) -> list[Launch]:
