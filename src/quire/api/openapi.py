@@ -31,7 +31,7 @@ _REASONS = {
     501: "Not offered",
     502: "An MCP server cannot be reached, or does not answer",
     503: "The engine has failed, or the loading of the model was stopped",
-    507: "The server's disk is full; `x-should-retry` tells SDKs not to send it again",
+    507: "The server's disk is full or failed; `x-should-retry` tells SDKs not to send it again",
 }
 
 _ERROR = {

@@ -171,3 +171,7 @@ class EngineFailure(QuireError):
 
 class LoadingStopped(EngineFailure):
     """The loading of a model was stopped while requests waited for it."""
+
+
+class StorageFailed(QuireError):
+    """A folder of the server cannot be read or written. The reason names no path."""

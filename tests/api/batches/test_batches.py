@@ -400,6 +400,68 @@ def test_contents_that_were_deleted_from_disk_are_no_unexpected_error(
         client.files.content(file_id)
     assert client.files.delete(file_id).deleted
 
+def test_a_removed_folder_is_an_error_of_storage(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    folder, away = tmp_path / "files", tmp_path / "away"
+    with ExitStack() as stack:
+        served = start(stack, tokenizer, ServerConfig(files=str(folder)))
+        served.engine.reset(lambda _: Script(served.ids("Hello."), silent=True))
+        client = openai_client(served.url)
+        file_id = upload(client, line("a", prompt="x"))
+
+        def batch() -> Batch:
+            return client.batches.create(
+                input_file_id=file_id, endpoint="/v1/completions", completion_window="24h"
+            )
+
+        running = batch()
+        wait_until(lambda: bool(served.engine.requests))
+        folder.rename(away)
+        anthropics = {"custom_id": "a", "params": {"model": NAME}}
+        for attempt in (
+            lambda: upload(client, line("b", prompt="x")),
+            batch,
+            lambda: client.batches.cancel(running.id),
+            lambda: client.post(
+                "/messages/batches", body={"requests": [anthropics]}, cast_to=object
+            ),
+        ):
+            with pytest.raises(openai.APIStatusError) as raised:
+                attempt()
+            assert raised.value.status_code == 507
+            assert raised.value.response.headers["x-should-retry"] == "false"
+            assert "No such file or directory" in raised.value.message
+            assert str(tmp_path) not in raised.value.message
+        with pytest.raises(openai.NotFoundError, match="deleted from the server's disk"):
+            client.files.content(file_id)
+        away.rename(folder)
+        client.batches.cancel(running.id)
+        assert ended(client, running.id).status == "cancelled"
+        assert client.files.delete(file_id).deleted
+
+
+def test_files_on_a_disk_without_writes(
+    served: Served, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = openai_client(served.url)
+    form = {"purpose": "batch", "expires_after[seconds]": "3600"}
+    expiring = HTTP.post(f"{served.url}/v1/files", files={"file": b"x"}, data=form).json()["id"]
+    kept = upload(client, line("a", prompt="x"))
+
+    def refused(path: Path, **_: bool) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refused)
+        with pytest.raises(openai.APIStatusError, match="Read-only file system") as raised:
+            client.files.delete(kept)
+        assert raised.value.status_code == 507
+        patch.setattr(store, "time", SimpleNamespace(time=lambda: 4e9))
+        listed = [each.id for each in client.files.list()]
+        assert kept in listed
+        assert expiring not in listed
+    assert (folder / "everyone" / "files" / expiring).exists()
+    assert client.files.delete(kept).deleted
+
 
 @pytest.mark.parametrize("seconds", ["9" * 5000, "3599", "x"])
 def test_a_wrong_expiry_is_refused_by_name(served: Served, seconds: str) -> None:

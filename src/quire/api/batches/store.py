@@ -7,19 +7,24 @@ either the old or the new record.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
+import logging
 import os
 import re
 import time
 import uuid
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 from quire.api.shared.auth import EVERYONE
-from quire.core.errors import NotFound, QuireError, RequestError, TooLarge
+from quire.core.errors import NotFound, QuireError, RequestError, StorageFailed, TooLarge
+
+log = logging.getLogger("quire.batches")
 
 DAY_S = 24 * 3600
 _ID = re.compile(r"(file-|batch_|msgbatch_)[0-9a-f]{32}", re.ASCII)
@@ -40,6 +45,19 @@ Status = Literal[
 def new_id(prefix: str) -> str:
     """Return an id that no other file or batch has."""
     return f"{prefix}{uuid.uuid4().hex}"
+
+
+@contextmanager
+def _storage() -> Iterator[None]:
+    """Raise `StorageFailed` for an error of the folder. A full disk has an answer of its own."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise StorageFailed(
+            f"The server's folder of files cannot be used ({error.strerror}): ask its operator."
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +155,16 @@ class Records(Generic[Kept]):
         self._kept[record.id] = record
 
     def put(self, record: Kept) -> None:
-        """Store a record in memory and on disk."""
+        """Store a record in memory and on disk. Raise `StorageFailed` if it cannot be written."""
         assert _ID.fullmatch(record.id)
         path = self.folder / f"{record.id}.json"
         partial = path.with_suffix(".tmp")
-        with partial.open("w", encoding="utf-8") as file:
-            json.dump(asdict(record), file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
+        with _storage():
+            with partial.open("w", encoding="utf-8") as file:
+                json.dump(asdict(record), file)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
         self.note(record)
 
     def path(self, record_id: str, suffix: str = "") -> Path:
@@ -155,9 +174,14 @@ class Records(Generic[Kept]):
 
     def drop(self, record_id: str, *suffixes: str) -> None:
         """Delete a record with its contents."""
+        with _storage():
+            for suffix in (*suffixes, ".json"):
+                self.path(record_id, suffix).unlink(missing_ok=True)
+        self.forget(record_id)
+
+    def forget(self, record_id: str) -> None:
+        """Drop a record from memory only. The next start finds it again."""
         del self._kept[record_id]
-        for suffix in (".json", *suffixes):
-            self.path(record_id, suffix).unlink(missing_ok=True)
 
 
 class CallerFiles:
@@ -177,8 +201,13 @@ class CallerFiles:
         now = time.time()
         expired = [f.id for f in self.files if f.expires_at is not None and f.expires_at <= now]
         for file_id in expired:
-            if self._needs(file_id) is None:
+            if self._needs(file_id) is not None:
+                continue
+            try:
                 self.files.drop(file_id, "")
+            except StorageFailed as error:
+                log.warning("an expired file stays on disk: %s", error)
+                self.files.forget(file_id)
 
     def _needs(self, file_id: str) -> BatchRecord | None:
         """Return an unfinished batch that reads a file."""
@@ -206,11 +235,12 @@ class CallerFiles:
 
         Raises:
             TooLarge: there is no room for it.
+            StorageFailed: the folder cannot be written.
         """
         file_id = file_id or new_id("file-")
         path, room, size = self.files.path(file_id), self.room(), 0
         try:
-            with path.open("wb") as file:
+            with _storage(), path.open("wb") as file:
                 for piece in contents:
                     size += len(piece)
                     if size > room:
@@ -225,7 +255,8 @@ class CallerFiles:
                 file.flush()
                 os.fsync(file.fileno())
         except BaseException:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
             raise
         record = FileRecord(
             file_id,

@@ -26,6 +26,7 @@ from quire.core.errors import (
     NotOffered,
     Overloaded,
     RequestError,
+    StorageFailed,
 )
 from quire.core.request import Failure
 from quire.serving.run_failed import RunFailed
@@ -75,6 +76,8 @@ def failure_of(error: Exception) -> Failure:
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
             what = "The server's disk is full: delete files, or ask its operator to free space."
             return Failure(what, 507, "server_error", code="disk_full")
+        case StorageFailed():
+            return Failure(str(error), 507, "server_error", code="storage_failed")
         case _:
             return Failure("The server met an unexpected error.", 500, code="internal_error")
 
@@ -132,7 +135,7 @@ def error_response(
 
     The log line holds the reason. A header tells SDKs not to retry requests that ran into a
     deadline, whose model's loading was stopped, or that ask for something not offered: a retry
-    would only add load. It is set for a full disk, too, and for wrong keys, because Claude Code
+    would only add load. It is set for a full or failed disk, too, and for wrong keys, because Claude Code
     2.1.330 would silently retry one for three minutes.
     """
     note(scope, {"error": {"type": failure.type, "message": failure.message[:_LONGEST_LOGGED]}})
