@@ -14,6 +14,7 @@ from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.device.device import current_device
 from quire.device.operations import Operations
+from quire.executor.inputs import StepInputs
 from quire.executor.repeated import RepeatedSteps
 from quire.models.base import ForwardContext, LanguageModel
 from quire.models.weights.loader import LoadedModel, open_model
@@ -21,6 +22,7 @@ from quire.program.replay import run_node
 from quire.program.trace import StepPrograms, trace
 from quire.program.tracing import Variant
 from quire.program.values import Program
+from quire.program.wanted_rows import FIELD, WANTED
 from tests.models.test_family_parity import with_published_names
 from tests.support.families import CONFIGS as DESCRIBED
 from tests.support.parity import Company, Generated, executor_of, prompts
@@ -68,7 +70,8 @@ class ProgramModel:
     def __init__(self, model: LanguageModel, passes: Pass) -> None:
         self._model, self._passes = model, passes
         self._programs: dict[Variant, StepPrograms] = {}
-        self.steps = 0
+        self.steps = self.narrowed = 0
+        """Steps computed, and those of them whose end computed wanted rows only."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
@@ -87,6 +90,12 @@ class ProgramModel:
             given |= {f"tokens.{part}": each.tokens, f"positions.{part}": each.positions.T}
         self.steps += 1
         body = self._traced(variant).body
+        if FIELD in body.fields.keys() - given.keys():
+            assert isinstance(step, StepInputs)
+            step.narrowed = bool(step.wanted_rows)
+            given[FIELD] = step.wanted if step.narrowed else mx.arange(len(step.tokens))
+            sizes[WANTED] = len(given[FIELD])
+            self.narrowed += step.narrowed
         (hidden,) = replay(body, current_device().operations, given, sizes, steps)
         return hidden
 

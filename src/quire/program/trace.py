@@ -38,10 +38,13 @@ class StepPrograms:
     Attributes:
         body: from the step to normalised hidden states, `[T, hidden]`, or `[R, hidden]` narrowed.
         head: from `[R, hidden]` to logits `[R, vocab]`.
+        ending: the body with an end that computes wanted rows, see `with_wanted_rows`; None if
+            there is none.
     """
 
     body: Program
     head: Program
+    ending: Program | None = None
 
 
 def trace(model: LanguageModel, variant: Variant | None = None) -> StepPrograms:

@@ -9,7 +9,8 @@ import pytest
 
 from quire.device.operations import Operations
 from quire.device.weights import PackedWeight, Packing, in_tiles
-from quire.executor.graphs.embed import embed_kernel
+from quire.executor.graphs.embed import embed_kernel, gathered_kernel
+from quire.executor.graphs.source import NotGenerated
 from quire.program.values import Form, Node, Program, Value, Weight
 from tests.executor.graphs.emulated import run_kernel
 from tests.support.emulated_metal import why_not
@@ -43,6 +44,26 @@ WIDTHS = {mx.float32: 24, mx.float16: 2048, mx.bfloat16: 1544}
 def test_rows_of_numbers(dtype: mx.Dtype, width: int) -> None:
     table = mx.random.normal((32, width)).astype(dtype)
     assert mx.array_equal(embedded(table, width, dtype), table[TOKENS])
+
+
+@pytest.mark.parametrize("shape", [(24,), (3, 40), (1,)], ids=str)
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.int32], ids=str)
+def test_rows_of_a_value(shape: tuple[int, ...], dtype: mx.Dtype) -> None:
+    wanted, rows = Form(0, (("R", 1),)), (mx.random.normal((32, *shape)) * 100).astype(dtype)
+    values = {0: Value((T, *shape), dtype), 1: Value((wanted,), mx.int32)}
+    values[2] = Value((wanted, *shape), dtype)
+    node = Node("Gather", (0, 1), (2,), arguments=((0,), (1, *shape)))
+    program = Program(("T", "R"), {"x": 0, "wanted": 1}, {}, values, (node,), (2,))
+    kernel, count = gathered_kernel(program, node), len(TOKENS)
+    found = run_kernel(program, kernel, {0: rows, 1: TOKENS}, [2], rows=count, room=count + 3)[2]
+    assert mx.array_equal(found, rows[TOKENS])
+
+
+def test_other_gathers_have_no_kernel() -> None:
+    values = {0: Value((T, 8), mx.float32), 1: Value((T,), mx.int32), 2: Value((T, 8), mx.float32)}
+    node = Node("Gather", (0, 1), (2,), arguments=((1,), (8, 1)))
+    with pytest.raises(NotGenerated, match="whole rows"):
+        gathered_kernel(Program(("T",), {}, {}, values, (node,), (2,)), node)
 
 
 CODES = list(product((2, 3, 4, 5, 6, 8), (32, 64), (mx.float32, mx.bfloat16), (False, True)))

@@ -16,8 +16,12 @@ from quire.device.coding import Chunks, CodedChunks, VectorCoding
 from quire.device.cuda.blocks import BlockEncoder
 from quire.device.cuda.encoding import Encoder
 from quire.device.device import current_device
+from quire.executor.graphs import graph_cache
 from quire.executor.graphs.graph_cache import GraphCache
+from quire.executor.graphs.runner import CUDAGraphs
+from quire.executor.graphs.step_graphs import StepLaunch
 from quire.executor.guessing import HeadGuesser
+from quire.executor.inputs import StepInputs
 from quire.models.base import LanguageModel
 from quire.models.draft_head import DraftHead, GuessStep, TokenGuesser
 from quire.scheduler.draft_lengths import EveryDraft
@@ -102,6 +106,38 @@ def test_prompts_are_read_in_steps_of_many_rows(
     further = 1 if format == KVFormat() else CODED
     loaded = opened(config or grown(family))
     compared.assert_agree(loaded, stored, rounds, names, further, counts=[128, 4])
+
+
+@pytest.mark.parametrize("family", ["llama", pytest.param("gemma4_moe", marks=pytest.mark.slow)])
+def test_the_end_of_wide_steps_computes_wanted_rows(
+    family: str, compared: Compared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three short prompts twice, then one in three steps, of which one wants no row."""
+    monkeypatch.setattr(graph_cache, "_ENDING_ROWS", 128)
+    launched: list[tuple[int, int | None]] = []
+    launching = CUDAGraphs._launching
+
+    def noted(
+        self: CUDAGraphs, inputs: StepInputs, max_rows: int, wanted: Sequence[int] | None = None
+    ) -> StepLaunch | None:
+        launched.append((max_rows, None if wanted is None else len(wanted)))
+        return launching(self, inputs, max_rows, wanted)
+
+    monkeypatch.setattr(CUDAGraphs, "_launching", noted)
+    rounds = [
+        [
+            replace(each, id=f"{name}-{each.id}", max_tokens=2)
+            for each in prompts(lengths, seed=seed)
+        ]
+        for seed, (name, lengths) in enumerate(
+            {"one": [70, 12, 3], "two": [70, 12, 3], "three": [600]}.items()
+        )
+    ]
+    config = replace(PLAIN, max_step_tokens=128)
+    names = ["two-r0", "two-r2", "three-r0"]
+    compared.assert_agree(opened(FAMILIES[family]), config, rounds, names, counts=[128])
+    wide = [wanted for rows, wanted in launched if rows > 64]
+    assert {None, 0, 1, 3} <= set(wide), "checked with all rows, then with wanted ones"
 
 
 @pytest.mark.slow

@@ -28,7 +28,10 @@ class _Graphs:
     def made(self) -> int:
         return len(self._rows)
 
-    def compute(self, inputs: StepInputs, run_eagerly: Callable[[], mx.array]) -> Computed:
+    def compute(
+        self, inputs: StepInputs, run_eagerly: Callable[[], mx.array], *, every_row: bool
+    ) -> Computed:
+        assert not every_row, "there is no draft head"
         self._rows.add(sum(each.count for each in inputs.sequences))
         return Computed(run_eagerly(), graphed=True)
 

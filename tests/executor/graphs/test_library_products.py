@@ -70,6 +70,16 @@ def test_the_library_computes_products_of_plain_matrices() -> None:
     assert len(kernels) == len(own) + layers * (2 + 2)
 
 
+def test_products_of_wanted_rows_stay_with_own_kernels() -> None:
+    """The library would multiply as many rows as the graph has."""
+    model = packed_model(LLAMA, as_it_is)
+    whole, ending = (
+        by_library(recorder_of(model, ROWS, library=Library(VERSION, ROWS), ending=each).kernels)
+        for each in (False, True)
+    )
+    assert whole.total() - ending.total() == 4, "attention's output, and the MLP of the last layer"
+
+
 @pytest.mark.parametrize("case", ["fewer rows", "codes", "no algorithm", "biases"])
 def test_other_products_stay_with_own_kernels(case: str, library: EmulatedCublas) -> None:
     model = packed_model(

@@ -42,8 +42,10 @@ from quire.executor.graphs.states import unplaced_states
 from quire.models.base import LanguageModel
 from quire.models.layers.linear import use_device_products
 from quire.models.registry import build
-from quire.program.passes import recordable
+from quire.program.passes import prepared, recordable, simplified, split_experts
 from quire.program.trace import trace
+from quire.program.wanted_rows import FIELD as WANTED_FIELD
+from quire.program.wanted_rows import with_wanted_rows
 from tests.attention.rows import HandRows
 from tests.device.cuda.cards import CARDS, H200, RTX_4090
 from tests.engine.rows import scheduled
@@ -149,15 +151,19 @@ def recorder_of(
     address: Callable[[mx.array], int] = id,
     pools_at: Callable[[int], int] = lambda layer: 1,
     library: Library | None = None,
+    ending: bool = False,
 ) -> Recorder:
     """Record a step of a model.
 
     Args:
         pools_at: the first address of a layer's pool.
         library: see `Recorder`.
+        ending: whether the step's end computes wanted rows only.
     """
     layout, programs = KVLayout.of(model.layout), trace(model)
-    body, head = recordable(programs.body), recordable(programs.head)
+    whole = simplified(split_experts(programs.body))
+    body = prepared(with_wanted_rows(whole) if ending else whole)
+    head = recordable(programs.head)
     inputs = InputLayout(len(layout.groups), MAX_ROWS, 100, address)
     pools = pools_of(layout, format, pools_at)
     recorder = Recorder(
@@ -170,6 +176,7 @@ def recorder_of(
     )
     hidden, logits = Buffer(3, 0), Buffer(4, 0)
     given = {"tokens.0": Place(inputs.tokens, None), "positions.0": Place(inputs.positions, None)}
+    given[WANTED_FIELD] = Place(inputs.wanted, None)
     recording = Recording(recorder, pools, layout, unplaced_states(layout, mx.bfloat16))
     recording.record(body, given, [hidden])
     recording.code_tails()
@@ -177,6 +184,21 @@ def recorder_of(
     if served is not None:
         record_head(recorder, served, hidden, logits)
     return recorder
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_end_of_a_step_has_wanted_rows(family: str, tmp_path: Path) -> None:
+    recorder = recorder_of(packed_model(FAMILIES[family]), 128, ending=True)
+    gathers = [each for each in recorder.kernels if recorder.inputs.wanted in each.arguments]
+    first = recorder.kernels.index(gathers[0])
+    assert len(gathers) == 2, "the residual stream, and the last layer's attention"
+    for number, each in enumerate(recorder.kernels):
+        counts = {recorder.inputs.rows, recorder.inputs.wanted_rows}.intersection(each.arguments)
+        expected = recorder.inputs.wanted_rows if number >= first else recorder.inputs.rows
+        assert counts <= {expected}
+    for each in gathers:
+        assert isinstance(each.source, str)
+        assert_compiles(each.source, tmp_path)
 
 
 @pytest.mark.parametrize("format", FORMATS[:2], ids=lambda each: each.name)

@@ -1,6 +1,8 @@
-"""Generates the CUDA kernel that looks up rows of a table: of numbers, or of codes."""
+"""Generates the CUDA kernels that look up rows of a table of numbers or codes, or of a value."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import mlx.core as mx
 
@@ -29,36 +31,76 @@ def embed_kernel(program: Program, node: Node) -> RowKernel:
         NotGenerated: no kernel reads the table's codes, or its type is not known.
     """
     (out,) = node.outputs
-    rows, dtype = Rows(program, node, out), program.values[out].dtype
+    dtype = program.values[out].dtype
     tokens = program.values[node.inputs[0]]
     if len(tokens.shape) != 1 or tokens.dtype not in (mx.int32, mx.uint32):
         raise NotGenerated(f"tokens are {tokens}")
-    table, cut = node.weight("table"), Cut.of(rows.width, norm=None)
+    table = node.weight("table")
     if dtype not in C_TYPES:
         raise NotGenerated(f"{dtype} is not computed")
+    decode = list[str]()
     if isinstance(table, PackedWeight):
-        arrays, lines = _codes(table, dtype)
+        arrays, decode = _codes(table, dtype)
+    elif table.dtype != dtype:
+        raise NotGenerated(f"rows of {table.dtype} are given as {dtype}")
     else:
-        arrays, lines = [table], _numbers(table, dtype, cut)
+        arrays = [table]
+    types = [WEIGHT_TYPES[each.dtype] for each in arrays]
+    return _looked_up(program, node, node.inputs[0], table=arrays, types=types, decode=decode)
+
+
+def gathered_kernel(program: Program, node: Node) -> RowKernel:
+    """Generate the kernel of a `Gather` node that takes whole rows of a value by their numbers.
+
+    Raises:
+        NotGenerated: it takes something else, or rows of a type that is not known.
+    """
+    source, numbers = node.inputs[0], node.inputs[-1]
+    table, index = program.values[source], program.values[numbers]
+    whole = node.arguments == ((0,), (1, *table.shape[1:]))
+    if not whole or len(index.shape) != 1 or index.dtype != mx.int32:
+        raise NotGenerated("a gather of other than whole rows")
+    if table.dtype not in C_TYPES:
+        raise NotGenerated(f"rows of {table.dtype} are not gathered")
+    return _looked_up(program, node, numbers, table=[source], types=[C_TYPES[table.dtype]])
+
+
+def _looked_up(
+    program: Program,
+    node: Node,
+    numbers: int,
+    *,
+    table: Sequence[int | mx.array],
+    types: Sequence[str],
+    decode: Sequence[str] = (),
+) -> RowKernel:
+    """Return the kernel that writes rows of a table.
+
+    Args:
+        numbers: the value with the rows' numbers in the table.
+        table: the table's arrays, of C types `types`.
+        decode: C lines that read one thread's elements of row `token`, if they are codes.
+    """
+    (out,) = node.outputs
+    rows, dtype = Rows(program, node.fused, out), program.values[out].dtype
+    cut, index = Cut.of(rows.width, norm=None), program.values[numbers].dtype
     inside = cut.inside.replace("there", "row < *rows")
     many = min(cut.vector, LINE // dtype.size)
     kind = f"{C_TYPES[dtype]}, {many}"
+    read = [f"load<{kind}, V>(found, table0 + token * WIDTH + r, true);"]
     body = [*_HEAD, f"if (row >= *rows || !({inside})) return;"]
-    body += ["const size_t token = tokens[row];", f"Pack<{kind}> found[V / {many}];", *lines]
+    body += [
+        "const size_t token = tokens[row];",
+        f"Pack<{kind}> found[V / {many}];",
+        *(decode or read),
+    ]
     body += [f"store<{kind}, V>(out0 + (size_t)row * WIDTH + r, found);"]
-    parameters = [f"const {C_TYPES[tokens.dtype]}* tokens"]
-    parameters += [f"const {WEIGHT_TYPES[x.dtype]}* table{n}" for n, x in enumerate(arrays)]
+    parameters = [f"const {C_TYPES[index]}* tokens"]
+    parameters += [f"const {each}* table{n}" for n, each in enumerate(types)]
     parameters += [f"{C_TYPES[dtype]}* out0"]
     text = source_text(parameters, body, cut.lanes * cut.groups, constants=cut.constants)
-    arguments = (Argument(node.inputs[0]), *map(Argument, arrays), Argument(out))
+    arguments = (Argument(numbers), *map(Argument, table), Argument(out))
     return RowKernel(text, arguments, rows.symbol, threads=cut.lanes * cut.groups, cuts=(cut,))
-
-
-def _numbers(table: mx.array, dtype: mx.Dtype, cut: Cut) -> list[str]:
-    if table.dtype != dtype:
-        raise NotGenerated(f"rows of {table.dtype} are given as {dtype}")
-    kind = f"{C_TYPES[dtype]}, {min(cut.vector, LINE // dtype.size)}"
-    return [f"load<{kind}, V>(found, table0 + token * WIDTH + r, true);"]
 
 
 def _codes(table: PackedWeight, dtype: mx.Dtype) -> tuple[list[mx.array], list[str]]:

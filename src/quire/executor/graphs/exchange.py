@@ -94,7 +94,7 @@ def record_exchange(
         y: address of the result.
     """
     assert recorder.inboxes is not None, "the ranks share memory"
-    arguments = [recorder.inputs.rows, recorder.copied(recorder.inboxes.table), x, y]
+    arguments = [recorder.rows, recorder.copied(recorder.inboxes.table), x, y]
     writes = [to, recorder.exchanged]
     recorder.add(
         kernel.text, kernel.grid, kernel.threads, arguments=arguments, reads=reads, writes=writes

@@ -69,7 +69,10 @@ class GraphExecutor(EagerExecutor):
         if graphs is None:
             return eagerly()
         made = graphs.made
-        computed = graphs.compute(inputs, lambda: eagerly().hidden) or eagerly()
+        computed = (
+            graphs.compute(inputs, lambda: eagerly().hidden, every_row=self._guesser is not None)
+            or eagerly()
+        )
         return computed._replace(recorded=graphs.made > made)
 
     def _graphs_of(self, adapted: AdaptedRows | None) -> CUDAGraphs | None:

@@ -39,7 +39,8 @@ from quire.executor.graphs.workspaces import COMMON, Workspaces
 from quire.executor.inputs import StepInputs
 from quire.program.low_rank import NUMBERS
 from quire.program.trace import StepPrograms
-from quire.program.values import Node, bound
+from quire.program.values import Node, Program, bound
+from quire.program.wanted_rows import FIELD as WANTED_ROWS
 
 log = logging.getLogger("quire.engine")
 
@@ -47,6 +48,8 @@ MAX_ROWS = 64
 """Rows of the largest graph that also computes logits, for sequences that generate."""
 WIDE_ROWS = 2048
 """Rows of the largest graph, for prompts or more sequences."""
+_ENDING_ROWS = 512
+"""Rows of the smallest graph whose end computes wanted rows only: prompts have most of its rows."""
 _INPUT_ROWS = (MAX_ROWS, 512, WIDE_ROWS)
 """Sizes of input buffers: a step copies as many inputs as its graph has rows, or a few times more.
 """
@@ -161,9 +164,16 @@ class GraphCache:
             layer: PlainPool(self._layout.group[layer], tokens, (0, 0)) for layer in self.heads
         }
         states = unplaced_states(self._layout, self._pools.dtype)
-        recorder = self._recorder(MAX_ROWS)
-        survey = Survey(recorder, pools, self._layout, states=states)
-        survey.record(self._programs.body, self._given(recorder), [self._hidden_buffer(recorder)])
+
+        def surveyed(program: Program) -> Survey:
+            recorder = self._recorder(MAX_ROWS)
+            found = Survey(recorder, pools, self._layout, states=states)
+            found.record(program, self._given(recorder), [self._hidden_buffer(recorder)])
+            return found
+
+        survey, ending = surveyed(self._programs.body), self._programs.ending
+        if ending is not None and surveyed(ending).unsupported:
+            self._programs = replace(self._programs, ending=None)
         for node, reason in survey.unsupported:
             if self._batch_invariant or node.uses_pools:
                 raise UnsupportedNode(reason)
@@ -216,6 +226,13 @@ class GraphCache:
         if self._logits is None or max_rows > MAX_ROWS:
             return self.hidden, False
         return self._logits, True
+
+    def body(self, max_rows: int) -> Program:
+        """Return the program of graphs of `max_rows` rows, up to hidden states: of all rows, or if
+        it has the field of wanted rows, of these.
+        """
+        ending, wide = self._programs.ending, max_rows >= _ENDING_ROWS
+        return ending if ending and wide and not self._by_mlx else self._programs.body
 
     def start(self, max_rows: int, format: KVFormat) -> bool:
         """Record a step, and compile its kernels in the background. Return whether all of them are
@@ -331,7 +348,8 @@ class GraphCache:
         """
         hidden = self._hidden_buffer(recorder)
         recording = Recording(recorder, pools, self._layout, states=states, by_mlx=self._by_mlx)
-        recording.record(self._programs.body, self._given(recorder), [hidden])
+        body = self.body(recorder.max_rows)
+        recording.record(body, self._given(recorder), [hidden])
         recording.code_tails()
         if self._logits is not None and recorder.max_rows <= MAX_ROWS:
             self._record_head(recorder, recording, hidden)
@@ -343,10 +361,11 @@ class GraphCache:
     def _given(self, recorder: Recorder) -> dict[str, Place]:
         """Return the places of the fields of the body."""
         inputs = recorder.inputs
-        known = [(at, inputs.array(at)) for at in (inputs.tokens, inputs.positions)]
+        by_row = inputs.tokens, inputs.positions, inputs.wanted
+        known = [(at, inputs.array(at)) for at in by_row]
         known += [(recorder.address(array), array) for array in self.media]
         levels = (f"media.{level}" for level in range(len(self.media)))
-        names = "tokens.0", "positions.0", *levels
+        names = "tokens.0", "positions.0", WANTED_ROWS, *levels
         found = {
             name: Place(at, _buffer_of(at, array))
             for name, (at, array) in zip(names, known, strict=True)

@@ -133,7 +133,7 @@ def record_head(recorder: Recorder, served: ServedHead, hidden: Buffer, logits: 
     head, alone = served.kernel(recorder.max_rows, recorder.card), served.part.size == 1
     own = logits if alone else recorder.buffer(recorder.max_rows * head.outputs * 4, [hidden])
     arguments = [
-        recorder.inputs.rows,
+        recorder.rows,
         hidden.address,
         *recorder.matrix(ProductMatrix.of(served.matrix)),
         own.address,

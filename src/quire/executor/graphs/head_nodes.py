@@ -26,7 +26,7 @@ class HeadRecording(ValueRecording):
             raise UnsupportedNode(f"products by head of {x.dtype}")
         gemm = self._fitting(recorder.gemm(weight.first, outputs))
         y = self._written(node.outputs[0], [x.buffer])
-        arguments = [recorder.inputs.rows, x.address, *recorder.matrix(weight), y.address]
+        arguments = [recorder.rows, x.address, *recorder.matrix(weight), y.address]
         grid = -(-outputs // gemm.width), gemm.blocks, heads
         source = product_kernels.by_head(gemm, heads, x.row, x_head=x.head)
         recorder.add_product(gemm, source, grid, arguments=arguments, reads=[x.buffer], writes=[y])
@@ -52,6 +52,6 @@ class HeadRecording(ValueRecording):
         operands = x, cosines, sines
         reads = list(dict.fromkeys(each.buffer for each in operands if each.buffer is not None))
         y = self._written(node.outputs[0], reads)
-        arguments = [recorder.inputs.rows, *(each.address for each in operands), y.address]
+        arguments = [recorder.rows, *(each.address for each in operands), y.address]
         grid = -(-heads * dim // 2 // _THREADS), recorder.max_rows, 1
         recorder.add(text, grid, _THREADS, arguments=arguments, reads=reads, writes=[y])

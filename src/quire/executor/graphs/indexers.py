@@ -123,7 +123,7 @@ class ChosenKeys:
         dim: int,
     ) -> Buffer:
         copies = recorder.buffer(2 * recorder.max_rows * self.room * dim, [q, self.keys])
-        places = [recorder.inputs.rows, self.tiles.address, self.keys.address, group.tiles]
+        places = [recorder.rows, self.tiles.address, self.keys.address, group.tiles]
         grid = recorder.max_rows, max(1, _BLOCKS // recorder.max_rows), 1
         reads = [q, self.keys, self.tiles]
         recorder.add(
@@ -169,7 +169,7 @@ class IndexerRecording(ValueRecording):
         assert q is not None, "an indexer has queries"
         assert k is not None, "an indexer has keys"
         assert weights is not None, "an indexer weighs its heads"
-        group, rows = recorder.inputs.group(index.group), recorder.inputs.rows
+        group, rows = recorder.inputs.group(index.group), recorder.rows
         constants = {"DIM": dim, "BLOCK": index.block_size, "THREADS": _THREADS}
         kinds = {name: self._rows_of(value) for name, value in (("q", q), ("k", k))}
         factors = self._rows_of(weights)
@@ -218,7 +218,7 @@ class IndexerRecording(ValueRecording):
             "THREADS": _CHOOSING_THREADS,
         }
         parameters = ["const float* scores", _TILE, "int* chosen", "int* found"]
-        arguments = [recorder.inputs.rows, scores.address, group.tiles, keys.address, tiles.address]
+        arguments = [recorder.rows, scores.address, group.tiles, keys.address, tiles.address]
         text = kernel_source("choose", parameters, constants, threads=_CHOOSING_THREADS)
         grid = recorder.max_rows, 1, 1
         recorder.add(

@@ -30,7 +30,7 @@ from quire.scheduler.plan import ScheduledSequence
 from quire.scheduler.positions import alike, joined_positions
 
 _HEAD_INTS = 4
-"""Integers before the positions: the number of rows, and padding."""
+"""Integers before the positions: the numbers of rows and of wanted rows, and padding."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,7 @@ def step_type(max_rows: int, groups: int, axes: int = 0) -> np.dtype[np.void]:
         [
             ("rows", np.int32, (_HEAD_INTS,)),
             ("positions", *positions),
+            ("wanted", np.int32, (max_rows,)),
             ("placed", np.bool_, (max_rows,)),
             ("groups", group, (groups,)),
         ]
@@ -134,6 +135,9 @@ class InputLayout:
         self.numbers = self.tokens + 4 * max_rows
         """Address of all inputs except tokens. The first is `rows`."""
         self.rows = self.numbers
+        self.wanted_rows = self.numbers + 4
+        """The number of wanted rows, and at `wanted` which they are."""
+        self.wanted = self.numbers + inputs.fields["wanted"][1]
         self.positions = self.numbers + inputs.fields["positions"][1]
         self.placed = self.numbers + inputs.fields["placed"][1]
         """Whether each row is media; see `MediaRows`."""
@@ -186,18 +190,20 @@ def step_numbers(
     max_rows: int,
     media: bool = False,
     tokens: Sequence[int] | None = None,
+    wanted: Sequence[int] | None = None,
 ) -> Ints | None:
     """Return a step's inputs except its media, in the layout of `InputLayout`.
 
     None if the block tables are too long, if prompts' blocks do not fit a workspace or its readers'
-    tiles the graph, if positions differ between axes or are no whole numbers, or if a state goes to
-    too many slots.
+    tiles the graph, if positions differ between axes or are fractions, or if a state goes to too
+    many slots.
 
     Args:
         max_rows: rows of the graph, at most those of `memory`.
         media: whether rows of media replace embeddings; without it they are attended to.
         tokens: the rows' tokens; None if some are on the device. Then the inputs start behind
             tokens.
+        wanted: the rows whose results are wanted, in graphs of many rows; None for all.
     """
     if not (memory.tile_rows or memory.axes) and serves_few(rows):
         return _few_numbers(rows, layout, memory, block_size=block_size, tokens=tokens)
@@ -222,7 +228,9 @@ def step_numbers(
     if tokens is not None:
         numbers[: len(tokens)] = tokens
     step: StepRecord = np.ndarray(1, inputs, numbers, offset=4 * start)
-    step["rows"][0, 0] = sum(each.count for each in rows)
+    step["rows"][0, 0] = count = sum(each.count for each in rows)
+    if memory.tile_rows:
+        _write_wanted(step, range(count) if wanted is None else wanted)
     if media:
         _write_placed(step, rows)
     if not write_positions(step, rows):
@@ -302,6 +310,12 @@ def _whole(rows: ScheduledSequence) -> range:
     """Return the positions of rows of text."""
     assert isinstance(rows.positions, range), "axes of positions agree"
     return rows.positions
+
+
+def _write_wanted(step: StepRecord, wanted: Sequence[int]) -> None:
+    """Write which rows' results are wanted into a step's inputs."""
+    step["rows"][0, 1] = len(wanted)
+    step["wanted"][0, : len(wanted)] = wanted
 
 
 def _write_placed(step: StepRecord, rows: Sequence[ScheduledSequence]) -> None:

@@ -81,6 +81,8 @@ class LibraryRecording(ValueRecording):
         library = self._recorder.library
         if library is None or not library.serves(self._recorder.max_rows):
             return False
+        if self._recorder.rows != self._recorder.inputs.rows:
+            return False  # it would multiply as many rows as the graph has, of which few are wanted
         matrices = [product_matrix(each) for each in nodes]
         if any(each.weight("bias") is not None for each in nodes):
             return False

@@ -150,7 +150,7 @@ class LowRankRecording(ValueRecording):
             first, second = product.first, product.second
         except NotGenerated as error:
             raise UnsupportedNode(f"{shown(self._program, node)}: {error}") from error
-        step, chosen = recorder.inputs.rows, self._place(numbers).address
+        step, chosen = recorder.rows, self._place(numbers).address
         reads = self._read([x])
         low = recorder.buffer(4 * recorder.max_rows * product.rank, reads)
         arguments = [step, self._place(x).address, chosen, recorder.weight(product.inner)]

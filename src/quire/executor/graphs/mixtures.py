@@ -67,7 +67,7 @@ class MixtureRecording(ValueRecording):
         reads = self._read([logits])
         chosen, weights = (self._written(value, reads) for value in route.outputs)
         order, tiles = (recorder.buffer(size, reads) for size in (4 * pairs, 12 * max_tiles))
-        rows, routed = recorder.inputs.rows, [chosen, weights]
+        rows, routed = recorder.rows, [chosen, weights]
         arguments = [rows, self._place(logits).address]
         arguments += map(recorder.optional, (correction, per_expert))
         arguments += [chosen.address, weights.address]

@@ -14,7 +14,8 @@ from quire.executor.graphs.recorder import Buffer, Recorder
 from quire.executor.graphs.rows import RowKernel, row_kernel
 from quire.executor.graphs.source import C_TYPES, NotGenerated
 from quire.program.passes import Uses
-from quire.program.values import FUSED, Node, Program, Value
+from quire.program.values import FUSED, Form, Node, Program, Value
+from quire.program.wanted_rows import FIELD, WANTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,14 @@ class ValueRecording:
         self._program, self._uses = program, Uses(program)
         self._places = {id: given[name] for name, id in program.fields.items()}
         self._targets = dict(zip(map(self._uses.source, program.outputs), outputs, strict=True))
+
+    def _choose_rows(self, node: Node) -> None:
+        """Let the kernels recorded next compute all rows, or the wanted ones if a node does."""
+        self._recorder.rows = self._recorder.inputs.rows
+        shapes = (self._program.values[id].shape for id in node.outputs)
+        symbols = {name for s in shapes for n in s if isinstance(n, Form) for name, _ in n.terms}
+        if FIELD in self._program.fields and WANTED in symbols:
+            self._recorder.rows = self._recorder.inputs.wanted_rows
 
     def _last_reads(self, program: Program) -> Mapping[int, list[int]]:
         """For each node by number, return the values that no later node reads."""
@@ -173,7 +182,7 @@ class ValueRecording:
         for value in node.outputs:
             self._written(value, reads)
         writes = [*map(self._buffer, node.outputs), *more]
-        arguments = [self._recorder.inputs.rows]
+        arguments = [self._recorder.rows]
         for each in kernel.arguments:
             if isinstance(each.source, int):
                 arguments.append(self._place(each.source).address + each.offset)

@@ -187,7 +187,7 @@ class LayerPool(ABC):
         reads = list(dict.fromkeys(each.buffer for each in (layer.q, k, v)))
         angles = [] if rotation is None else [rotation.cosines, rotation.sines]
         q = recorder.buffer(2 * recorder.max_rows * layer.heads * layer.head_dim, reads)
-        arguments = [recorder.inputs.rows, layer.q.address, k.address, v.address, q.address]
+        arguments = [recorder.rows, layer.q.address, k.address, v.address, q.address]
         arguments += map(recorder.optional, (layer.q_norm, layer.k_norm))
         arguments += [each.address for each in angles] or [0, 0]
         arguments += [to.blocks, to.offsets, *to.arrays]
@@ -319,7 +319,7 @@ class LayerPool(ABC):
             ((rows or recorder.max_rows) * attending.shape.heads, 1, 1),
             paged.LANES,
             arguments=[
-                recorder.inputs.rows,
+                recorder.rows,
                 *(each.address for each in parts),
                 *given,
                 *attending.ending,

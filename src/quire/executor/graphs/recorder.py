@@ -136,6 +136,7 @@ class Recorder:
         spare: memory for buffers, of which graphs that never run at once share the same.
 
     Attributes:
+        rows: address of the number of rows that the next kernels compute: all or the wanted ones.
         kept: arrays that kernels read or write, and that must live as long as the graph.
         tables: maps a table's address to the addresses that it holds.
         parts: numbers of the first kernels of the graphs behind the first one; see `start_part`.
@@ -153,6 +154,7 @@ class Recorder:
     workspaces: Workspaces | None = None
     library: Library | None = None
     spare: Sequence[mx.array] = ()
+    rows: int = field(init=False)
     kernels: list[Kernel] = field(default_factory=list)
     kept: list[mx.array] = field(default_factory=list)
     tables: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -165,6 +167,7 @@ class Recorder:
     """For each kernel, a bit set of the kernels that are finished before it starts."""
 
     def __post_init__(self) -> None:
+        self.rows = self.inputs.rows
         self._free += [Buffer(self.constant(each), each.nbytes, each) for each in self.spare]
 
     def add(

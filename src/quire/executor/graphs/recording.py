@@ -15,7 +15,7 @@ from quire.device.cuda.skinny_gemm import SkinnyGemm
 from quire.device.weights import Packing
 from quire.executor.graphs import kernels, product_kernels
 from quire.executor.graphs.between import RecordedNode, Segment, memory_of
-from quire.executor.graphs.embed import embed_kernel
+from quire.executor.graphs.embed import embed_kernel, gathered_kernel
 from quire.executor.graphs.exchange import ExchangeRecording
 from quire.executor.graphs.head_nodes import HeadRecording
 from quire.executor.graphs.indexers import Index, IndexerRecording
@@ -94,6 +94,7 @@ class Recording(
         }
         self._kinds: dict[str, Callable[[Node], None]] = {
             "embed": partial(self._generate, embed_kernel),
+            "Gather": partial(self._generate, gathered_kernel),
             "rows": self._rows,
             "linear": self._products,
             "packed_linear": self._products,
@@ -206,6 +207,7 @@ class Recording(
         Raises:
             UnsupportedNode: the node has no kernel.
         """
+        self._choose_rows(node)
         if node.name in self._kinds:
             self._kinds[node.name](node)
         elif node.kind not in RESHAPES:
@@ -251,7 +253,7 @@ class Recording(
         offsets = any(each is not None for each in biases)
         outputs = tuple(each.outputs for each in weights)
         gemm = self._fitting(recorder.gemm(weights[0], sum(outputs), sharing=True))
-        arguments, writes = [recorder.inputs.rows, self._place(x).address], list[Buffer]()
+        arguments, writes = [recorder.rows, self._place(x).address], list[Buffer]()
         for each, weight, bias in zip(nodes, weights, biases, strict=True):
             writes.append(self._written(each.outputs[0], reads))
             arguments += [*recorder.matrix(weight), writes[-1].address]
@@ -280,7 +282,7 @@ class Recording(
         outputs = weights[0].outputs
         gemm = self._fitting(recorder.gemm(weights[0], outputs, gated=True, sharing=True))
         y = self._written(join.outputs[0], reads)
-        arguments = [recorder.inputs.rows, self._place(gate.inputs[0]).address]
+        arguments = [recorder.rows, self._place(gate.inputs[0]).address]
         arguments += [*recorder.matrix(weights[0]), *recorder.matrix(weights[1]), y.address]
         grid = gemm.grid(-(-outputs // gemm.width))
         source = product_kernels.gated(gemm, activation)
@@ -305,7 +307,7 @@ class Recording(
         reads = self._read([x, other.source])
         y = self._written(join.outputs[0], reads)
         address = self._place(other.source).address + 2 * other.offset
-        arguments = [recorder.inputs.rows, self._place(x).address, *recorder.matrix(weight)]
+        arguments = [recorder.rows, self._place(x).address, *recorder.matrix(weight)]
         arguments += [y.address, address]
         activation = gate_name(join.attributes["gating"])
         source = product_kernels.gated(gemm, activation, others=other.row)
@@ -338,7 +340,7 @@ class Recording(
             raise UnsupportedNode(f"{shown(self._program, node)}: {error}") from error
         reads = self._read([node.inputs[0]])
         to = self._written(node.outputs[0], reads)
-        arguments = [recorder.inputs.rows, self._place(node.inputs[0]).address]
+        arguments = [recorder.rows, self._place(node.inputs[0]).address]
         arguments += [*map(recorder.weight, product.arrays), to.address]
         grid = product.grid(recorder.max_rows)
         recorder.add(text, grid, product.threads, arguments=arguments, reads=reads, writes=[to])

@@ -135,7 +135,7 @@ class StateRecording(ValueRecording):
         buffers = [each.buffer for each in operands.values()]
         reads = list(dict.fromkeys(each for each in buffers if each is not None))
         to = self._written(node.outputs[0], reads)
-        arguments = [recorder.inputs.rows, at.counts, at.sources, at.targets, state.address]
+        arguments = [recorder.rows, at.counts, at.sources, at.targets, state.address]
         arguments += [*(each.address for each in operands.values()), to.address]
         grid = blocks, recorder.max_rows, 1
         recorder.add(text, grid, _THREADS, arguments=arguments, reads=reads, writes=[to])

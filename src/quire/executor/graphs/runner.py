@@ -35,8 +35,9 @@ from quire.executor.graphs.step_graphs import StepGraphs, StepLaunch
 from quire.executor.inputs import StepInputs
 from quire.executor.step import Computed
 from quire.program.low_rank import LowRankFactors, arrays_of, shapes_of, with_low_rank
-from quire.program.passes import recordable
+from quire.program.passes import prepared, recordable, simplified, split_experts
 from quire.program.trace import StepPrograms
+from quire.program.wanted_rows import FIELD, with_wanted_rows
 from quire.scheduler.plan import GraphRows, ScheduledSequence
 
 log = logging.getLogger("quire.engine")
@@ -164,11 +165,14 @@ class CUDAGraphs:
         """Record a step without compiling it; see `GraphCache.check`."""
         self._cache.check()
 
-    def compute(self, inputs: StepInputs, run_eagerly: Callable[[], mx.array]) -> Computed | None:
+    def compute(
+        self, inputs: StepInputs, run_eagerly: Callable[[], mx.array], *, every_row: bool = False
+    ) -> Computed | None:
         """Run the step as one CUDA graph. Return None if no graph supports it.
 
         Args:
             run_eagerly: runs the model, which writes to the pools; returns hidden states.
+            every_row: whether hidden states of rows that are not wanted are read, too.
 
         Raises:
             EngineFailure: batch invariance is required, and no graph supports the step.
@@ -185,12 +189,17 @@ class CUDAGraphs:
         verified = self._known_by_all(format, max_rows)
         if verified is None or self._long_contexts.first(format, max_rows, longest):
             return Computed(self._verified(inputs, max_rows, run_eagerly))
-        return self._computed(inputs, max_rows)
+        return self._computed(inputs, max_rows, every_row=every_row)
 
-    def _computed(self, inputs: StepInputs, max_rows: int) -> Computed | None:
-        rows = self._launched(inputs, max_rows)
+    def _computed(
+        self, inputs: StepInputs, max_rows: int, *, every_row: bool = False
+    ) -> Computed | None:
+        narrows = FIELD in self._cache.body(max_rows).fields and not every_row
+        wanted = inputs.wanted_rows if narrows else None
+        rows = self._launched(inputs, max_rows, wanted)
         if rows is None:
             return None
+        inputs.narrowed = wanted is not None
         if not self._cache.output(max_rows)[1]:
             return Computed(rows, graphed=True)
         # The graph of the logits writes the hidden states that they are made from, too.
@@ -295,13 +304,21 @@ class CUDAGraphs:
         """Whether the kernels support a format."""
         return self._most_rows(format) > 0
 
-    def _launched(self, inputs: StepInputs, max_rows: int) -> mx.array | None:
+    def _launched(
+        self, inputs: StepInputs, max_rows: int, wanted: Sequence[int] | None
+    ) -> mx.array | None:
         graphs = self._graphs_of(max_rows, inputs.sequences[0].format)
-        launch = None if graphs is None else self._launching(inputs, max_rows)
+        launch = None if graphs is None else self._launching(inputs, max_rows, wanted)
         return None if graphs is None or launch is None else launch.run(graphs)
 
-    def _launching(self, inputs: StepInputs, max_rows: int) -> StepLaunch | None:
-        """Return what launches the graphs of a step; None if its inputs have no room."""
+    def _launching(
+        self, inputs: StepInputs, max_rows: int, wanted: Sequence[int] | None = None
+    ) -> StepLaunch | None:
+        """Return what launches the graphs of a step; None if its inputs have no room.
+
+        Args:
+            wanted: rows that the graph's end computes; None for all.
+        """
         layout = self._cache.inputs(max_rows)
         given, tokens = self._cache.arrays_of(inputs, layout), inputs.known_tokens
         numbers = step_numbers(
@@ -312,6 +329,7 @@ class CUDAGraphs:
             max_rows=max_rows,
             media=inputs.media is not None,
             tokens=tokens,
+            wanted=wanted,
         )
         if numbers is None:
             return None
@@ -321,7 +339,8 @@ class CUDAGraphs:
             "numbers": numbers.tobytes(),
             "numbers_target": layout.numbers if tokens is None else layout.tokens,
         }
-        rows = sum(each.count for each in inputs.sequences)
+        count = sum(each.count for each in inputs.sequences)
+        rows = count if wanted is None else max(1, len(wanted))  # MLX computes no empty array
         return StepLaunch(self._extension, self._cache.output(max_rows)[0], rows, first=first)
 
     def _graphs_of(self, max_rows: int, format: KVFormat) -> StepGraphs | None:
@@ -400,7 +419,13 @@ def _problem_of(prepare: Callable[[], object]) -> str | None:
 
 
 def _recordable(programs: StepPrograms) -> StepPrograms:
-    return StepPrograms(recordable(programs.body), recordable(programs.head))
+    body = split_experts(programs.body)
+    ending = with_wanted_rows(simplified(body))
+    return StepPrograms(
+        prepared(body),
+        recordable(programs.head),
+        prepared(ending) if FIELD in ending.fields else None,
+    )
 
 
 def _max_rows(rows: Sequence[ScheduledSequence], block_size: int) -> int:

@@ -1,0 +1,100 @@
+"""The pass that lets the end of a program compute only the rows whose results are wanted.
+
+Of a prompt's rows few are: none before its end. Behind the last layer that keeps keys or states, no
+other row needs the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+
+from quire.program.primitives import ELEMENTWISE
+from quire.program.values import Form, Node, Program, Value, depends_on_sizes
+
+FIELD = "wanted"
+"""Name of the field with the wanted rows' numbers: int32 `[R]`."""
+_ALL, WANTED = "T", "R"
+"""Symbols of the numbers of all rows, and of wanted rows."""
+_BY_ROW = frozenset(
+    {
+        *(ELEMENTWISE.keys() - {"Arange"}),
+        *("Reshape", "Flatten", "Unflatten", "ExpandDims", "Squeeze", "StopGradient"),
+        *("Broadcast", "Slice", "Split", "Transpose", "Concatenate", "Reduce", "Softmax"),
+        *("linear", "packed_linear", "rms_norm", "layer_norm", "activate", "gated"),
+        *("route", "experts", "expert_outputs", "weighted_sum", "by_head"),
+    }
+)
+"""Kinds of nodes that compute each row from that row alone, if all their values keep rows first."""
+
+
+def with_wanted_rows(program: Program) -> Program:
+    """Return the program with an end that computes the wanted rows: what no node that uses pools
+    needs. Its output has `R` rows, and the rows of its field `FIELD`.
+
+    Programs whose end is not computed row by row are returned unchanged.
+    """
+    end = _end(program)
+    made = {value for node in end for value in node.outputs}
+    read = dict.fromkeys(value for node in end for value in node.inputs)
+    given = [id for id in read if id not in made and depends_on_sizes(program.values[id].shape)]
+    by_row = all(each.kind in _BY_ROW for each in end)
+    if not (by_row and made.issuperset(program.outputs) and _have_rows(program, [*given, *made])):
+        return program
+    values, wanted = dict(program.values), max(program.values) + 1
+    values[wanted] = Value((Form(0, ((WANTED, 1),)),), mx.int32)
+    chosen: dict[int, int] = {}
+    nodes = [each for each in program.nodes if each not in set(end)]
+    for id in given:
+        chosen[id] = own = len(chosen) + wanted + 1
+        shape = values[id].shape
+        values[own] = _of_wanted(values[id])
+        nodes.append(Node("Gather", (id, wanted), (own,), arguments=((0,), (1, *shape[1:]))))
+    for node in end:
+        inputs = tuple(chosen.get(id, id) for id in node.inputs)
+        nodes.append(replace(node, inputs=inputs, arguments=_renamed(node.arguments)))
+        values |= {id: _of_wanted(values[id]) for id in node.outputs}
+    return replace(
+        program,
+        symbols=(*program.symbols, WANTED),
+        fields={**program.fields, FIELD: wanted},
+        values=values,
+        nodes=tuple(nodes),
+    )
+
+
+def _end(program: Program) -> list[Node]:
+    """Return the nodes that no node with pools needs, in order."""
+    needed, end = set[int](), list[Node]()
+    for node in reversed(program.nodes):
+        if node.uses_pools or needed.intersection(node.outputs):
+            needed.update(node.inputs)
+        else:
+            end.append(node)
+    return end[::-1]
+
+
+def _have_rows(program: Program, values: Iterable[int]) -> bool:
+    """Return whether the first axis of each value is that of all rows, and no other axis varies."""
+    shapes = (program.values[id].shape for id in values)
+    rows = Form(0, ((_ALL, 1),))
+    return all(
+        shape and shape[0] == rows and not depends_on_sizes(tuple(shape[1:])) for shape in shapes
+    )
+
+
+def _of_wanted(value: Value) -> Value:
+    return replace(value, shape=_renamed(value.shape))
+
+
+def _renamed(part: Any) -> Any:
+    """Return nested tuples in which wanted rows take the place of all rows."""
+    if isinstance(part, tuple):
+        return tuple(map(_renamed, part))
+    if not isinstance(part, Form):
+        return part
+    names: Mapping[str, str] = {_ALL: WANTED}
+    return replace(part, terms=tuple((names.get(name, name), n) for name, n in part.terms))
