@@ -265,10 +265,12 @@ class EagerExecutor:
             encoded=self.media,
             adapters=self.adapters,
         )
+        began = time.perf_counter()
         computed = self._run(inputs)
         if running is None and not self._holds_back():
-            # The layers may run while the rest of the step is built.
-            self._layers_launched, self._started_at = True, time.perf_counter()
+            # The layers may run while the rest of the step is built. Small segments have run.
+            self._layers_launched = True
+            self._started_at = began if computed.in_place else time.perf_counter()
             mx.async_eval(computed.output)
         # The layers run also where nobody reads their rows: they write keys.
         runs = computed.graphed or computed.in_place or computed.awaited

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -207,6 +208,25 @@ def test_a_step_is_launched_behind_the_running_one(
     assert executor._running is not None
     assert executor._running.rows.early
     assert waited == [1, 2, 3, 4], "steps were launched once the ones before were waited for"
+
+
+def wakings_of_other_threads() -> int:
+    """Return how often threads of this process but the main one have slept so far."""
+    counts = 0
+    for folder in Path("/proc/self/task").iterdir():
+        if int(folder.name) != os.getpid():
+            status = (folder / "status").read_text()
+            counts += int(status.split("\nvoluntary_ctxt_switches:")[1].split()[0])
+    return counts
+
+
+def test_small_steps_wake_no_other_thread(tmp_path: Path) -> None:
+    company, _ = generating(tmp_path)
+    company.step()  # the first after the prompt, whose end it may not have awaited
+    before = wakings_of_other_threads()
+    for _ in range(4):
+        company.step()
+    assert wakings_of_other_threads() - before < 4
 
 
 def calls_of_a_step(loaded: LoadedModel, segments: StepSegments, streams: int) -> int:

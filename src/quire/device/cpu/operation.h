@@ -136,10 +136,31 @@ private:
     Make make_;
 };
 
-// The outputs of an operation: float32 unless `types` says otherwise.
+// Multiplications that the calling thread computes at once, if the inputs are there: handing them to MLX's thread and
+// waking it takes longer. On a busy machine both threads may share a core, and then each task stops the caller.
+constexpr int64_t kAtOnce = 1 << 20;
+
+inline bool is_there(const array& input) { return input.is_available() && input.flags().row_contiguous; }
+
+// An array that is computed at once.
+inline array computed(const mlx::core::Shape& shape, mlx::core::Dtype type) {
+    array out(shape, type, nullptr, {});
+    out.set_data(mlx::core::allocator::malloc(out.nbytes()));
+    out.set_status(array::Status::available);
+    return out;
+}
+
+// The outputs of an operation: float32 unless `types` says otherwise. `work`: its multiplications, about.
 template <class Make>
-std::vector<array> operation(const char* name, std::vector<mlx::core::Shape> shapes,
-                             std::vector<array> inputs, Make make, std::vector<mlx::core::Dtype> types = {}) {
+std::vector<array> operation(const char* name, std::vector<mlx::core::Shape> shapes, std::vector<array> inputs,
+                             Make make, std::vector<mlx::core::Dtype> types = {}, int64_t work = INT64_MAX) {
+    if (work <= kAtOnce && std::all_of(inputs.begin(), inputs.end(), is_there)) {
+        std::vector<array> outputs;
+        for (size_t i = 0; i < shapes.size(); i++)
+            outputs.push_back(computed(shapes[i], i < types.size() ? types[i] : mlx::core::float32));
+        make(inputs, outputs)();
+        return outputs;
+    }
     const auto stream = mlx::core::default_stream(mlx::core::Device(mlx::core::Device::cpu));
     std::shared_ptr<mlx::core::Primitive> primitive =
         std::make_shared<Operation<Make>>(stream, name, std::move(make));

@@ -66,11 +66,16 @@ template <class Ends> std::vector<Task> tasks_of(const Tables& t, int kv_heads, 
     return tasks;
 }
 
+// The pairs of a step's rows and the keys that they see.
+inline int64_t pairs_of(const Tables& t) {
+    int64_t pairs = 0;
+    for (int64_t row = t.rows[0]; row < t.rows[t.sequences]; row++) pairs += t.last[row] - t.first[row] + 1;
+    return pairs;
+}
+
 // Whether the attention of a step's rows is worth waking threads.
 inline bool worth_waking(const PagedRows& p, const Tables& t) {
-    int64_t pairs = 0;  // of rows and keys
-    for (int64_t row = t.rows[0]; row < t.rows[t.sequences]; row++) pairs += t.last[row] - t.first[row] + 1;
-    return quire::worth_waking(pairs * p.heads * (p.key_dim + p.value_dim), kLeastWork);
+    return quire::worth_waking(pairs_of(t) * p.heads * (p.key_dim + p.value_dim), kLeastWork);
 }
 
 inline void check_heads(const PagedRows& p) {

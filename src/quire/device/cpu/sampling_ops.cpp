@@ -170,15 +170,15 @@ array draw(const array& logits, const std::vector<DrawFields>& rows) {
     std::vector<Draw> draws;
     for (const DrawFields& row : rows)
         std::apply([&](auto... fields) { draws.push_back(Draw{fields...}); }, row);
+    constexpr int64_t kWork = 4;  // multiplications of a logit, about
     return operation("quire::draw", {Shape{logits.shape(0)}}, {logits},
                      [draws](const std::vector<array>& in, std::vector<array>& out) {
         return [draws, x = in[0].data<float>(), count = (int64_t)in[0].shape(1), tokens = out[0].data<int32_t>()] {
-            constexpr int64_t kWork = 4;  // multiplications of a logit, about
             split((int64_t)draws.size(), kLeastWork / (kWork * count) + 1, 1, [&](int64_t begin, int64_t end) {
                 for (int64_t row = begin; row < end; row++) tokens[row] = drawn(x + row * count, count, draws[row]);
             });
         };
-    }, {int32})[0];
+    }, {int32}, kWork * (int64_t)logits.size())[0];
 }
 
 // The first row of each sequence whose token is not its draft, int32 [N]. `starts`: first rows, and how many rows.
@@ -195,7 +195,7 @@ array first_different(const array& tokens, const std::vector<int32_t>& drafts, c
                 first[s] = row;
             }
         };
-    }, {mlx::core::int32})[0];
+    }, {mlx::core::int32}, (int64_t)drafts.size())[0];
 }
 
 }  // namespace

@@ -149,6 +149,12 @@ void SegmentBody::finish() {
     floats_ = room.most();
 }
 
+int64_t SegmentBody::work(const Frame& frame) const {
+    int64_t all = 0;
+    for (const auto& each : instructions_) all += each->work(frame);
+    return all;
+}
+
 void SegmentBody::run(Frame& frame) const {
     // Steps of few rows come by the hundred a second; the memory of others goes back to MLX.
     constexpr int64_t kKept = 1 << 20;

@@ -61,6 +61,8 @@ public:
     Instruction(std::vector<int> reads, std::vector<int> writes) : reads(std::move(reads)), writes(std::move(writes)) {}
     virtual ~Instruction() = default;
     virtual void run(Frame& frame) const = 0;
+    // The multiplications of a step, about.
+    virtual int64_t work(const Frame& frame) const { return frame.rows * row_work(); }
     // What it computes, for measurements.
     virtual const char* kind() const { return "rows"; }
     // The multiplications of a row, about, where rows may be computed apart from each other; else 0.
@@ -111,6 +113,8 @@ public:
     const std::vector<int>& outputs() const { return outputs_; }
     const std::vector<std::vector<int>>& output_shapes() const { return output_shapes_; }
 
+    // The multiplications of a step, about.
+    int64_t work(const Frame& frame) const;
     // Computes a step. Given values and outputs are in the frame already; room for the others is added.
     void run(Frame& frame) const;
 

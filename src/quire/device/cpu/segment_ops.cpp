@@ -23,6 +23,11 @@ public:
         frame.arranged ? multiply_arranged(products, frame.arranged, frame.rows)
                        : multiply(products, frame.values[reads[0]], frame.rows);
     }
+    int64_t work(const Frame& frame) const override {
+        int64_t all = 0;
+        for (const Matrix& each : matrices_) all += frame.rows * each.columns() * each.depth();
+        return all;
+    }
     const char* kind() const override { return "products"; }
     int64_t arranged_floats(int64_t rows) const override {
         for (const Weight& each : weights_)
@@ -50,6 +55,9 @@ public:
     void run(Frame& frame) const override {
         const auto* ids = (const int32_t*)frame.values[reads[1]];
         multiply_experts(stack_, ids, frame.rows * k_, together_, frame.values[reads[0]], frame.values[writes[0]]);
+    }
+    int64_t work(const Frame& frame) const override {
+        return frame.rows * k_ * matrices_.columns() * matrices_.depth();
     }
     const char* kind() const override { return "experts"; }
 
@@ -333,6 +341,10 @@ public:
         p.sinks = reads.size() > 1 ? frame.values[reads[1]] : nullptr;
         attend_floats(p, frame.groups.at(group_));
     }
+    int64_t work(const Frame& frame) const override {
+        const int dims = frame.pools.at(keys_).dim + frame.pools.at(values_).dim;
+        return pairs_of(frame.groups.at(group_)) * heads_ * dims;
+    }
     const char* kind() const override { return "attention"; }
 
 private:
@@ -359,7 +371,7 @@ void bind_segments(nb::module_& m) {
         .def("finish", [](Segment& s) { s.body->finish(); })
         .def("run", &Segment::run, nb::arg("given"), nb::arg("tables") = std::vector<TableArrays>(),
              nb::arg("keys") = nb::none(), nb::arg("pools") = nb::list(), nb::arg("states") = nb::list(),
-             nb::arg("state_rows") = std::vector<array>())
+             nb::arg("state_rows") = std::vector<array>(), nb::arg("at_once") = true)
         .def("products", [](Segment& s, int x, const std::vector<Matrix>& matrices, const std::vector<int>& outs) {
             s.add<MultiplyRows>(x, matrices, outs);
         })

@@ -41,6 +41,23 @@ public:
     }
     const char* name() const override { return "quire::segment"; }
 
+    // Computes the values in this thread if they are little work, and if all inputs are there. Pools and states are
+    // written to where they lie.
+    std::optional<std::vector<array>> values_at_once(const std::vector<array>& inputs,
+                                                     const std::vector<mlx::core::Shape>& shapes,
+                                                     const std::vector<mlx::core::Dtype>& types) const {
+        if (!std::all_of(inputs.begin(), inputs.end(), is_there)) return std::nullopt;
+        const auto kept = inputs.begin() + (int64_t)kept_;
+        std::vector<array> outputs;
+        for (size_t i = 0; i < body_->outputs().size(); i++) outputs.push_back(computed(shapes[i], types[i]));
+        outputs.insert(outputs.end(), inputs.begin(), kept);
+        Frame frame = frame_of({kept, inputs.end()}, outputs);
+        if (body_->work(frame) > kAtOnce) return std::nullopt;
+        body_->run(frame);
+        outputs.resize(body_->outputs().size(), outputs[0]);
+        return outputs;
+    }
+
 private:
     Frame frame_of(const std::vector<array>& rows, std::vector<array>& outputs) const {
         Frame frame{};
@@ -76,9 +93,10 @@ struct Segment {
 
     // Runs the segment on given values `[T, ...]`. As where MLX assigns, the Python objects of pools and states become
     // the arrays after it.
+    // `at_once`: whether nothing else reads or writes the pools, so that a small step may be computed in this call.
     std::vector<array> run(const std::vector<array>& given, const std::vector<TableArrays>& tables,
                            const std::optional<array>& keys, const nb::list& list, const nb::list& states,
-                           const std::vector<array>& state_rows) const {
+                           const std::vector<array>& state_rows, bool at_once) const {
         using namespace mlx::core;
         require(!given.empty() && given.size() == body->given().size(), "the segment is given other values");
         const int count = given[0].shape(0);
@@ -124,6 +142,8 @@ struct Segment {
         }
         auto primitive = std::make_shared<SegmentRun>(default_stream(Device(Device::cpu)), body, pools.size(),
                                                       states.size(), sizes);
+        if (at_once)
+            if (auto values = primitive->values_at_once(inputs, shapes, types)) return *values;
         auto made = array::make_arrays(shapes, types, primitive, inputs);
         for (size_t i = 0; i < pools.size(); i++) pools[i]->overwrite_descriptor(made[values + i]);
         made.resize(values, made[0]);

@@ -51,6 +51,7 @@ public:
         require(like.channels % 16 == 0 && like.kernel <= 8,
                 "channels are a multiple of 16, a filter has 8 taps at most");
     }
+    int64_t work(const Frame& frame) const override { return frame.rows * like_.channels * like_.kernel; }
     void run(Frame& frame) const override {
         const StateRows& all = sequences(frame);
         const int64_t channels = like_.channels, kept = like_.kernel - 1;
@@ -103,6 +104,9 @@ public:
         require(values.size() == 5 && like.key_dim % 16 == 0 && like.value_heads % like.key_heads == 0,
                 "key_dim is a multiple of 16, and value heads are one of key heads");
     }
+    int64_t work(const Frame& frame) const override {
+        return frame.rows * 4 * like_.value_heads * like_.value_dim * like_.key_dim;
+    }
     void run(Frame& frame) const override {
         const int64_t floats = (int64_t)like_.value_dim * like_.key_dim;
         each_head(frame, like_.value_heads, floats, 4 * floats,
@@ -131,6 +135,9 @@ public:
         : StateInstruction(values, out, place), like_(like) {
         require(values.size() == 5 && like.state_dim % 16 == 0 && like.heads % like.groups == 0,
                 "state_dim is a multiple of 16, and heads are one of groups");
+    }
+    int64_t work(const Frame& frame) const override {
+        return frame.rows * 3 * like_.heads * like_.head_dim * like_.state_dim;
     }
     void run(Frame& frame) const override {
         const int64_t floats = (int64_t)like_.head_dim * like_.state_dim;

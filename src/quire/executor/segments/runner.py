@@ -159,7 +159,9 @@ class StepSegments:
         state_rows = cache(inputs.state_rows)
         for stage in stages.order:
             if isinstance(stage, Segment):
-                found = self._computed(stage, inputs, known, rows=rows, state_rows=state_rows)
+                found = self._computed(
+                    stage, inputs, known, rows=rows, state_rows=state_rows, at_once=stages.in_place
+                )
                 known.update(zip(stage.outputs, found, strict=True))
             else:
                 run_node(program, stage, known, operations=operations, sizes=sizes, steps=[inputs])
@@ -173,6 +175,7 @@ class StepSegments:
         known: Mapping[int, mx.array],
         rows: _AttentionRows,
         state_rows: Callable[[int], mx.array],
+        at_once: bool,
     ) -> list[mx.array]:
         attention = inputs.attention
         found: list[mx.array] = segment.native.run(
@@ -182,6 +185,7 @@ class StepSegments:
             [array for store in attention.stores(segment.layers) for array in store.arrays()],
             [attention.states(layer)[name] for layer, name in segment.states],
             [state_rows(group) for group in segment.state_groups],
+            at_once=at_once,
         )
         return found
 
