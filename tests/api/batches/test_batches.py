@@ -400,6 +400,7 @@ def test_contents_that_were_deleted_from_disk_are_no_unexpected_error(
         client.files.content(file_id)
     assert client.files.delete(file_id).deleted
 
+
 def test_a_removed_folder_is_an_error_of_storage(tokenizer: Tokenizer, tmp_path: Path) -> None:
     folder, away = tmp_path / "files", tmp_path / "away"
     with ExitStack() as stack:
