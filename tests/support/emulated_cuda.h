@@ -248,8 +248,11 @@ static inline bool __any_sync(uint, bool x) {
   return emulated::over_lanes(x, [](float a, float b) { return a + b; }) > 0.f;
 }
 static inline int __reduce_max_sync(uint, int x) {
-  return emulated::over_lanes(x, [](float a, float b) { return a > b ? a : b; });
+  const emulated::Posts all = emulated::post((const uint*)&x, 1);
+  for (int lane = 0; lane < 32; lane++) x = max(x, (int)all[lane][0]);
+  return x;
 }
+static inline int __reduce_min_sync(uint mask, int x) { return ~__reduce_max_sync(mask, ~x); }
 static inline void __syncwarp() { emulated::over_lanes(0.f, [](float a, float) { return a; }); }
 static inline void product16(float* c, uint a0, uint a1, uint a2, uint a3, uint b0, uint b1) {
   emulated::multiply(c, {a0, a1, a2, a3, b0, b1}, emulated::half_of);

@@ -1,6 +1,8 @@
-// How many runs of 32 keys each of the thread blocks takes that share a row's keys; two at least
-// for each of its warps that take keys apart.
+// How many runs of 32 keys each of the thread blocks takes that share a row's keys: at least one for each of its
+// warps that take keys apart; two, where these are all of the row's, so that nothing is left to combine, or where a
+// step's rows are many, so that thread blocks are few for each.
 __device__ __forceinline__ int units_of_split(int low, int high, int splits) {
   const int units = (high + 31) / 32 - low / 32, streams = V_DIM > 256 ? 1 : V_DIM > 128 ? 2 : 4;
-  return (max((units + splits - 1) / splits, 2 * streams) + streams - 1) / streams * streams;
+  const int least = units > 2 * streams && splits >= 16 ? streams : 2 * streams;
+  return (max((units + splits - 1) / splits, least) + streams - 1) / streams * streams;
 }

@@ -87,36 +87,40 @@
         if (!(own >= least)) rank[e] = NOTHING;
       }
 #endif
+      // Integers in the order of ranks, of which a warp finds the largest at once.
+      const auto place_of = [](float x) {
+        const int bits = (int)__float_as_uint(x + 0.f);  // of -0 as of 0
+        return bits ^ (bits >> 31 & 0x7FFFFFFF);
+      };
+      const int last = place_of(NOTHING);
+      int place[EACH];
+      #pragma unroll
+      for (int e = 0; e < EACH; e++) place[e] = rank[e] > NOTHING ? place_of(rank[e]) : last;
       float own = NOTHING;
       int own_expert = 0;
       for (int k = 0; k < TOP; k++) {
-        float best = NOTHING;
-        int expert = EXPERT_COUNT;
+        int best = last, expert = EXPERT_COUNT;
         #pragma unroll
-        for (int e = 0; e < EACH; e++)
-          if (rank[e] > best) {
-            best = rank[e];
-            expert = e * 32 + lane;
-          }
-        for (int by = 16; by > 0; by /= 2) {
-          const float other = __shfl_xor_sync(0xffffffffu, best, by);
-          const int other_expert = __shfl_xor_sync(0xffffffffu, expert, by);
-          if (other > best || (other == best && other_expert < expert)) {
-            best = other;
-            expert = other_expert;
-          }
-        }
+        for (int e = 0; e < EACH; e++) best = max(best, place[e]);
+        best = __reduce_max_sync(0xffffffffu, best);
+        #pragma unroll
+        for (int e = EACH - 1; e >= 0; e--)
+          if (place[e] == best && best > last) expert = e * 32 + lane;
+        expert = __reduce_min_sync(0xffffffffu, expert);
         // Whatever the logits are: all experts that are named exist, and none is named twice.
         if (expert >= EXPERT_COUNT) expert = k;
-        float found = NOTHING, rivals = 0.f;
+        float found = NOTHING;
+#if SCORES == 2
+        float rivals = 0.f, most_rank = __uint_as_float(best ^ (best >> 31 & 0x7FFFFFFF));
+#endif
         #pragma unroll
         for (int e = 0; e < EACH; e++) {
           if (e * 32 + lane == expert) found = score[e];
 #if SCORES == 2
-          const float distance = (best - score[e]) / fmaxf(fabsf(score[e]), best);
-          if (rank[e] > NOTHING && !(distance > 2.f * JITTER)) rivals += expf(rank[e] - best);
+          const float distance = (most_rank - score[e]) / fmaxf(fabsf(score[e]), most_rank);
+          if (place[e] > last && !(distance > 2.f * JITTER)) rivals += expf(rank[e] - most_rank);
 #endif
-          if (e * 32 + lane == expert) rank[e] = NOTHING;
+          if (e * 32 + lane == expert) place[e] = last;
         }
         found = __shfl_sync(0xffffffffu, found, expert & 31);
 #if SCORES == 2
