@@ -135,8 +135,8 @@ def error_response(
 
     The log line holds the reason. A header tells SDKs not to retry requests that ran into a
     deadline, whose model's loading was stopped, or that ask for something not offered: a retry
-    would only add load. It is set for a full or failed disk, too, and for wrong keys, because Claude Code
-    2.1.330 would silently retry one for three minutes.
+    would only add load. It is set for a full or failed disk, too, and for wrong keys, because
+    Claude Code 2.1.330 would silently retry one for three minutes.
     """
     note(scope, {"error": {"type": failure.type, "message": failure.message[:_LONGEST_LOGGED]}})
     headers = dict(headers or {})
