@@ -156,13 +156,37 @@ def test_weights_in_tiles_give_the_same_bits(ops: Any, mode: str, bits: int, gro
         pytest.skip("these kernels read rows")
     depth = 1152 if group == 128 else 1216  # the last 128 are not all there
     packing = {"group_size": group, "bits": bits, "mode": mode}
-    packed, x = mx.quantize(drawn(112, depth), **packing), drawn(71, depth, seed=1)
+    weight, x = drawn(112, depth), drawn(71, depth, seed=1)
+    # The largest integers of either sign, and the least low digit, beside the largest codes.
+    x[:, 0], x[:, 1:group] = 1.0, (126 * 256 + 128) / 32639
+    x[:, group : 2 * group], x[:, 2 * group : 3 * group] = 1.0, -1.0
+    weight[:, : 3 * group] = 1.0
+    weight[:, : 3 * group : group] = -1.0
+    packed = mx.quantize(weight, **packing)
     tiled = [in_tiles(each) for each in packed]
     offsets = drawn(112, seed=2)
     y = ops.product(x, *packed, offsets=offsets, **packing)
     for rows in (1, 2, 3, 4, 5, 16, 20, 71):
         found = ops.product(x[:rows], *tiled, offsets=offsets, tiled=True, **packing)
         assert mx.array_equal(found, y[:rows]), f"{rows} rows have other bits"
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_weights_in_tiles_beside_others_have_the_same_rows(ops: Any, rows: int) -> None:
+    if not ops.reads_tiles(4, "affine"):
+        pytest.skip("these kernels read rows")
+    packing = {"group_size": 32, "bits": 4}
+    weights = [mx.quantize(drawn(columns, 128), **packing) for columns in (32, 33)]
+    tiled = [in_tiles(each) for each in weights[0]]
+    matrices = [ops.Matrix(*tiled, **packing, tiled=True), ops.Matrix(*weights[1], **packing)]
+    segment, x = ops.Segment(), drawn(rows, 128, seed=1)
+    given, products = segment.given(128), [segment.value(columns) for columns in (32, 33)]
+    segment.products(given, matrices, products)
+    for product, columns in zip(products, (32, 33), strict=True):
+        segment.output(product, [columns])
+    segment.finish()
+    for found, weight in zip(segment.run([x]), weights, strict=True):
+        assert mx.array_equal(found, ops.product(x, *weight, **packing))
 
 
 def test_tiles_are_refused_where_they_are_not_read(ops: Any) -> None:

@@ -58,12 +58,16 @@ inline bool in_integers(const Weight& w) {
     return w.storage == Storage::affine || w.storage == Storage::mxfp4 || w.storage == Storage::nvfp4;
 }
 inline bool in_nibbles(const Weight& w) { return w.bits == 4; }
-template <int digits> bool in_words(const Weight& w) {
-    return kMostByBytes<digits> < (in_nibbles(w) ? 24 : 255);  // E2M1's codes: to 24
+// Whether rows are so few that they are multiplied in digits even where more rows are multiplied in words: a row in
+// words takes fewer instructions, but codes of 4 bits take more to unpack.
+inline bool few_by_digits(const Weight& w, int64_t count) { return w.tiled && in_nibbles(w) && count <= 2; }
+template <int digits> bool in_words(const Weight& w, int64_t count) {
+    const int most = few_by_digits(w, count) ? kMostByBytes<1> : kMostByBytes<digits>;
+    return most < (in_nibbles(w) ? 24 : 255);  // E2M1's codes: to 24
 }
-// Calls `use` with the form of the rows that meet a weight.
-template <int digits, class Use> auto for_parts(const Weight& w, const Use& use) {
-    return in_words<digits>(w) ? use(WordParts<digits>()) : use(ByteParts<digits>());
+// Calls `use` with the form in which `count` rows meet a weight.
+template <int digits, class Use> auto for_parts(const Weight& w, int64_t count, const Use& use) {
+    return in_words<digits>(w, count) ? use(WordParts<digits>()) : use(ByteParts<digits>());
 }
 
 // Rows lie in blocks of 16; a block that is the only one has no more rows than there are. For each group of
@@ -81,7 +85,8 @@ template <class Parts> int64_t block_bytes(const Weight& w, int rows) {
 template <int digits> int64_t integer_floats(const Weight& w, int64_t count) {
     const int64_t blocks = (count + kTile - 1) / kTile;
     const int rows = block_rows(0, count);
-    return 16 + blocks * for_parts<digits>(w, [&](auto parts) { return block_bytes<decltype(parts)>(w, rows); }) / 4;
+    const auto bytes = [&](auto parts) { return block_bytes<decltype(parts)>(w, rows); };
+    return 16 + blocks * for_parts<digits>(w, count, bytes) / 4;
 }
 
 // Sixteen integers of a row in parts. `between`: bytes between parts.
@@ -159,8 +164,8 @@ void arrange_integers(const Weight& w, const Source& x, int64_t count, int64_t b
                                                  {0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15}},
                                                 {{0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15},
                                                  {0, 4, 2, 6, 1, 5, 3, 7, 8, 12, 10, 14, 9, 13, 11, 15}}};
-    const uint8_t* order = orders[in_nibbles(w)][in_words<digits>(w)];
-    for_parts<digits>(w, [&](auto parts) {
+    const uint8_t* order = orders[in_nibbles(w)][in_words<digits>(w, count)];
+    for_parts<digits>(w, count, [&](auto parts) {
         arrange_rows<decltype(parts)>(w, x, count, begin, end, order, arranged);
     });
 }

@@ -84,23 +84,35 @@ QUIRE_INLINE I add_byte_products(I sums, I codes, I digits) {
 #endif
 }
 
-// One digit.
-template <int most, int digits> struct ByteSums : ByteParts<1> {
+template <int most, int digits> struct ByteSums : ByteParts<digits> {
     static constexpr bool kWaits = false;
-    static constexpr int kUnits = 2 * most * kLargest * 8 < 1 << 15 ? 8 : 4;  // whose products 16 bits hold
-    IntLanes some, sums;
+    static constexpr int kUnits = 2 * most * 128 * 8 < 1 << 15 ? 8 : 4;  // whose products 16 bits hold
+    IntLanes some[digits], sums[digits];
 
-    QUIRE_INLINE void clear() { some = sums = all_ints(0); }
-    QUIRE_INLINE void add(const IntLanes& unit, const uint8_t* parts, int64_t) {
-        const I four = set_ints(four_bytes(parts));
-        some = by_part<IntLanes>([&](int i) { return kept(add_byte_products(some.part[i], unit.part[i], four)); });
+    QUIRE_INLINE void clear() {
+        QUIRE_UNROLLED for (int d = 0; d < digits; d++) some[d] = sums[d] = all_ints(0);
+    }
+    QUIRE_INLINE void add(const IntLanes& unit, const uint8_t* parts, int64_t between) {
+        QUIRE_UNROLLED for (int d = 0; d < digits; d++) {
+            const I four = set_ints(four_bytes(parts + d * between));
+            some[d] = by_part<IntLanes>([&](int i) {
+                return kept(add_byte_products(some[d].part[i], unit.part[i], four));
+            });
+        }
     }
     QUIRE_INLINE void gather() {
         const I ones = set_ints(0x00010001);
-        sums = by_part<IntLanes>([&](int i) { return add_ints(sums.part[i], word_products(some.part[i], ones)); });
-        some = all_ints(0);
+        QUIRE_UNROLLED for (int d = 0; d < digits; d++) {
+            sums[d] = by_part<IntLanes>([&](int i) {
+                return add_ints(sums[d].part[i], word_products(some[d].part[i], ones));
+            });
+            some[d] = all_ints(0);
+        }
     }
-    QUIRE_INLINE IntLanes whole() const { return sums; }
+    QUIRE_INLINE IntLanes whole() const {
+        if constexpr (digits == 1) return sums[0];
+        return quire::QUIRE_ISA::add(shift_left<8>(sums[digits - 1]), sums[0]);
+    }
 };
 
 #else
@@ -128,8 +140,10 @@ template <int digits> struct WordSums : WordParts<digits> {
     QUIRE_INLINE IntLanes whole() const { return sums; }
 };
 
-template <int most, int digits>
-using PartSums = std::conditional_t<(most <= kMostByBytes<digits>), ByteSums<most, digits>, WordSums<digits>>;
+// `few`: see `few_by_digits`.
+template <int most, int digits, bool few = false>
+using PartSums =
+    std::conditional_t<(most <= kMostByBytes<few ? 1 : digits>), ByteSums<most, digits>, WordSums<digits>>;
 
 // Rows whose sums stay in registers beside a unit's codes.
 template <class Sums> constexpr int kRowsAtOnce = W == 16 || (W == 8 && Sums::kParts == 1) ? 4 : kByInstruction ? 2 : 1;

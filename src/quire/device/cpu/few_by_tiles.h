@@ -9,25 +9,35 @@ constexpr int kFewByVectors = 4;  // rows for which AMX's tiles are no faster
 constexpr int64_t kByTiles = 16;    // rows above which words are multiplied by codes that were decoded to memory
 constexpr int64_t kRowsPassing = 64;  // rows that pass over a tile of columns before the next tile
 
+// Rows [first, first + count) of a block of `rows`, as arranged.
+template <int count> struct SomeRows {
+    static constexpr int kCount = count;
+    const uint8_t* parts;
+    int rows, first;
+};
+// All rows of a block: where their parts lie is known to the compiler.
+template <int count> struct AllRows {
+    static constexpr int kCount = count, rows = count, first = 0;
+    const uint8_t* parts;
+};
+
 // Some rows of a block by codes in tiles, which are decoded in registers. The sums are those of `IntegerProduct`.
-template <int size, int rows, class Units, class Parts> class FewByTiles {
-    static constexpr int kUnitsInWord = 8 / Units::kBits;
+template <int size, class Block, class Units, class Parts> class FewByTiles {
+    static constexpr int kUnitsInWord = 8 / Units::kBits, rows = Block::kCount;
 
 public:
-    // `block`: the rows of the block, as arranged; `first`: the number of the first row there.
-    FewByTiles(const Weight& w, const uint8_t* parts, int block, int first)
-        : w_(w), parts_(parts), between_(block * size * Parts::kWidth), block_(block), first_(first) {}
+    FewByTiles(const Weight& w, const Block& block) : w_(w), block_(block) {}
 
     // Sums of a tile of columns.
     void tile(int64_t column, FloatLanes* sums) const {
         const int64_t groups = w_.depth / size;
         const uint8_t* codes = (const uint8_t*)w_.values + column * w_.depth * Units::kBits / 8;
-        const uint8_t* parts = parts_;
+        const uint8_t* parts = block_.parts;
         for (int row = 0; row < rows; row++) sums[row] = all(0.0f);
         for (int64_t group = 0; group < groups; group++) {
             add_group(codes, parts, column * groups + group * kTile, sums);
             codes += size / 4 / kUnitsInWord * kUnit;
-            parts += Parts::kParts * between_ + block_ * 8;
+            parts += group_bytes<Parts>(size, block_.rows);
         }
     }
 
@@ -44,32 +54,36 @@ private:
             }
             return Parts::unit(units_.get(words, i % kUnitsInWord));
         };
-        own.add(unit_of, parts + first_ * size * Parts::kWidth, between_);
+        const int64_t between = block_.rows * size * Parts::kWidth;
+        own.add(unit_of, parts + block_.first * size * Parts::kWidth, between);
         const SixteenScales scaled(w_, at, at + kScaled * kTile, kTile);
-        const float* scales = (const float*)(parts + Parts::kParts * between_) + first_;
+        const float* scales = (const float*)(parts + Parts::kParts * between) + block_.first;
         for (int row = 0; row < rows; row++)
-            sums[row] = own.accumulated(scaled.accumulator(), row, scales, block_, sums[row]);
+            sums[row] = own.accumulated(scaled.accumulator(), row, scales, block_.rows, sums[row]);
     }
 
     const Weight& w_;
-    const uint8_t* parts_;
-    int64_t between_;  // bytes between the parts of a number
-    int block_, first_;
+    Block block_;
     Units units_;
 };
 
+// A tile of columns of a product by the rows of a block.
+template <int size, class Units, class Parts, class Block>
+void tile_by_rows(const Weight& w, const Rows& rows, int64_t column, int64_t row, const Block& block) {
+    FloatLanes sums[Block::kCount];
+    FewByTiles<size, Block, Units, Parts>(w, block).tile(column, sums);
+    for (int r = 0; r < Block::kCount; r++) write_row(w, rows, sums[r], row + r, column, kTile);
+}
+
 // A product with codes in tiles: a tile's codes stay in the cache while the rows pass, a few at a time.
-template <int size, class Units, int digits>
+template <int size, class Units, class Parts>
 void product_by_tiles(const Weight& w, const Rows& rows, int64_t begin, int64_t end) {
-    using Parts = PartSums<Units::kMost, digits>;
     constexpr int kFew = kRowsAtOnce<Parts>;
     const int block = block_rows(0, rows.count);
     const auto* arranged = (const uint8_t*)aligned((float*)rows.arranged);
     const auto few = [&](auto count, int64_t row, int64_t column) {
         const uint8_t* parts = arranged + row / kTile * block_bytes<Parts>(w, block);
-        FloatLanes sums[count];
-        FewByTiles<size, count, Units, Parts>(w, parts, block, (int)(row % kTile)).tile(column, sums);
-        for (int r = 0; r < count; r++) write_row(w, rows, sums[r], row + r, column, kTile);
+        tile_by_rows<size, Units, Parts>(w, rows, column, row, SomeRows<count>{parts, block, (int)(row % kTile)});
     };
     const auto pass = [&](int64_t column, int64_t first, int64_t past) {
         for (int64_t row = first; row < past; row += kFew) {
@@ -86,26 +100,56 @@ void product_by_tiles(const Weight& w, const Rows& rows, int64_t begin, int64_t 
             pass(column, row, std::min(rows.count, row + kRowsPassing));
 }
 
-template <class Units, int digits>
+// The same for one row or two.
+template <int size, class Units, class Parts>
+void few_by_tiles(const Weight& w, const Rows& rows, int64_t begin, int64_t end) {
+    const auto* parts = (const uint8_t*)aligned((float*)rows.arranged);
+    for (int64_t column = begin; column < end; column += kTile) {
+        if (rows.count == 1) {
+            tile_by_rows<size, Units, Parts>(w, rows, column, 0, AllRows<1>{parts});
+        } else {
+            tile_by_rows<size, Units, Parts>(w, rows, column, 0, AllRows<2>{parts});
+        }
+    }
+}
+
+// `few`: see `few_by_digits`.
+template <class Units, int digits, bool few, int size>
+void group_by_tiles(const Weight& w, const Rows& rows, int64_t begin, int64_t end) {
+    using Parts = PartSums<Units::kMost, digits, few>;
+    if constexpr (few) {
+        few_by_tiles<size, Units, Parts>(w, rows, begin, end);
+    } else {
+        product_by_tiles<size, Units, Parts>(w, rows, begin, end);
+    }
+}
+
+template <class Units, int digits, bool few>
 void affine_by_tiles(const Weight& w, const Rows& rows, int64_t begin, int64_t end) {
     switch (w.group) {
-        case 32: return product_by_tiles<32, Units, digits>(w, rows, begin, end);
-        case 64: return product_by_tiles<64, Units, digits>(w, rows, begin, end);
-        default: return product_by_tiles<128, Units, digits>(w, rows, begin, end);
+        case 32: return group_by_tiles<Units, digits, few, 32>(w, rows, begin, end);
+        case 64: return group_by_tiles<Units, digits, few, 64>(w, rows, begin, end);
+        default: return group_by_tiles<Units, digits, few, 128>(w, rows, begin, end);
     }
+}
+
+template <int digits, bool few>
+void nibbles_by_tiles(const Weight& w, const Rows& rows, int64_t begin, int64_t end) {
+    if (w.storage == Storage::nvfp4) return group_by_tiles<Nibbles<true>, digits, few, 16>(w, rows, begin, end);
+    if (w.storage == Storage::mxfp4) return group_by_tiles<Nibbles<true>, digits, few, 32>(w, rows, begin, end);
+    affine_by_tiles<Nibbles<false>, digits, few>(w, rows, begin, end);
 }
 
 template <int digits>
 void multiply_by_tiles(const Weight& w, const Rows& rows, int64_t begin, int64_t end) {
-    if (w.storage == Storage::nvfp4) return product_by_tiles<16, Nibbles<true>, digits>(w, rows, begin, end);
-    if (w.storage == Storage::mxfp4) return product_by_tiles<32, Nibbles<true>, digits>(w, rows, begin, end);
-    (w.bits == 4 ? affine_by_tiles<Nibbles<false>, digits> : affine_by_tiles<Bytes, digits>)(w, rows, begin, end);
+    if (few_by_digits(w, rows.count)) return nibbles_by_tiles<digits, true>(w, rows, begin, end);
+    (in_nibbles(w) ? nibbles_by_tiles<digits, false> : affine_by_tiles<Bytes, digits, false>)(w, rows, begin, end);
 }
 
 // Columns of a product in integers, by vectors.
 template <int digits>
 void multiply_integers(const Weight& w, const Rows& rows, int64_t begin, int64_t end, float* scratch) {
-    const bool decoded_at_once = digits == 1 && !in_words<digits>(w);  // nearly for nothing
+    const bool decoded_at_once = digits == 1 && !in_words<digits>(w, rows.count);  // nearly for nothing
     if (w.tiled && (decoded_at_once || rows.count <= kByTiles))
         return multiply_by_tiles<digits>(w, rows, begin, end);
     for_codes<digits>(w, [&](auto size, auto most) {

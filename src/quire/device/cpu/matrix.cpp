@@ -34,7 +34,7 @@ float number_at(Storage type, const void* from, int64_t at) {
 }
 
 bool alike(const Weight& a, const Weight& b) {
-    return a.storage == b.storage && a.bits == b.bits && a.group == b.group && a.depth == b.depth;
+    return a.storage == b.storage && a.bits == b.bits && a.group == b.group && a.depth == b.depth && a.tiled == b.tiled;
 }
 
 Storage storage_of(const std::string& mode) {
