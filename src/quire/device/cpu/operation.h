@@ -202,14 +202,14 @@ struct VectorRotationShape {
 // some ten times as long.
 inline bool worth_waking(int64_t count, int64_t least) { return count / std::max<int64_t>(least, 1) >= 16; }
 
-// Parts of about equal size into which `count` items are cut, none smaller than `least`. Threads that other work
-// slows down take fewer of the three parts that there are for each; but many threads wait for each other to take
-// parts, so that small ones cost more than they even out.
+// Parts of about equal size into which `count` items are cut, none smaller than `least`. There are several for each
+// thread, since threads that other work slows down take fewer; but many threads wait for each other to take parts, so
+// that small ones cost more than they even out.
 inline int parts_of(int64_t count, int64_t least) {
     constexpr int64_t kFewThreads = 4, kLarge = 16;
     const int64_t units = std::max<int64_t>(1, count / std::max<int64_t>(least, 1));
     if (threads() == 1) return 1;
-    if (threads() <= kFewThreads) return (int)std::min<int64_t>(3 * threads(), units);
+    if (threads() <= kFewThreads) return (int)std::min<int64_t>(12 * threads(), units);
     const int64_t large = std::min<int64_t>(3 * threads(), units / kLarge);
     return (int)std::max(large, std::min<int64_t>(threads(), units));
 }
