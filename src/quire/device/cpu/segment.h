@@ -144,31 +144,4 @@ private:
 void measure_segments(bool measures);
 std::map<std::string, double> segment_seconds();
 
-// Add the instructions of elements, in `segment_elements.cpp`; the names are those of MLX's primitives.
-std::unique_ptr<const Instruction> unary(const std::string& name, int x, int out, int64_t width);
-// Integers as floats.
-std::unique_ptr<const Instruction> floats(int x, int out, int64_t width);
-struct Operand {
-    int value;
-    std::vector<int64_t> strides;  // of each axis of a row, 0 where it is broadcast
-    int64_t offset = 0;
-};
-std::unique_ptr<const Instruction> binary(const std::string& name, const Operand& x, const Operand& y, int out,
-                                          const std::vector<int64_t>& shape);
-std::unique_ptr<const Instruction> copy(const Operand& x, int out, const std::vector<int64_t>& shape);
-
-// Add the instructions that advance recurrent states, in `segment_states.cpp`: which array of states, and which of the
-// step's state rows.
-struct StatePlace {
-    int array, rows;
-};
-std::unique_ptr<const Instruction> convolved_rows(int x, int taps, std::optional<int> bias, int out, StatePlace place,
-                                                  int64_t channels, int kernel, bool silu);
-// Values: mixed, steps, betas, log rates, step biases. `like` has the rule's sizes and numbers.
-std::unique_ptr<const Instruction> delta_rows(const std::vector<int>& values, int out, StatePlace place,
-                                              const GatedDelta& like);
-// Values, keys, queries, steps, rates.
-std::unique_ptr<const Instruction> space_rows(const std::vector<int>& values, int out, StatePlace place,
-                                               const StateSpace& like);
-
 }  // namespace quire

@@ -2,10 +2,16 @@
 
 #include "mlx/backend/cpu/binary_ops.h"
 #include "mlx/backend/cpu/unary_ops.h"
-#include "segment.h"
+#include "segment_run.h"
 
 namespace quire {
 namespace {
+
+struct Operand {
+    int value;
+    std::vector<int64_t> strides;  // of each axis of a row, 0 where it is broadcast
+    int64_t offset = 0;
+};
 
 namespace detail = mlx::core::detail;
 
@@ -105,8 +111,6 @@ public:
     }
 };
 
-}  // namespace
-
 std::unique_ptr<const Instruction> unary(const std::string& name, int x, int out, int64_t width) {
 #define QUIRE_UNARY(op) \
     if (name == #op) return std::make_unique<UnaryRows<detail::op>>(x, out, width)
@@ -127,10 +131,6 @@ std::unique_ptr<const Instruction> unary(const std::string& name, int x, int out
     throw std::invalid_argument("no instruction computes " + name);
 }
 
-std::unique_ptr<const Instruction> floats(int x, int out, int64_t width) {
-    return std::make_unique<FloatRows>(x, out, width);
-}
-
 std::unique_ptr<const Instruction> binary(const std::string& name, const Operand& x, const Operand& y, int out,
                                           const std::vector<int64_t>& shape) {
 #define QUIRE_BINARY(op) \
@@ -146,8 +146,25 @@ std::unique_ptr<const Instruction> binary(const std::string& name, const Operand
     throw std::invalid_argument("no instruction computes " + name);
 }
 
-std::unique_ptr<const Instruction> copy(const Operand& x, int out, const std::vector<int64_t>& shape) {
-    return std::make_unique<CopyRows>(x, out, shape);
+using RowShape = std::vector<int64_t>;
+
+}  // namespace
+
+void bind_segment_elements(SegmentClass& segment) {
+    segment
+        .def("floats", [](Segment& s, int x, int out) { s.add<FloatRows>(x, out, s.body->width(out)); },
+             nb::arg("x"), nb::arg("out"))
+        .def("unary", [](Segment& s, const std::string& name, int x, int out) {
+            s.body->add(unary(name, x, out, s.body->width(out)));
+        }, nb::arg("name"), nb::arg("x"), nb::arg("out"))
+        .def("binary", [](Segment& s, const std::string& name, int x, const RowShape& x_strides, int y,
+                          const RowShape& y_strides, int out, const RowShape& shape) {
+            s.body->add(binary(name, {x, x_strides}, {y, y_strides}, out, shape));
+        }, nb::arg("name"), nb::arg("x"), nb::arg("x_strides"), nb::arg("y"), nb::arg("y_strides"), nb::arg("out"),
+             nb::arg("shape"))
+        .def("copy", [](Segment& s, int x, const RowShape& strides, int64_t offset, int out, const RowShape& shape) {
+            s.add<CopyRows>(Operand{x, strides, offset}, out, shape);
+        }, nb::arg("x"), nb::arg("strides"), nb::arg("offset"), nb::arg("out"), nb::arg("shape"));
 }
 
 }  // namespace quire

@@ -155,4 +155,13 @@ struct Segment {
     }
 };
 
+// Add the instructions of each file.
+using SegmentClass = nb::class_<Segment>;
+void bind_segment_attention(SegmentClass& segment);
+void bind_segment_elements(SegmentClass& segment);
+void bind_segment_products(SegmentClass& segment);
+void bind_segment_rows(SegmentClass& segment);
+void bind_segment_states(SegmentClass& segment);
+void bind_segment_tables(SegmentClass& segment);
+
 }  // namespace quire

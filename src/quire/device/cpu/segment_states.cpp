@@ -1,9 +1,14 @@
 // Instructions of segments that advance recurrent states. Sequences advance apart from each other, each by its rows.
 
-#include "segment.h"
+#include "segment_run.h"
 
 namespace quire {
 namespace {
+
+// Which array of states, and which of the step's state rows.
+struct StatePlace {
+    int array, rows;
+};
 
 // Instructions of an array of states and the sequences of a group.
 class StateInstruction : public Instruction {
@@ -163,25 +168,47 @@ private:
 
 }  // namespace
 
-std::unique_ptr<const Instruction> convolved_rows(int x, int taps, std::optional<int> bias, int out, StatePlace place,
-                                                  int64_t channels, int kernel, bool silu) {
-    CausalConv like{};
-    like.channels = channels;
-    like.kernel = kernel;
-    like.silu = silu;
-    std::vector<int> reads = {x, taps};
-    if (bias) reads.push_back(*bias);
-    return std::make_unique<ConvolveRows>(std::move(reads), out, place, like);
-}
-
-std::unique_ptr<const Instruction> delta_rows(const std::vector<int>& values, int out, StatePlace place,
-                                              const GatedDelta& like) {
-    return std::make_unique<DeltaRule>(values, out, place, like);
-}
-
-std::unique_ptr<const Instruction> space_rows(const std::vector<int>& values, int out, StatePlace place,
-                                               const StateSpace& like) {
-    return std::make_unique<AdvanceSpace>(values, out, place, like);
+void bind_segment_states(SegmentClass& segment) {
+    using MaybeValue = std::optional<int>;
+    segment
+        .def("convolve", [](Segment& s, int x, int taps, MaybeValue bias, int out, int state, int rows, int kernel,
+                            bool silu) {
+            CausalConv like{};
+            like.channels = s.body->width(x);
+            like.kernel = kernel;
+            like.silu = silu;
+            std::vector<int> reads = {x, taps};
+            if (bias) reads.push_back(*bias);
+            s.add<ConvolveRows>(std::move(reads), out, StatePlace{state, rows}, like);
+        }, nb::arg("x"), nb::arg("taps"), nb::arg("bias").none(), nb::arg("out"), nb::arg("state"), nb::arg("rows"),
+             nb::arg("kernel"), nb::arg("silu"))
+        .def("delta_rule", [](Segment& s, const std::vector<int>& values, int out, int state, int rows, int key_heads,
+                              const std::vector<int>& shape, bool by_column, float eps, float most_correction,
+                              float most_forgotten) {
+            GatedDelta d{};
+            d.key_heads = key_heads;
+            d.value_heads = shape.at(0);
+            d.value_dim = shape.at(1);
+            d.key_dim = shape.at(2);
+            d.by_column = by_column;
+            d.eps = eps;
+            d.most_correction = most_correction;
+            d.most_forgotten = most_forgotten;
+            s.add<DeltaRule>(values, out, StatePlace{state, rows}, d);
+        }, nb::arg("values"), nb::arg("out"), nb::arg("state"), nb::arg("rows"), nb::arg("key_heads"),
+             nb::arg("shape"), nb::arg("by_column"), nb::arg("eps"), nb::arg("most_correction"),
+             nb::arg("most_forgotten"))
+        .def("state_space", [](Segment& s, const std::vector<int>& values, int out, int state, int rows, int groups,
+                               const std::vector<int>& shape, bool by_column) {
+            StateSpace space{};
+            space.heads = shape.at(0);
+            space.head_dim = shape.at(1);
+            space.state_dim = shape.at(2);
+            space.groups = groups;
+            space.by_column = by_column;
+            s.add<AdvanceSpace>(values, out, StatePlace{state, rows}, space);
+        }, nb::arg("values"), nb::arg("out"), nb::arg("state"), nb::arg("rows"), nb::arg("groups"), nb::arg("shape"),
+             nb::arg("by_column"));
 }
 
 }  // namespace quire
