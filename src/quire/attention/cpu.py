@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,8 @@ import mlx.core as mx
 import numpy as np
 
 from quire.attention.backend import AttentionBackend, AttentionCase, PreparedAttention, Scoring
-from quire.attention.metadata import AttentionMetadata, AttentionRows
+from quire.attention.metadata import AttentionMetadata
+from quire.attention.rows import AttentionRows, RowLists
 from quire.cache.formats.base import CodedLayout, LayerStore, PackedStore, WrittenBlocks
 from quire.cache.specs import AttentionSpec
 from quire.core.arrays import Ints
@@ -139,24 +139,20 @@ def tables_of_few(
 ) -> Any:
     """Return `paged_tables` of few rows in plain blocks, none of which sees later rows.
 
-    Where rows are few, NumPy's calls would take most of the time.
-
     Args:
         rows: one entry a sequence.
         group, spec: of the KV group.
     """
-    blocks, firsts, first_visible, last_visible = (array("i") for _ in range(4))
-    starts, query_starts = array("i", [0]), array("i", [0])
-    for each in rows:
-        keys = range(each.start, each.start + each.count)
-        visible = [spec.first_visible(key) for key in keys]
-        firsts.append(visible[0] // block_size)
-        blocks += each.block_ids(group)[firsts[-1] : keys[-1] // block_size + 1]
-        starts.append(len(blocks))
-        first_visible.extend(visible)
-        last_visible.extend(keys)
-        query_starts.append(len(last_visible))
-    tables = blocks, starts, firsts, query_starts, first_visible, last_visible
+    few = RowLists(rows)
+    own = few.of_group(group, spec, block_size)
+    tables = (
+        own.block_table,
+        own.table_starts,
+        own.first_blocks,
+        few.query_starts,
+        own.first_visible,
+        few.keys,
+    )
     joined = np.frombuffer(b"".join(tables), np.int32)
     return ops.Tables(mx.array(joined), [len(each) for each in tables])
 

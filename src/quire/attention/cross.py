@@ -13,7 +13,8 @@ from typing import Protocol
 
 import numpy as np
 
-from quire.attention.metadata import AttentionMetadata, AttentionRows
+from quire.attention.metadata import AttentionMetadata
+from quire.attention.rows import AttentionRows
 from quire.cache.formats.slots import SlotMapping
 from quire.cache.specs import CrossKV
 from quire.core.arrays import Ints
@@ -109,6 +110,7 @@ def build_cross(
         table_starts=np.array(table_starts, np.int32),
         block_table=np.array(table, np.int32),
         first_blocks=np.zeros(len(counts), np.int32),
+        blocks=None,
         tails=None,
     )
     return CrossMetadata(

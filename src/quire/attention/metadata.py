@@ -6,54 +6,17 @@ copies what it needs to the device when it prepares a step.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
-from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from quire.attention.rows import AttentionRows, RowKeys, block_tables, ints, row_keys
 from quire.cache.formats.slots import SlotMapping
 from quire.cache.specs import AttentionSpec, KVSpec
 from quire.core.arrays import Ints
 from quire.core.kv_format import KVFormat
-
-
-class AttentionRows(Protocol):
-    """Consecutive tokens of one sequence in a step, a row each."""
-
-    @property
-    def start(self) -> int:
-        """The key index of the first row, which is the number of tokens before it."""
-        ...
-
-    @property
-    def count(self) -> int:
-        """Number of rows, at least one."""
-        ...
-
-    @property
-    def format(self) -> KVFormat:
-        """How the sequence's keys and values are stored."""
-        ...
-
-    @property
-    def bidirectional(self) -> Sequence[tuple[int, int]]:
-        """Ranges [start, end) of key indices whose rows see each other, in order: images.
-
-        A range ends at or before the last row, unless it starts after it.
-        """
-        ...
-
-    def block_ids(self, group: int) -> array[int]:
-        """Return the ids of the sequence's block table; 0 where a block has left the window."""
-        ...
-
-    def tail_block(self, group: int) -> int | None:
-        """Return the id of the tail block; None in formats without tails."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -70,6 +33,7 @@ class AttentionMetadata:
         block_table: block ids, those of a sequence from `first_blocks[s]` on up to its last key.
         first_blocks: `[S]` the number, in its sequence, of the first block that is listed: the
             first that any of its rows sees.
+        blocks: `[T]` the id of the block that each row's key is written to; None for media.
         tails: `[S]` ids of the tail blocks, which hold a row's own block as written; None in
             formats that have no tails, and for media, all of whose blocks are coded.
     """
@@ -85,6 +49,7 @@ class AttentionMetadata:
     table_starts: Ints
     block_table: Ints
     first_blocks: Ints
+    blocks: Ints | None
     tails: Ints | None
 
     @property
@@ -105,13 +70,9 @@ class AttentionMetadata:
     @cached_property
     def slots(self) -> SlotMapping:
         """The write positions of the rows' own keys and values."""
-        if self.rows == self.sequences:
-            own = self.table_starts[1:] - 1
-        else:
-            firsts = self.by_row(self.table_starts[:-1] - self.first_blocks)
-            own = firsts + self.keys // self.block_size
+        assert self.blocks is not None, "keys of media have slots of their own"
         return SlotMapping(
-            self.block_table.take(own),
+            self.blocks,
             self.keys % self.block_size,
             self.query_starts,
             tails=self.tails,
@@ -156,6 +117,7 @@ class AttentionMetadata:
             table_starts=self.table_starts[start : end + 1] - table.start,
             block_table=self.block_table[table],
             first_blocks=self.first_blocks[start:end],
+            blocks=None if self.blocks is None else self.blocks[rows],
             tails=None if self.tails is None else self.tails[start:end],
         )
 
@@ -191,36 +153,6 @@ class AttentionMetadata:
         )
 
 
-class RowKeys(NamedTuple):
-    """Keys of a step's rows, which are the same in each KV group.
-
-    Attributes:
-        query_starts, keys: see `AttentionMetadata`.
-        ends: `[S]` the last row's key of each sequence.
-    """
-
-    query_starts: Ints
-    keys: Ints
-    ends: Ints
-
-
-def row_keys(rows: Sequence[AttentionRows]) -> RowKeys:
-    """Return the keys of sequences' rows."""
-    # Most steps are one row for each of a few sequences, where calls of numpy are what it costs.
-    count = len(rows)
-    starts = np.array([each.start for each in rows], np.int32)
-    counts = [each.count for each in rows]
-    total = sum(counts)
-    if total == count:
-        return RowKeys(np.arange(count + 1, dtype=np.int32), starts, starts)
-    query_starts = np.array([0, *accumulate(counts)], np.int32)
-    if count == 1:
-        keys = np.arange(starts[0], starts[0] + total, dtype=np.int32)
-    else:
-        keys = np.arange(total, dtype=np.int32) + np.repeat(starts - query_starts[:-1], counts)
-    return RowKeys(query_starts, keys, keys[query_starts[1:] - 1])
-
-
 def build_metadata(
     group: int,
     spec: AttentionSpec,
@@ -235,36 +167,51 @@ def build_metadata(
         rows: one entry per sequence.
         keys_of: their `row_keys`, if known.
     """
-    size = block_size
-    query_starts, keys, ends = keys_of or row_keys(rows)
-    first_visible = spec.first_visible_each(keys)
-    # After other code, each kind of NumPy's calls takes tens of microseconds: one is avoided.
-    firsts = first_visible if len(keys) == len(rows) else first_visible[query_starts[:-1]]
-    first_blocks = firsts if spec.sees_all else firsts // size  # all zero
-    table, table_starts = array("i"), [0]
-    spans = zip(rows, first_blocks.tolist(), (ends // size).tolist(), strict=True)
-    for each, first, last in spans:
-        table.extend(each.block_ids(group)[first : last + 1])
-        table_starts.append(len(table))
-    last_visible, tails = keys, None
+    found = keys_of or row_keys(rows)
+    if found.few is None:
+        own = _of_many(group, spec, rows, keys_of=found, block_size=block_size)
+    else:
+        own = map(ints, found.few.of_group(group, spec, block_size))
+    first_visible, table_starts, block_table, first_blocks, blocks = own
+    last_visible, tails = found.keys, None
     if spec.bidirectional_media:
-        last_visible = _with_bidirectional_media(keys, rows, query_starts)
+        last_visible = _with_bidirectional_media(found.keys, rows, found.query_starts)
     if rows[0].format.has_tail:
         tails = np.array([each.tail_block(group) for each in rows], np.int32)
     return AttentionMetadata(
         spec=spec,
         format=rows[0].format,
         block_size=block_size,
-        query_starts=query_starts,
-        lengths=ends + 1,
-        keys=keys,
+        query_starts=found.query_starts,
+        lengths=found.lengths,
+        keys=found.keys,
         first_visible=first_visible,
         last_visible=last_visible,
-        table_starts=np.array(table_starts, np.int32),
-        block_table=np.frombuffer(table, np.int32),
+        table_starts=table_starts,
+        block_table=block_table,
         first_blocks=first_blocks,
+        blocks=blocks,
         tails=tails,
     )
+
+
+def _of_many(
+    group: int,
+    spec: AttentionSpec,
+    rows: Sequence[AttentionRows],
+    keys_of: RowKeys,
+    block_size: int,
+) -> Iterable[Ints]:
+    """Return the arrays that `RowLists.of_group` returns as lists."""
+    starts, keys = keys_of.query_starts, keys_of.keys
+    first_visible = spec.first_visible_each(keys)
+    first_blocks = first_visible[starts[:-1]] // block_size
+    lasts = (keys_of.lengths - 1) // block_size
+    tables = block_tables(group, rows, first_blocks.tolist(), lasts=lasts.tolist())
+    block_table, table_starts = map(ints, tables)
+    shifts = np.repeat(table_starts[:-1] - first_blocks, starts[1:] - starts[:-1])
+    blocks = block_table[shifts + keys // block_size]
+    return first_visible, table_starts, block_table, first_blocks, blocks
 
 
 def _with_bidirectional_media(

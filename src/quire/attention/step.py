@@ -21,8 +21,9 @@ from quire.attention.backend import (
 from quire.attention.bidirectional import BidirectionalRows
 from quire.attention.choice import IndexerTopK, choice_needed
 from quire.attention.cross import CrossRows, build_cross
-from quire.attention.metadata import AttentionMetadata, RowKeys, build_metadata, row_keys
+from quire.attention.metadata import AttentionMetadata, build_metadata
 from quire.attention.reference.cuts import length_class
+from quire.attention.rows import RowKeys, row_keys
 from quire.cache.formats.base import LayerStore, WrittenBlocks
 from quire.cache.formats.slots import SlotMapping
 from quire.cache.pools import KVPool, Pools

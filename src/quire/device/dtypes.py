@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -25,16 +26,16 @@ uses it.
 """
 
 
-def from_host(values: npt.NDArray[Any]) -> mx.array:
+def from_host(values: npt.NDArray[Any] | array[int]) -> mx.array:
     """Return numbers of one step as an array on the device.
 
     All that a step's attention and states read from the host goes through here, so that `noting`
     finds it.
     """
-    array = mx.array(values)
+    found = mx.array(values)  # type: ignore[arg-type]  # it takes buffers
     if _noted:
-        _noted[-1].append(array)
-    return array
+        _noted[-1].append(found)
+    return found
 
 
 @contextmanager

@@ -10,8 +10,9 @@ import mlx.core as mx
 import numpy as np
 
 from quire.attention.backend import AttentionBackend, AttentionCase, Scoring
-from quire.attention.metadata import AttentionMetadata, AttentionRows, build_metadata
+from quire.attention.metadata import AttentionMetadata, build_metadata
 from quire.attention.reference import ReferenceBackend
+from quire.attention.rows import AttentionRows
 from quire.cache.formats.base import LayerShape, LayerStore
 from quire.cache.formats.registry import make_store
 from quire.cache.specs import FullKV

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, repeat
 from typing import ClassVar
 
 import mlx.core as mx
-import numpy as np
 
 from quire.attention.backend import AttentionCase, PreparedAttention, Scoring
 from quire.attention.metadata import AttentionMetadata
@@ -22,9 +23,8 @@ from quire.attention.paged.portable_kernels import (
     merge,
 )
 from quire.attention.paged.target import Target
-from quire.attention.paged.tiles import FEW_ROWS, TILE_FIELDS, cut
+from quire.attention.paged.tiles import FEW_ROWS, cut
 from quire.cache.formats.base import CodedLayout, LayerStore, PackedStore, WrittenBlocks
-from quire.core.arrays import Ints
 from quire.device.coding import VectorRotation
 
 _MOST_GROUP = 32
@@ -229,19 +229,16 @@ def _launch(metadata: AttentionMetadata, shape: Shape) -> Launch:
         return _single_rows(metadata, shape)
     (part,) = cut(metadata, metadata.rows, shape.rows, rows_many=shape.rows)
     splits = shape.splits(len(part.tiles))
-    return Launch.of(part.tiles, metadata.block_table, part.visible, splits=splits)
+    tiles, visible = part.tiles.ravel(), part.visible.ravel()
+    return Launch.of(tiles, metadata.block_table, visible, splits=splits)
 
 
 def _single_rows(metadata: AttentionMetadata, shape: Shape) -> Launch:
-    """Return the launch of sequences of one row each: most steps, which Python builds one by one,
-    so with few calls.
-    """
-    first, last = metadata.first_visible, metadata.last_visible
-    rows = metadata.query_starts[:-1]
-    tiles = _tiles(rows, first, last + 1, places=metadata.table_starts[:-1] - metadata.first_blocks)
-    visible = np.empty((metadata.rows, 2), np.int32)
-    visible[:, 0], visible[:, 1] = first, last
-    return Launch.of(tiles, metadata.block_table, visible, splits=shape.splits(metadata.rows))
+    """Return the launch of sequences of one row each."""
+    first, last = metadata.first_visible.tolist(), metadata.last_visible.tolist()
+    tiles = _tiles(first, _ends(last), places=_places(metadata))
+    splits = shape.splits(metadata.rows)
+    return Launch.of(tiles, metadata.block_table, _visible(first, last), splits=splits)
 
 
 def _tailed_launches(metadata: AttentionMetadata, shape: Shape) -> tuple[Launch, Launch]:
@@ -249,12 +246,13 @@ def _tailed_launches(metadata: AttentionMetadata, shape: Shape) -> tuple[Launch,
     blocks.
     """
     assert metadata.tails is not None, "the format keeps no tails"
-    size, rows = metadata.block_size, np.arange(metadata.rows, dtype=np.int32)
-    own = metadata.keys // size * size  # where the row's own block starts
-    first, last = metadata.first_visible, metadata.last_visible
-    visible = np.stack([first, last], axis=1)
-    coded = _tiles(rows, first, own, places=metadata.table_starts[:-1] - metadata.first_blocks)
-    tail = _tiles(rows, np.maximum(first, own), last + 1, places=rows - own // size)
+    size = metadata.block_size
+    first, last = metadata.first_visible.tolist(), metadata.last_visible.tolist()
+    own = [key // size * size for key in metadata.keys.tolist()]  # where the row's own block starts
+    visible = _visible(first, last)
+    coded = _tiles(first, own, places=_places(metadata))
+    tails = [row - start // size for row, start in enumerate(own)]
+    tail = _tiles(list(map(max, first, own)), _ends(last), places=tails)
     splits = shape.splits(metadata.rows)
     return (
         Launch.of(coded, metadata.block_table, visible, splits=splits),
@@ -262,10 +260,24 @@ def _tailed_launches(metadata: AttentionMetadata, shape: Shape) -> tuple[Launch,
     )
 
 
-def _tiles(rows: Ints, low: Ints, high: Ints, places: Ints) -> Ints:
-    """Return a tile for each row, with the fields of `tiles.Part`."""
-    tiles = np.zeros((len(rows), TILE_FIELDS), np.int32)
-    tiles[:, 1] = 1
-    for field, values in ((0, rows), (2, low), (3, high), (4, places)):
-        tiles[:, field] = values
-    return tiles
+def _places(metadata: AttentionMetadata) -> list[int]:
+    """Return where block 0 of each sequence would stand in the table."""
+    pairs = zip(metadata.table_starts.tolist(), metadata.first_blocks.tolist(), strict=False)
+    return [start - first for start, first in pairs]
+
+
+def _ends(last: Sequence[int]) -> list[int]:
+    """Return one past the last key that each row sees."""
+    return [key + 1 for key in last]
+
+
+def _visible(first: Sequence[int], last: Sequence[int]) -> array[int]:
+    """Return the first and the last key that each row sees, `[T * 2]`."""
+    return array("i", chain.from_iterable(zip(first, last, strict=True)))
+
+
+def _tiles(low: Sequence[int], high: Sequence[int], places: Sequence[int]) -> array[int]:
+    """Return a tile for each row, with the fields of `tiles.Part`, `[T * TILE_FIELDS]`."""
+    count = len(low)
+    fields = range(count), repeat(1, count), low, high, places, repeat(0, count)
+    return array("i", chain.from_iterable(zip(*fields, strict=True)))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import mlx.core as mx
-import numpy as np
 
 from quire.attention.backend import Scoring
 from quire.attention.paged.target import Target
-from quire.attention.paged.tiles import score_numbers
+from quire.attention.paged.tiles import TILE_FIELDS, score_numbers
 from quire.cache.formats.base import CodedArrays
 from quire.core.arrays import Ints
 from quire.device.dtypes import from_host
@@ -198,15 +198,16 @@ class Launch:
     splits: int
 
     @staticmethod
-    def of(tiles: Ints, table: Ints, visible: Ints, splits: int) -> Launch:
-        """Copy a launch's arrays to the device."""
-        count, rows = len(tiles), len(visible)
+    def of(
+        tiles: Ints | array[int], table: Ints, visible: Ints | array[int], splits: int
+    ) -> Launch:
+        """Copy a launch's arrays to the device. Tiles and visible keys are flat."""
         return Launch(
             _moved(tiles),
             _moved(table, _padded(len(table))),
             _moved(visible),
-            count=count,
-            rows=rows,
+            count=len(tiles) // TILE_FIELDS,
+            rows=len(visible) // 2,
             splits=splits,
         )
 
@@ -217,14 +218,12 @@ def _padded(length: int) -> int:
     return -(-length // piece) * piece
 
 
-def _moved(ints: Ints, length: int = _CONSTANT_BELOW) -> mx.array:
-    """Copy numbers to the device, with zeros up to `length`."""
-    flat = ints.ravel()
-    if len(flat) < length:
-        padded = np.zeros(length, flat.dtype)
-        padded[: len(flat)] = flat
-        flat = padded
-    return from_host(flat)
+def _moved(numbers: Ints | array[int], length: int = _CONSTANT_BELOW) -> mx.array:
+    """Copy numbers `[n]` to the device, with zeros up to `length`."""
+    missing = length - len(numbers)
+    if missing > 0:
+        numbers = array("i", numbers.tobytes() + bytes(4 * missing))
+    return from_host(numbers)
 
 
 def attend(

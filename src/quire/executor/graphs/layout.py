@@ -11,9 +11,10 @@ from itertools import chain
 import mlx.core as mx
 import numpy as np
 
-from quire.attention.metadata import AttentionMetadata, build_metadata, row_keys
+from quire.attention.metadata import AttentionMetadata, build_metadata
 from quire.attention.paged import packed
 from quire.attention.paged.tiles import FEW_ROWS, TILE_FIELDS, cut
+from quire.attention.rows import row_keys
 from quire.cache.specs import KVLayout
 from quire.core.arrays import Ints
 from quire.executor.graphs import device_memory

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from quire.attention.metadata import AttentionMetadata, AttentionRows
+from quire.attention.metadata import AttentionMetadata
 from quire.attention.paged.prompts import each_of, side_by_side, starts_of
 from quire.attention.paged.tiles import FEW_ROWS, cut
+from quire.attention.rows import AttentionRows
 from quire.core.arrays import Ints
 from quire.executor.graphs.records import StepRecord
 from quire.executor.graphs.workspaces import STREAMS

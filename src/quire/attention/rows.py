@@ -1,0 +1,148 @@
+"""A step's rows as attention sees them, and the keys of these rows.
+
+Most steps have one row for each of a few sequences, and the host makes their arrays while nothing
+else runs. There NumPy's calls, some tens for each KV group, take several times as long as lists.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from itertools import accumulate, chain
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from quire.cache.specs import AttentionSpec
+from quire.core.arrays import Ints
+from quire.core.kv_format import KVFormat
+
+MOST_LISTED = 32
+"""Most rows for which lists take less time than arrays."""
+
+
+class AttentionRows(Protocol):
+    """Consecutive tokens of one sequence in a step, a row each."""
+
+    @property
+    def start(self) -> int:
+        """The key index of the first row, which is the number of tokens before it."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """Number of rows, at least one."""
+        ...
+
+    @property
+    def format(self) -> KVFormat:
+        """How the sequence's keys and values are stored."""
+        ...
+
+    @property
+    def bidirectional(self) -> Sequence[tuple[int, int]]:
+        """Ranges [start, end) of key indices whose rows see each other, in order: images.
+
+        A range ends at or before the last row, unless it starts after it.
+        """
+        ...
+
+    def block_ids(self, group: int) -> array[int]:
+        """Return the ids of the sequence's block table; 0 where a block has left the window."""
+        ...
+
+    def tail_block(self, group: int) -> int | None:
+        """Return the id of the tail block; None in formats without tails."""
+        ...
+
+
+class GroupLists(NamedTuple):
+    """The fields of `AttentionMetadata` that differ between KV groups."""
+
+    first_visible: array[int]
+    table_starts: array[int]
+    block_table: array[int]
+    first_blocks: array[int]
+    blocks: array[int]
+
+
+class RowLists:
+    """The rows of few sequences, none of which sees later rows. The same in each KV group.
+
+    Attributes:
+        query_starts, keys, lengths: see `AttentionMetadata`.
+    """
+
+    def __init__(self, sequences: Sequence[AttentionRows]) -> None:
+        self._sequences = sequences
+        spans = [range(each.start, each.start + each.count) for each in sequences]
+        self.query_starts = array("i", accumulate(map(len, spans), initial=0))
+        self.keys = array("i", chain.from_iterable(spans))
+        self.lengths = array("i", [span.stop for span in spans])
+        self._spans = spans
+
+    def of_group(self, group: int, spec: AttentionSpec, block_size: int) -> GroupLists:
+        """Return the rows' lists in a KV group."""
+        first_visible = array("i", map(spec.first_visible, self.keys))
+        firsts = [first_visible[row] // block_size for row in self.query_starts[:-1]]
+        lasts = [(length - 1) // block_size for length in self.lengths]
+        table, starts = block_tables(group, self._sequences, firsts, lasts=lasts)
+        blocks = array("i")
+        for span, start, first in zip(self._spans, starts, firsts, strict=False):
+            blocks.extend([table[start - first + key // block_size] for key in span])
+        return GroupLists(first_visible, starts, table, array("i", firsts), blocks=blocks)
+
+    def by_row(self, of_sequences: Sequence[int]) -> array[int]:
+        """Repeat a number for each sequence, `[S]`, for each of its rows, `[T]`."""
+        pairs = zip(of_sequences, self._spans, strict=True)
+        return array("i", [number for number, span in pairs for _ in span])
+
+
+class RowKeys(NamedTuple):
+    """Keys of a step's rows, which are the same in each KV group.
+
+    Attributes:
+        query_starts, keys, lengths: see `AttentionMetadata`.
+        few: the same as lists; None if there are many rows.
+    """
+
+    query_starts: Ints
+    keys: Ints
+    lengths: Ints
+    few: RowLists | None
+
+
+def row_keys(rows: Sequence[AttentionRows]) -> RowKeys:
+    """Return the keys of sequences' rows."""
+    counts = [each.count for each in rows]
+    total = sum(counts)
+    if total <= MOST_LISTED:
+        few = RowLists(rows)
+        return RowKeys(ints(few.query_starts), ints(few.keys), ints(few.lengths), few)
+    query_starts = np.array([0, *accumulate(counts)], np.int32)
+    starts = np.array([each.start for each in rows], np.int32)
+    keys = np.arange(total, dtype=np.int32) + np.repeat(starts - query_starts[:-1], counts)
+    return RowKeys(query_starts, keys, keys[query_starts[1:] - 1] + 1, None)
+
+
+def block_tables(
+    group: int, sequences: Sequence[AttentionRows], firsts: Sequence[int], lasts: Sequence[int]
+) -> tuple[array[int], array[int]]:
+    """Return the block ids that sequences see, one table behind the other.
+
+    Args:
+        firsts, lasts: the number, in its sequence, of the first and the last block of each.
+
+    Returns:
+        `block_table` and `table_starts`; see `AttentionMetadata`.
+    """
+    table, starts = array("i"), array("i", [0])
+    for each, first, last in zip(sequences, firsts, lasts, strict=True):
+        table.extend(each.block_ids(group)[first : last + 1])
+        starts.append(len(table))
+    return table, starts
+
+
+def ints(numbers: array[int]) -> Ints:
+    """Return a list's memory as an array."""
+    return np.frombuffer(numbers, np.int32)
