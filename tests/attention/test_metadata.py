@@ -148,7 +148,7 @@ def test_a_part_is_as_if_its_sequences_were_alone(
     alone = build_metadata(0, spec, rows[begin:end], SIZE)
     for name in ("query_starts", "lengths", "keys", "first_visible", "last_visible"):
         np.testing.assert_array_equal(getattr(part, name), getattr(alone, name))
-    for name in ("table_starts", "block_table", "first_blocks", "tails"):
+    for name in ("table_starts", "block_table", "first_blocks", "blocks", "tails"):
         np.testing.assert_array_equal(getattr(part, name), getattr(alone, name))
 
 

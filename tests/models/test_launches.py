@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.launches import LEVEL, MORE, counted, launches, launches_of_mlx_lm
+from tests.support import launches as counting
+from tests.support.launches import LEVEL, MORE, counted, deepened, launches, launches_of_mlx_lm
 
 EVERYDAY = ("llama", "gemma4_moe")
 
@@ -17,3 +18,15 @@ def test_a_step_launches_no_more_than_mlx_lms(name: str) -> None:
     config = counted(name)
     own, theirs = launches(config), launches_of_mlx_lm(config)
     assert own.total() <= theirs.total() + MORE.get(name, 0), own - theirs
+
+
+def test_a_step_of_one_stream_has_as_few_nodes_as_one_of_several(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Views launch nothing, but the host builds them in each layer.
+    monkeypatch.setattr(counting, "VIEWS", frozenset())
+    layers = 8
+    one, several = (launches(deepened("llama", layers), streams) for streams in (1, 8))
+    added = one - several
+    assert added.total() - added["Squeeze"] <= 4  # the indices of the one row, once for all layers
+    assert added["Squeeze"] <= 2 * layers + 6  # keys and values lose the axis of rows

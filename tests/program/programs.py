@@ -135,7 +135,9 @@ def worst_difference(
         if model is not None:
             executor = executor_of(company.engine)
             executor.model = model  # type: ignore[assignment]  # stands in for it
-            executor._repeated = RepeatedSteps(model, executor.pools, compiles=False)
+            executor._repeated = RepeatedSteps(
+                model, executor.pools, logits=model.logits, compiles=False
+            )
         return company.run(prompts((1, 40, 9), 6), every=2)
 
     expected, stand_in = answers(None), ProgramModel(loaded.model, passes)

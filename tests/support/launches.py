@@ -66,7 +66,7 @@ LEVEL = (
 """Configurations whose steps launch no more than mlx-lm's, but for `MORE`."""
 MORE = {"deepseek_v3": 1}
 """Launches of a step beyond mlx-lm's: attention over latents is two, mlx-lm's one."""
-_TURNS, _TURN = 5, 6
+_TURNS, _TURN = 30, 6
 """Turns in which steps are timed, and steps of each side in a turn."""
 _LARGE = 1 << 13
 """Bytes of an allocation before which glibc merges all small ones that were freed."""
@@ -237,7 +237,7 @@ def generating(
     for number in range(streams):
         prompt = tuple(range(3 + number, 12 + number))
         sampling = SamplingParams(temperature=0)
-        engine.add(Request(f"r{number}", prompt, sampling, max_tokens=60))
+        engine.add(Request(f"r{number}", prompt, sampling, max_tokens=300))
     for _ in range(12):
         engine.step()
     return engine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from itertools import groupby
 from typing import NamedTuple
 
@@ -44,6 +44,7 @@ class AttentionUse(NamedTuple):
     Attributes:
         owner: a layer whose keys and values are read.
         heads, head_dim, dtype: of queries.
+        backend: serves the first of the step's rows.
     """
 
     group: int
@@ -52,6 +53,7 @@ class AttentionUse(NamedTuple):
     head_dim: int
     dtype: mx.Dtype
     scoring: Scoring
+    backend: AttentionBackend
 
 
 @dataclass(slots=True)
@@ -67,6 +69,7 @@ class _Run:
     rows: slice
     chunks: slice
     chosen: bool
+    backend: AttentionBackend
     prepared: PreparedAttention
 
 
@@ -173,19 +176,16 @@ class StepAttention:
         return tuple(self._uses)
 
     def rehearse(self, use: AttentionUse) -> None:
-        """Make the arrays that such layers read from the host, for rows of one format.
+        """Make the arrays that such layers read from the host.
 
-        Queries are stand-ins.
+        All rows have one format, and each is a sequence's only one.
         """
         (part,) = self._parts(use.group)
-        store = part.pool.layers[use.owner]
+        store, rows = part.pool.layers[use.owner], part.metadata.rows
         store.place(part.metadata.slots)
-        q = mx.zeros((len(self._rows), use.heads, use.head_dim), use.dtype)
-        runs = self._runs(part, use.owner, q, scoring=use.scoring)
-        if len(runs) == 1:
-            runs[0].prepared.rehearse(q, store, use.scoring)
-        else:
-            self._read(part, use.owner, q, scoring=use.scoring)
+        q = _stand_in(rows, use.heads, use.head_dim, dtype=use.dtype)
+        prepared = part.prepare(use.backend, 0, rows, length=0)
+        prepared.rehearse(q, store, use.scoring)
 
     @cached_property
     def _bidirectional(self) -> BidirectionalRows:
@@ -376,9 +376,16 @@ class StepAttention:
         runs = part.runs.get(key)
         if runs is None:
             runs = part.runs[key] = self._cut_runs(part, store, *key[1:])
-            group, (_, heads, size) = self._layout.group[owner], q.shape
             self._uses.append(
-                AttentionUse(group, owner, heads, head_dim=size, dtype=q.dtype, scoring=scoring)
+                AttentionUse(
+                    self._layout.group[owner],
+                    owner,
+                    heads=q.shape[1],
+                    head_dim=q.shape[2],
+                    dtype=q.dtype,
+                    scoring=scoring,
+                    backend=runs[0].backend,
+                )
             )
         return runs
 
@@ -415,7 +422,8 @@ class StepAttention:
         if metadata.rows == metadata.sequences and not limit:
             backend = self._backends.backend_for(case(rows=1))
             prepared = part.prepare(backend, 0, metadata.sequences, length=split)
-            return [_Run(slice(0, metadata.rows), slice(0, 0), chosen=False, prepared=prepared)]
+            rows = slice(0, metadata.rows)
+            return [_Run(rows, slice(0, 0), chosen=False, backend=backend, prepared=prepared)]
         counts = metadata.counts.tolist()
         longer = (metadata.lengths > limit).tolist() if limit else [False] * len(counts)
         kinds = list(zip(counts, longer, strict=True))
@@ -431,9 +439,16 @@ class StepAttention:
             rows = slice(int(metadata.query_starts[start]), int(metadata.query_starts[end]))
             several = sum(1 for count in counts[start:end] if count > 1)
             prepared = part.prepare(backend, start, end, length=split)
-            runs.append(_Run(rows, slice(chunks, chunks + several), chosen, prepared=prepared))
+            own = slice(chunks, chunks + several)
+            runs.append(_Run(rows, own, chosen, backend=backend, prepared=prepared))
             start, chunks = end, chunks + several
         return runs
+
+
+@lru_cache(maxsize=64)
+def _stand_in(*shape: int, dtype: mx.Dtype) -> mx.array:
+    """Return an array in the place of queries, whose numbers nobody reads."""
+    return mx.zeros(shape, dtype)
 
 
 def preferred_order(start: int, count: int, block_size: int) -> tuple[bool, int]:

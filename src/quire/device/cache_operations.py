@@ -47,6 +47,8 @@ class CacheOperations:
             rows: `[T, heads]`.
             offsets: `[T, 1]`.
         """
+        if len(rows) == 1:  # MLX drops the axis of the only row, and would put it back
+            rows, offsets = rows.squeeze(0), offsets.squeeze(0)
         offsets = mx.broadcast_to(offsets, rows.shape)  # once for all pools
         for pool, each in zip(pools, vectors, strict=True):
             pool[rows, offsets] = each.astype(pool.dtype)

@@ -97,6 +97,7 @@ class EagerExecutor:
         self._repeated = RepeatedSteps(
             model,
             pools,
+            logits=self._logits,
             compiles=compiles and current_device().compiles_steps,
             identity=identity,
         )
@@ -295,7 +296,7 @@ class EagerExecutor:
     def _run(self, inputs: StepInputs) -> Computed:
         """Run the model's layers, with the adapters of the rows that have one."""
         if inputs.adapted is None:
-            return Computed(self._repeated.hidden(inputs))
+            return self._repeated.compute(inputs)
         with current_device().computing_by(inputs.adapted.operations):
             return Computed(self.model(inputs))
 

@@ -22,6 +22,7 @@ from quire.device.verified import Check, Verification, verified_kernels
 from quire.executor.agreement import whole_error
 from quire.executor.graphs.pool_kinds import kind_of
 from quire.executor.inputs import StepInputs, StepUses
+from quire.executor.step import Computed
 from quire.models.base import ForwardContext
 
 log = logging.getLogger("quire.executor")
@@ -35,23 +36,28 @@ _COPIED_BYTES = 512 << 20
 
 _Key = tuple[object, ...]
 _Model = Callable[[ForwardContext], mx.array]
+_Logits = Callable[[mx.array], mx.array]
 
 
 class RepeatedSteps:
-    """Computes the hidden states of steps, by compiled graphs where their shapes repeat.
+    """Computes steps, by compiled graphs where their shapes repeat.
 
     The first step of a shape runs the model's code, the second compiles it, and those after it
     reuse the graph. If a graph fails or computes something else than the model's code, no graphs
     are used from then on.
 
     Args:
+        logits: computes logits `[T, vocab]` of the model's output, for graphs alone.
         compiles: whether graphs are compiled at all.
         identity: identity of the weights, under which verification results are kept; empty keeps
             none.
     """
 
-    def __init__(self, model: _Model, pools: Pools, *, compiles: bool, identity: str = "") -> None:
-        self._model, self._pools, self._compiles = model, pools, compiles
+    def __init__(
+        self, model: _Model, pools: Pools, *, logits: _Logits, compiles: bool, identity: str = ""
+    ) -> None:
+        self._model, self._logits = model, logits
+        self._pools, self._compiles = pools, compiles
         self._identity = identity
         self._uses: dict[KVFormat, StepUses] = {}
         """The attention and states that the model's layers use, by the step's KV format."""
@@ -72,16 +78,16 @@ class RepeatedSteps:
             self._stop("a step failed that `mx.compile` may have built")
         self.clear()
 
-    def hidden(self, inputs: StepInputs) -> mx.array:
-        """Return the model's output for a step, and write to the pools."""
+    def compute(self, inputs: StepInputs) -> Computed:
+        """Compute a step's layers, and write to the pools."""
         self._since_replay += 1
         format = inputs.alike if self._compiles else None
         if format is None:
-            return self._model(inputs)
+            return Computed(self._model(inputs))
         if format not in self._uses:
             hidden = self._model(inputs)
             self._uses[format] = inputs.uses
-            return hidden
+            return Computed(hidden)
         try:
             found = self._repeated(inputs, format)
         except Exception as problem:
@@ -89,12 +95,12 @@ class RepeatedSteps:
             # error. The model's code computes the same step, and the log line gives the error.
             self._stop(str(problem))
             found = None
-        return self._model(inputs) if found is None else found
+        return Computed(self._model(inputs)) if found is None else found
 
-    def _repeated(self, inputs: StepInputs, format: KVFormat) -> mx.array | None:
+    def _repeated(self, inputs: StepInputs, format: KVFormat) -> Computed | None:
         """Compute a step by the graph of its shape. Return None if there is none."""
         made = [[inputs.tokens, inputs.positions], *inputs.rehearse(self._uses[format])]
-        key = (format, *(tuple(tuple(array.shape) for array in each) for each in made))
+        key = (format, *(tuple(array.shape for array in each) for each in made))
         if key not in self._graphs:
             self._graphs[key] = None
             if len(self._graphs) > _MOST:
@@ -104,13 +110,13 @@ class RepeatedSteps:
         given = [array for each in made for array in each]
         graph = self._graphs[key]
         if graph is None:
-            graph = _Graph(self._model, self._pools)
+            graph = _Graph(self._model, self._logits, self._pools)
             if not self._trusts(format, key):
                 return self._verified(inputs, given, key=key, graph=graph)
             self._graphs[key] = graph
-        hidden = graph.hidden(inputs, given)
+        computed = graph.compute(inputs, given)
         self._since_replay = 0
-        return hidden
+        return computed
 
     def _trusts(self, format: KVFormat, key: _Key) -> bool:
         """Return whether a shape needs no verification, because it or enough others agreed."""
@@ -127,7 +133,7 @@ class RepeatedSteps:
 
     def _verified(
         self, inputs: StepInputs, given: Sequence[mx.array], *, key: _Key, graph: _Graph
-    ) -> mx.array | None:
+    ) -> Computed | None:
         """Compute a step both ways, and keep the graph if they agree. Return the model's result.
 
         All pools are kept meanwhile, so that they can be put back even if the graph fails while
@@ -140,28 +146,36 @@ class RepeatedSteps:
         mx.eval(pools.arrays())
         before = _references(pools.arrays())
         try:
-            found = [graph.hidden(inputs, given), *_references(pools.arrays())]
+            found = _outputs(graph.compute(inputs, given)) + _references(pools.arrays())
             mx.eval(found)
         finally:
             pools.replace(iter(before))
-        expected = [self._model(inputs), *pools.arrays()]
+        hidden = self._model(inputs)
+        computed = Computed(hidden, self._logits(hidden))
+        expected = _outputs(computed) + pools.arrays()
         mx.eval(expected)
         error = max(whole_error(*each) for each in zip(found, expected, strict=True))
-        log.debug("compiled step of %d rows: relative error %.2g", len(expected[0]), error)
+        log.debug("compiled step of %d rows: relative error %.2g", len(hidden), error)
         if error > kind_of(format).tolerance:
             self._stop(f"relative error {error:.2g} against the model's code")
-            return expected[0]
+            return computed
         self._graphs[key] = graph
         self._agreeing[format].add(key)
         if self._identity:
             verified_kernels().add(self._verification(key))
-        return expected[0]
+        return computed
 
     def _stop(self, why: str) -> None:
         """Use no graphs from now on."""
         log.warning("Compiled steps disabled: %s. Python builds every step.", why)
         self._compiles, self._since_replay = False, 2
         self.clear()
+
+
+def _outputs(computed: Computed) -> list[mx.array]:
+    """Return what a step computes, but for the pools."""
+    assert computed.logits is not None, "graphs compute logits"
+    return [computed.hidden, computed.logits]
 
 
 def _references(arrays: Sequence[mx.array]) -> list[mx.array]:
@@ -179,25 +193,25 @@ class _UnknownArrays(Exception):
 class _Graph:
     """The compiled graph of steps of one shape."""
 
-    def __init__(self, model: _Model, pools: Pools) -> None:
-        self._model, self._pools = model, pools
+    def __init__(self, model: _Model, logits: _Logits, pools: Pools) -> None:
+        self._model, self._logits, self._pools = model, logits, pools
         self._call = mx.compile(self._compute)
         self._step: tuple[StepInputs, Sequence[mx.array]] | None = None
         """The step that is computed, and its arrays in the order of the inputs."""
 
-    def hidden(self, inputs: StepInputs, given: Sequence[mx.array]) -> mx.array:
-        """Return the model's output for a step with the arrays `given`, and write to the pools."""
+    def compute(self, inputs: StepInputs, given: Sequence[mx.array]) -> Computed:
+        """Compute a step with the arrays `given`, and write to the pools."""
         self._step = inputs, given
         try:
-            hidden, written = self._call(given, self._pools.arrays())
+            hidden, logits, written = self._call(given, self._pools.arrays())
         finally:
             self._step = None
         self._pools.replace(iter(written))
-        return hidden
+        return Computed(hidden, logits)
 
     def _compute(
         self, given: Sequence[mx.array], pools: Sequence[mx.array]
-    ) -> tuple[mx.array, list[mx.array]]:
+    ) -> tuple[mx.array, mx.array, list[mx.array]]:
         """Run the model with other arrays in the place of a step's own and of the pools'."""
         assert self._step is not None, "a step is computed"
         inputs, own = self._step
@@ -207,9 +221,10 @@ class _Graph:
         try:
             with noting() as late:
                 hidden = self._model(inputs)
+                logits = self._logits(hidden)
             if late:
                 raise _UnknownArrays
-            return hidden, self._pools.arrays()
+            return hidden, logits, self._pools.arrays()
         finally:
             _set(own, kept)
             self._pools.replace(iter(own_pools))

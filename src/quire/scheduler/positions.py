@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from itertools import chain
 
 import numpy as np
@@ -20,7 +21,7 @@ def alike(positions: Positions) -> npt.NDArray[np.float32] | None:
 def joined_positions(positions: list[Positions]) -> npt.NDArray[np.int32] | npt.NDArray[np.float32]:
     """Concatenate the positions of all sequences: int32 `[T]`, or float32 `[axes, T]`."""
     if all(isinstance(each, range) for each in positions):
-        return np.fromiter(chain.from_iterable(positions), dtype=np.int32)
+        return np.frombuffer(array("i", chain.from_iterable(positions)), np.int32)
     axes = max(len(each) for each in positions if not isinstance(each, range))
     parts = [
         np.broadcast_to(np.array(each, np.float32), (axes, _length(each))) for each in positions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -13,6 +14,9 @@ from quire.core.arrays import Ints
 from quire.device.coding import ChunkBlocks
 from quire.device.dtypes import from_host
 
+_FEW = 32
+"""Most blocks whose rows lists give sooner than arrays."""
+
 
 def head_rows(blocks: Ints, kv_heads: int) -> Ints:
     """Convert block ids `[..., P]` to rows of a pool's arrays, `[..., kv_heads, P]`.
@@ -22,6 +26,15 @@ def head_rows(blocks: Ints, kv_heads: int) -> Ints:
     """
     heads = _heads(kv_heads)[:, None]
     return (blocks[..., None, :] * kv_heads + heads).astype(np.int32, copy=False)
+
+
+def _rows_by_head(blocks: Ints, kv_heads: int) -> mx.array:
+    """Convert block ids `[n]` to rows of a pool's arrays, `[n, kv_heads]`."""
+    if len(blocks) > _FEW:
+        return from_host(head_rows(blocks[:, None], kv_heads)[..., 0])
+    heads = range(kv_heads)
+    rows = array("i", [block * kv_heads + head for block in blocks.tolist() for head in heads])
+    return from_host(np.frombuffer(rows, np.int32).reshape(-1, kv_heads))
 
 
 @cache
@@ -53,7 +66,7 @@ class SlotMapping:
     @cached_property
     def head_rows(self) -> mx.array:
         """Rows of the pool's arrays, `[T, kv_heads]`."""
-        return from_host(self.blocks[:, None] * self.kv_heads + _heads(self.kv_heads))
+        return _rows_by_head(self.blocks, self.kv_heads)
 
     @cached_property
     def head_offsets(self) -> mx.array:
@@ -122,7 +135,7 @@ class TailRows:
     @cached_property
     def head_rows(self) -> mx.array:
         """Rows of the tail pool's arrays, `[n, kv_heads]`."""
-        return from_host(head_rows(self.tails[:, None], self.slots.kv_heads)[..., 0])
+        return _rows_by_head(self.tails, self.slots.kv_heads)
 
     @cached_property
     def head_offsets(self) -> mx.array:
