@@ -158,6 +158,24 @@ class AttentionBackend(ABC):
         """Prepare a KV group and format, once a step before the group's first layer."""
 
 
+class AttentionUse(NamedTuple):
+    """A kind of attention that layers of a model ask for; see `StepAttention.uses`.
+
+    Attributes:
+        owner: a layer whose keys and values are read.
+        heads, head_dim, dtype: of queries.
+        backend: serves the first of the step's rows.
+    """
+
+    group: int
+    owner: int
+    heads: int
+    head_dim: int
+    dtype: mx.Dtype
+    scoring: Scoring
+    backend: AttentionBackend
+
+
 class Backends:
     """The backends of this process by preference. The last one supports every case."""
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 from itertools import groupby
-from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -14,6 +13,7 @@ import numpy as np
 from quire.attention.backend import (
     AttentionBackend,
     AttentionCase,
+    AttentionUse,
     Backends,
     PreparedAttention,
     Scoring,
@@ -36,24 +36,6 @@ _CaseKey = tuple[bool, int, mx.Dtype, bool, bool, bool, int]
 """Traits that differ between layers with the same rows: packed, heads, type, cap, sinks, keys in no
 block, and the number of keys that an indexer chooses (0 without one).
 """
-
-
-class AttentionUse(NamedTuple):
-    """A kind of attention that layers of a model ask for; see `StepAttention.uses`.
-
-    Attributes:
-        owner: a layer whose keys and values are read.
-        heads, head_dim, dtype: of queries.
-        backend: serves the first of the step's rows.
-    """
-
-    group: int
-    owner: int
-    heads: int
-    head_dim: int
-    dtype: mx.Dtype
-    scoring: Scoring
-    backend: AttentionBackend
 
 
 @dataclass(slots=True)

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from quire.attention.backend import Scoring
-from quire.attention.step import Attention, AttentionUse, preferred_order
+from quire.attention.backend import AttentionUse, Scoring
+from quire.attention.step import Attention, preferred_order
 from quire.core.kv_format import KVFormat
 from quire.device.dtypes import int32, noting
 from quire.device.recurrence import DeltaGates
