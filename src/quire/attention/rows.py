@@ -90,7 +90,9 @@ class RowLists:
         blocks = array("i")
         for span, start, first in zip(self._spans, starts, firsts, strict=False):
             blocks.extend([table[start - first + key // block_size] for key in span])
-        return GroupLists(first_visible, starts, table, array("i", firsts), blocks=blocks)
+        return GroupLists(
+            first_visible, starts, table, first_blocks=array("i", firsts), blocks=blocks
+        )
 
     def by_row(self, of_sequences: Sequence[int]) -> array[int]:
         """Repeat a number for each sequence, `[S]`, for each of its rows, `[T]`."""
@@ -118,11 +120,12 @@ def row_keys(rows: Sequence[AttentionRows]) -> RowKeys:
     total = sum(counts)
     if total <= MOST_LISTED:
         few = RowLists(rows)
-        return RowKeys(ints(few.query_starts), ints(few.keys), ints(few.lengths), few)
+        starts, keys, lengths = map(ints, (few.query_starts, few.keys, few.lengths))
+        return RowKeys(starts, keys, lengths, few=few)
     query_starts = np.array([0, *accumulate(counts)], np.int32)
     starts = np.array([each.start for each in rows], np.int32)
     keys = np.arange(total, dtype=np.int32) + np.repeat(starts - query_starts[:-1], counts)
-    return RowKeys(query_starts, keys, keys[query_starts[1:] - 1] + 1, None)
+    return RowKeys(query_starts, keys, keys[query_starts[1:] - 1] + 1, few=None)
 
 
 def block_tables(
