@@ -1,9 +1,11 @@
 """What a served token costs each process: `served_cost.py MODEL [TREE ...] [--rounds 3]`.
 
-The engine alone, and servers of the trees, answer the same prompts in alternating rounds. Printed
-are medians: tokens/s, and microseconds of processor time a token of the engine's process, of the
-server's and of the client here. With `--burst 256` also so many requests at once: milliseconds to
-the median and the last first token. Trees are checkouts; this one if none is named.
+Each tree's engine alone and its server answer the same prompts in alternating rounds. Printed
+are medians of tokens/s and, for a token and each process (the engine's, the server's, the client
+here): microseconds on a core, microseconds that threads waited for one, and how often they left it.
+`bound` is the tokens/s at which no core would ever be idle; the client needs its share. With
+`--burst 256` also so many requests at once: milliseconds to the median and the last first token.
+Trees are checkouts; this one if none is named.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import sys
 from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 from alone import Work
@@ -25,6 +28,7 @@ from servers import Serving, free_port, own_server
 
 from quire.cli.bench import Load, calibrate, run_async, run_level
 from quire.cli.load import Target, Timings, closed_loop
+from quire.device.cpu.cores import usable_cores
 
 _HERE = Path(__file__).resolve().parent
 _LIMIT_S = 120.0
@@ -45,21 +49,48 @@ def serving(tree: Path, model: Path, sequences: int) -> Serving:
     return own_server(command, environment(tree), port)
 
 
+class Times(NamedTuple):
+    """Sums over a process's threads.
+
+    Attributes:
+        used: seconds on a core.
+        waited: seconds ready to run without a core.
+        switches: how often a thread left its core.
+    """
+
+    used: float
+    waited: float
+    switches: int
+
+    @classmethod
+    def of(cls, process: psutil.Process) -> Times:
+        """Read the counters of the threads that run now (Linux)."""
+        counts = [
+            [int(count) for count in (task / "schedstat").read_text().split()]
+            for task in Path(f"/proc/{process.pid}/task").iterdir()
+        ]
+        used, waited, switches = map(sum, zip(*counts, strict=True))
+        return cls(used / 1e9, waited / 1e9, switches)
+
+
 class Spent:
-    """Processor time since this was made, in seconds, of a server's processes and this one."""
+    """Processor time since this was made, of a server's processes and this one."""
 
     def __init__(self, server: psutil.Process) -> None:
         (engine,) = (each for each in server.children() if "engine" in " ".join(each.cmdline()))
         self._processes = {"engine": engine, "server": server, "client": psutil.Process()}
         self._before = self._now()
 
-    def _now(self) -> Row:
-        times = {name: process.cpu_times() for name, process in self._processes.items()}
-        return {name: each.user + each.system for name, each in times.items()}
+    def _now(self) -> dict[str, Times]:
+        return {name: Times.of(process) for name, process in self._processes.items()}
 
-    def since(self) -> Row:
-        """Return the seconds of each process."""
-        return {name: value - self._before[name] for name, value in self._now().items()}
+    def since(self) -> dict[str, Times]:
+        """Return the times of each process."""
+        now, before = self._now(), self._before
+        return {
+            name: Times(*(new - old for new, old in zip(now[name], before[name], strict=True)))
+            for name in now
+        }
 
 
 def served(tree: Path, model: Path, args: argparse.Namespace) -> Row:
@@ -81,8 +112,13 @@ def served(tree: Path, model: Path, args: argparse.Namespace) -> Row:
                 if level.failed:
                     raise SystemExit(level.errors[0][0])
                 row[f"{streams}: tokens/s"] = level.tokens_per_s
-                for name, seconds in spent.since().items():
-                    row[f"{streams}: {name}, us a token"] = seconds / level.completion_tokens * 1e6
+                times, tokens = spent.since(), level.completion_tokens
+                for name, each in times.items():
+                    row[f"{streams}: {name}, us a token"] = each.used / tokens * 1e6
+                    row[f"{streams}: {name}, us waiting a token"] = each.waited / tokens * 1e6
+                    row[f"{streams}: {name}, switches a token"] = each.switches / tokens
+                used_s = sum(each.used for each in times.values())
+                row[f"{streams}: bound, tokens/s"] = usable_cores().count * tokens / used_s
                 row[f"{streams}: events a token"] = level.events / level.completion_tokens
                 row[f"{streams}: median first token, ms"] = (
                     level.ttft_ms.median if level.ttft_ms else 0.0
@@ -117,18 +153,18 @@ def _burst_figures(
     found["last first token, ms"].append(max(firsts))
     took_s = max(answer.ended for answer in answers) - started
     found["tokens/s"].append(sum(answer.tokens for answer in answers) / took_s)
-    for name, seconds in spent.since().items():
-        found[f"{name}, us a request"].append(seconds / burst * 1e6)
+    for name, times in spent.since().items():
+        found[f"{name}, us a request"].append(times.used / burst * 1e6)
 
 
-def alone(work: Work) -> Row:
-    """Measure the engine without HTTP, in a process of its own."""
+def alone(tree: Path, work: Work) -> Row:
+    """Measure a tree's engine without HTTP, in a process of its own."""
     done = subprocess.run(
         [sys.executable, str(_HERE / "engine_alone.py")],
         input=json.dumps(asdict(work)),
         capture_output=True,
         text=True,
-        env=environment(_HERE.parent),
+        env=environment(tree),
         check=True,
     )
     rates = json.loads(done.stdout.strip().splitlines()[-1])
@@ -153,8 +189,8 @@ def main() -> None:
     work = make_work(model, args)
     rows: dict[str, list[Row]] = defaultdict(list)
     for number in range(args.rounds):
-        rows["engine alone"].append(alone(work))
         for tree in trees if number % 2 == 0 else reversed(trees):
+            rows[f"engine of {tree} alone"].append(alone(tree, work))
             rows[str(tree)].append(served(tree, model, args))
         print(f"After {number + 1} rounds: " + ", ".join(rows))
         for name in rows[str(trees[0])][0]:

@@ -19,11 +19,11 @@ class Compact:
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         own = type(self)
-        return own, _values(own)(self)  # type: ignore[arg-type]  # a class is hashable
+        return own, values_of(own)(self)  # type: ignore[arg-type]  # a class is hashable
 
 
 @cache
-def _values(of: type) -> Callable[[object], tuple[Any, ...]]:
+def values_of(of: type) -> Callable[[object], tuple[Any, ...]]:
     """Return a function that returns an instance's values, in the order of the fields."""
     names = [field.name for field in fields(of)]
     if len(names) > 1:
