@@ -1,9 +1,8 @@
-"""Experts' products of gpt-oss-20b by packing and rows: `expert_products.py OUT [PACKING...]`.
+"""Experts' products by shape, packing and rows: `expert_products.py OUT [SHAPE...] [PACKING...]`.
 
-A graph of 8 products, one behind the other, each with other experts: microseconds a product, GB/s
-of codes and scales, and the error relative to products in float32. A step of so many rows uses as
-many experts as routers that choose evenly would; `few` among the packings takes 5 experts for 8
-rows, too.
+A graph of 9 products, one behind the other: microseconds a product, GB/s of codes and scales, and
+the error relative to products in float32. Each row's experts are drawn at random, so that tiles are
+uneven. The matrices of three layers are used in turns, so that caches hold none.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -31,8 +30,9 @@ from quire.executor.graphs import product_kernels
 from quire.executor.graphs.product_kernels import Gemm
 from quire.executor.graphs.recorder import expert_tile, most_skinny_pairs
 
-SIZE, EXPERTS, TOP = 2880, 32, 4
-LAUNCHES, ROUNDS = 8, 12
+LAYERS, ROUNDS = 3, 12
+LAUNCHES = 3 * LAYERS
+ROWS = (1, 8, 32, 64, 128, 256)
 PACKINGS = {
     "affine-4": Packing(64, 4, "affine"),
     "mxfp4": Packing(32, 4, "mxfp4"),
@@ -40,11 +40,22 @@ PACKINGS = {
     "affine-8": Packing(64, 8, "affine"),
     "mxfp8": Packing(32, 8, "mxfp8"),
 }
-USED = {1: 4, 2: 7, 8: 21, 32: 32, 64: 32, 128: 32, 256: 32}
-"""Experts that so many rows use."""
-FEW = 8, 5
 
-Matrices = tuple[Sequence[mx.array], Sequence[mx.array]]
+
+class Shape(NamedTuple):
+    """Sizes of a mixture: of rows, of an expert's inner rows, and numbers of experts."""
+
+    hidden: int
+    inner: int
+    experts: int
+    top: int
+
+
+SHAPES = {
+    "gpt-oss-20b": Shape(2880, 2880, 32, 4),
+    "gemma-4-26b-a4b": Shape(2816, 704, 128, 8),
+}
+Arrays = Sequence[mx.array]
 
 
 @dataclass(frozen=True)
@@ -52,104 +63,122 @@ class Product:
     """A product of rows with their experts' matrices.
 
     Attributes:
-        used: experts that the rows choose.
-        gated: by both matrices of a gate, or by one matrix.
+        gated: by both matrices of a gate, or by the last matrix.
         tile: most pairs of row and expert in a tile.
         gemm: the kernel.
     """
 
+    shape: Shape
     packing: Packing
     rows: int
-    used: int
     gated: bool
     tile: int
     gemm: Gemm
 
     @property
     def pairs(self) -> int:
-        return self.rows * TOP
+        return self.rows * self.shape.top
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Columns and rows of a matrix."""
+        sizes = self.shape.hidden, self.shape.inner
+        return sizes if self.gated else sizes[::-1]
 
     @property
     def source(self) -> str:
+        _, _, experts, top = self.shape
         if self.gated:
             return product_kernels.experts_first(
-                self.gemm, EXPERTS, TOP, None, "silu", offsets=False
+                self.gemm, experts, top, joined=None, activation="silu", offsets=False
             )
-        return product_kernels.experts_down(self.gemm, EXPERTS)
+        return product_kernels.experts_down(self.gemm, experts)
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        return -(-SIZE // self.gemm.width), max_tiles(self.pairs, self.tile), 1
+        return -(-self.gemm.outputs // self.gemm.width), max_tiles(self), 1
 
 
-def max_tiles(pairs: int, tile: int) -> int:
-    return min(pairs, EXPERTS + pairs // tile)
+def max_tiles(each: Product) -> int:
+    return min(each.pairs, each.shape.experts + each.pairs // each.tile)
 
 
-def product(packing: Packing, rows: int, used: int, *, gated: bool) -> Product:
+def product(shape: Shape, packing: Packing, rows: int, *, gated: bool) -> Product:
     """Return a product as graphs compute it."""
-    tile = expert_tile(card(), rows * TOP, EXPERTS)
-    return Product(packing, rows, used, gated, tile, _gemm(packing, rows, tile, gated=gated))
-
-
-def _gemm(packing: Packing, rows: int, tile: int, *, gated: bool) -> Gemm:
+    tile = expert_tile(card(), rows * shape.top, shape.experts)
+    inputs, outputs = (shape.hidden, shape.inner) if gated else (shape.inner, shape.hidden)
     bits, group_size, mode = packing.bits, packing.group_size, packing.mode
-    if tile <= most_skinny_pairs(SIZE * SIZE, bits):
+    gemm: Gemm
+    if tile <= most_skinny_pairs(bits):
         own = {"bits": bits, "mode": mode, "tile": tile}
-        return SkinnyGemm(SIZE, SIZE, group_size, rows, card(), gated, experts=True, **own)
-    cut = SIZE, SIZE, bits, group_size, tile * max_tiles(rows * TOP, tile), card(), gated, True
-    return WarpgroupGemm(*cut, mode, tile) if card().warpgroups else WideGemm(*cut, mode)
+        gemm = SkinnyGemm(inputs, outputs, group_size, rows, card(), gated, experts=True, **own)
+    else:
+        all_rows = tile * min(rows * shape.top, shape.experts + rows * shape.top // tile)
+        cut = inputs, outputs, bits, group_size, all_rows, card(), gated, True
+        gemm = WarpgroupGemm(*cut, mode, tile) if card().warpgroups else WideGemm(*cut, mode)
+    return Product(shape, packing, rows, gated, tile=tile, gemm=gemm)
 
 
-def matrices(packing: Packing) -> Matrices:
-    """Draw two stacks of matrices. A gate has both, a product by one matrix has the second."""
-    found = []
-    for _ in range(2):
-        whole = mx.random.normal((EXPERTS, SIZE, SIZE)).astype(mx.bfloat16) * SIZE**-0.5
-        found.append(
-            mx.quantize(whole, group_size=packing.group_size, bits=packing.bits, mode=packing.mode)
-        )
-        mx.eval(found[-1])
-    return found[0], found[1]
+def matrices(shape: Shape, packing: Packing) -> list[list[Arrays]]:
+    """Draw gate, up and last matrices of `LAYERS` layers."""
+    sizes = [(shape.inner, shape.hidden)] * 2 + [(shape.hidden, shape.inner)]
+    layers = []
+    for _ in range(LAYERS):
+        layers.append([])
+        for outputs, inputs in sizes:
+            whole = mx.random.normal((shape.experts, outputs, inputs)) * inputs**-0.5
+            own = {"group_size": packing.group_size, "bits": packing.bits, "mode": packing.mode}
+            layers[-1].append(mx.quantize(whole.astype(mx.bfloat16), **own))
+            mx.eval(layers[-1][-1])
+    return layers
 
 
-def tiles_of(each: Product, first: int) -> mx.array:
-    """Return the tiles of pairs that `used` experts from `first` on share evenly."""
+def grouped(each: Product, seed: int) -> tuple[mx.array, mx.array, int]:
+    """Draw each row's experts; return the pairs by expert, their tiles, and the number of experts
+    that are used."""
+    generator = np.random.default_rng([seed, each.rows])
+    experts, top = each.shape.experts, each.shape.top
+    chosen = np.argsort(generator.random((each.rows, experts)))[:, :top].reshape(-1)
     tiles, begin = list[tuple[int, int, int]](), 0
-    for n in range(each.used):
-        end = begin + each.pairs // each.used + (n < each.pairs % each.used)
-        expert = (first + n) % EXPERTS
-        for place in range(begin, end, each.tile):
-            tiles.append((expert, place, min(each.tile, end - place)))
-        begin = end
-    tiles += [(0, 0, 0)] * (each.grid[1] - len(tiles))
-    return mx.array(np.array(tiles, np.int32))
+    used, counts = np.unique(chosen, return_counts=True)
+    for expert, count in zip(used.tolist(), counts.tolist(), strict=True):
+        for place in range(0, count, each.tile):
+            tiles.append((expert, begin + place, min(each.tile, count - place)))
+        begin += count
+    tiles += [(0, 0, 0)] * (max_tiles(each) - len(tiles))
+    order = np.argsort(chosen, kind="stable").astype(np.int32)
+    return mx.array(order), mx.array(np.array(tiles, np.int32)), len(used)
 
 
-def measured(each: Product, drawn: Matrices) -> dict[str, Any]:
+def measured(each: Product, layers: Sequence[Sequence[Arrays]]) -> dict[str, Any]:
     """Time a product within a graph of them."""
     address = load_extension().pointer
-    x = mx.random.normal((each.rows if each.gated else each.pairs, SIZE)).astype(mx.bfloat16)
-    y, order = mx.zeros((each.pairs, SIZE), mx.bfloat16), mx.arange(each.pairs, dtype=mx.int32)
-    tiles = [tiles_of(each, n * each.used) for n in range(LAUNCHES)]
-    mx.eval(x, y, order, tiles)
-    arrays = [*drawn[0], *drawn[1]] if each.gated else [*drawn[1]]
+    inputs, outputs = each.sizes
+    x = mx.random.normal((each.rows if each.gated else each.pairs, inputs)).astype(mx.bfloat16)
+    y = mx.zeros((each.pairs, outputs), mx.bfloat16)
+    drawn = [grouped(each, n) for n in range(LAUNCHES)]
+    mx.eval(x, y, [own[:2] for own in drawn])
     (function,) = compiler().functions([each.source])
-    launches = [
-        Launch(
-            function,
-            each.grid,
-            each.gemm.threads,
-            shared=each.gemm.shared,
-            arguments=tuple(map(address, [x, *arrays, order, own, y])),
-            after=(n - 1,) if n else (),
+    launches = []
+    for n, (order, tiles, _) in enumerate(drawn):
+        gate, up, down = layers[n % LAYERS]
+        arrays = [*gate, *up] if each.gated else [*down]
+        launches.append(
+            Launch(
+                function,
+                each.grid,
+                each.gemm.threads,
+                shared=each.gemm.shared,
+                arguments=tuple(map(address, [x, *arrays, order, tiles, y])),
+                after=(n - 1,) if n else (),
+            )
         )
-        for n, own in enumerate(tiles)
-    ]
     us = _microseconds(Graph(launches))
-    read = each.used * (1 + each.gated) * sum(array[0].nbytes for array in drawn[0])
-    error = _error(each, x, y, drawn, tiles[-1])
-    return {"us": round(us, 1), "GB/s": round(read / us / 1e3), "error": round(error, 5)}
+    used = sum(own[2] for own in drawn) / LAUNCHES
+    read = used * (1 + each.gated) * sum(array[0].nbytes for array in layers[0][0])
+    found = {"experts": round(used, 1), "us": round(us, 1), "GB/s": round(read / us / 1e3)}
+    order, tiles, _ = drawn[-1]
+    return found | {"error": round(_error(each, x, y, order, tiles, layers[-1]), 5)}
 
 
 def _microseconds(graph: Graph) -> float:
@@ -158,54 +187,65 @@ def _microseconds(graph: Graph) -> float:
     return min(launched_us(graph, ROUNDS) for _ in range(3)) / LAUNCHES
 
 
-def _error(each: Product, x: mx.array, y: mx.array, drawn: Matrices, tiles: mx.array) -> float:
-    """Return the error of the first tile of the last launch."""
-    expert, first, count = np.array(tiles)[0].tolist()
-    places = mx.arange(first, first + count)
-    rows = x[places // TOP if each.gated else places].astype(mx.float32)
-    packing = each.packing
-    left, right = (
-        rows
-        @ mx.dequantize(
-            *(array[expert] for array in arrays),
-            group_size=packing.group_size,
-            bits=packing.bits,
-            mode=packing.mode,
+def _error(
+    each: Product,
+    x: mx.array,
+    y: mx.array,
+    order: mx.array,
+    tiles: mx.array,
+    layer: Sequence[Arrays],
+) -> float:
+    """Return the error of the first and the last tile of the last launch."""
+    packing, errors = each.packing, []
+    filled = [own for own in np.array(tiles).tolist() if own[2]]
+    for expert, first, count in (filled[0], filled[-1]):
+        places = mx.arange(first, first + count)
+        rows = x[order[places] // each.shape.top if each.gated else places].astype(mx.float32)
+        left, right = (
+            rows
+            @ mx.dequantize(
+                *(array[expert] for array in arrays),
+                group_size=packing.group_size,
+                bits=packing.bits,
+                mode=packing.mode,
+            )
+            .astype(mx.float32)
+            .T
+            for arrays in (layer[:2] if each.gated else [layer[2]] * 2)
         )
-        .astype(mx.float32)
-        .T
-        for arrays in drawn
-    )
-    expected = left * mx.sigmoid(left) * right if each.gated else right
-    difference = y[first : first + count].astype(mx.float32) - expected
-    return float((mx.linalg.norm(difference) / mx.linalg.norm(expected)).item())
+        expected = left * mx.sigmoid(left) * right if each.gated else right
+        got = y[places if each.gated else order[places]].astype(mx.float32)
+        errors.append((mx.linalg.norm(got - expected) / mx.linalg.norm(expected)).item())
+    return max(map(float, errors))
 
 
-def compile_all(products: Sequence[Product]) -> None:
-    while not compiler().start([each.source for each in products]):
+def compile_all(sources: Sequence[str]) -> None:
+    while not compiler().start(sources):
         time.sleep(0.1)
 
 
 def main(out: Path, names: list[str]) -> None:
-    cases = [*USED.items(), *[FEW] * ("few" in names)]
-    named = {name: each for name, each in PACKINGS.items() if name in names} or PACKINGS
+    shapes = {name: each for name, each in SHAPES.items() if name in names} or SHAPES
+    packings = {name: each for name, each in PACKINGS.items() if name in names} or PACKINGS
     every = {
-        name: [
-            product(packing, rows, used, gated=gated)
-            for rows, used in cases
+        (shape, packing): [
+            product(shapes[shape], packings[packing], rows, gated=gated)
+            for rows in ROWS
             for gated in (True, False)
         ]
-        for name, packing in named.items()
+        for shape in shapes
+        for packing in packings
     }
-    compile_all([each for products in every.values() for each in products])
+    compile_all([each.source for products in every.values() for each in products])
     rows = []
-    for name, products in every.items():
-        drawn = matrices(named[name])
+    for (shape, packing), products in every.items():
+        layers = matrices(shapes[shape], packings[packing])
         for each in products:
-            facts = {"packing": name, "rows": each.rows, "experts": each.used, "gated": each.gated}
-            rows.append(facts | {"cut": str(each.gemm.cut)} | measured(each, drawn))
+            facts = {"shape": shape, "packing": packing, "rows": each.rows, "gated": each.gated}
+            facts["cut"] = f"{each.gemm.cut}, tile {each.tile}"
+            rows.append(facts | measured(each, layers))
             print(*rows[-1].values(), flush=True)
-        del drawn
+        del layers
         mx.clear_cache()
     device = mx.device_info().get("device_name")
     out.write_text(json.dumps({"device": device, "rows": rows}, indent=1))

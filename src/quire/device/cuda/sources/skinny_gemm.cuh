@@ -135,6 +135,8 @@
   uint4* const all_x = (uint4*)(scale_tile + ARRAYS * MATRICES * 16 * scale_row);
   for (int i = threadIdx.x; i < K / 8; i += WARPS * 32) all_x[i] = apart(row_of_x[i]);
 #else
+  // Rows that nobody asks for are not copied: what is in their place makes columns that nobody reads.
+  const int there = min(ROWS, count);
   constexpr int X_COPIES = (ROWS * X + 31) / 32;
   const T* x_from[X_COPIES];
   #pragma unroll
@@ -151,7 +153,7 @@
     #pragma unroll
     for (int i = 0; i < X_COPIES; i++) {
       const int row = (i * 32 + lane) / X, piece = lane % X;
-      if (row < ROWS && (WHOLE || chunk * CHUNK + piece / 8 < K / 64))
+      if (row < there && (WHOLE || chunk * CHUNK + piece / 8 < K / 64))
         copy_of_line(ring + stage * STAGE + ALL_CODES + row * X + (piece ^ row % 2 * TURN), x_from[i] + chunk * CHUNK * 64);
     }
   };
