@@ -95,7 +95,7 @@ def pair(
     q = random_like((rows, heads, shape.key_dim), mx.bfloat16)
     found = mx.zeros((rows, heads, splits, shape.value_dim)), mx.zeros((rows, heads, splits, 2))
     numbers, result, count = score_numbers(0.05, None), mx.zeros_like(q), on_device([rows])
-    parts, joins = shape.kv_heads * (shape.group // shape.part), (rows * heads, 1, 1)
+    parts, joins = shape.blocks, (rows * heads, 1, 1)
     coded = high if format.scheme != "page" else (high - 1) // BLOCK * BLOCK
     tiles = on_device([[row, 1, low, coded, row * each, high - 1] for row in range(rows)])
     if store is None:

@@ -64,7 +64,7 @@ def measured(tiles: PromptTiles, context: int) -> dict[str, Any]:
     shape = tiles.shape
     given, expected = inputs(tiles, context)
     (function,) = compiler().functions([kernels.attend_prompts(tiles)])
-    grid = (ROWS // tiles.rows, shape.kv_heads * (shape.group // shape.part), 1)
+    grid = (ROWS // tiles.rows, shape.blocks, 1)
     arguments = tuple(map(load_extension().pointer, given))
     launches = [
         Launch(function, grid, tiles.threads, tiles.shared, arguments, (n - 1,) if n else ())

@@ -244,7 +244,7 @@ class _SinglePrepared(PreparedAttention):
         made, shared = ["partial", "stats", "result"], cuda.single_memory(shape)
         partial, stats, done = _emulated(texts[0], names, made, shared)(
             inputs=[q, *store.arrays(), tiles, table, numbers],
-            grid=(rows * cuda.LANES, kv_heads * (shape.group // shape.part), splits),
+            grid=(rows * cuda.LANES, shape.blocks, splits),
             threadgroup=(cuda.LANES, 1, 1),
             output_shapes=[(*found, dim), (*found, 2), q.shape],
             output_dtypes=[mx.float32, mx.float32, q.dtype],

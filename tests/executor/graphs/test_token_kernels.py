@@ -73,8 +73,8 @@ class _Prepared(PreparedAttention):
         scale = runner.address(score_numbers(scoring.scale, None))
         kernel = token_kernels.attend(shape, Codes.of(coded))
         arguments = (runner.address(turned), *parts, tiles, table, scale, *found)
-        grid = 8, kernel.blocks, splits
-        runner.run(Kernel(kernel.text, grid, kernel.threads, kernel.shared, arguments, ()))
+        grid = 8, shape.blocks, splits
+        runner.run(Kernel(kernel.text, grid, paged.LANES, kernel.shared, arguments, ()))
 
         turn = coded.layout.value_rotation
         signs = 0 if turn is None else runner.address(turn.map * turn.scale)

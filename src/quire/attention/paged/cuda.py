@@ -54,6 +54,11 @@ class Shape:
         return self.kv_heads * self.group
 
     @property
+    def blocks(self) -> int:
+        """Number of thread blocks that share the heads of a tile."""
+        return self.kv_heads * (self.group // self.part)
+
+    @property
     def many_tiles(self) -> int:
         """Number of 16 query vectors in a tile of a sequence with many rows, limited by
         registers.
@@ -77,8 +82,7 @@ class Shape:
     @property
     def tiles_at_once(self) -> int:
         """Number of tiles of single rows whose thread blocks are on the card at a time."""
-        blocks = self.kv_heads * (self.group // self.part)
-        return max(1, _MULTIPROCESSORS * (self.resident or 5) // blocks)
+        return max(1, _MULTIPROCESSORS * (self.resident or 5) // self.blocks)
 
     @property
     def resident(self) -> int | None:
@@ -170,7 +174,7 @@ def attend_split(
 
 def grid(launch: Launch, shape: Shape) -> tuple[int, int, int]:
     """Return the threads of a launch."""
-    return launch.count * LANES, shape.kv_heads * (shape.group // shape.part), launch.splits
+    return launch.count * LANES, shape.blocks, launch.splits
 
 
 def _inputs(

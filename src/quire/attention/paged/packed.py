@@ -115,7 +115,7 @@ def attend(
     tables = launch.tiles, launch.own_tiles, launch.table, launch.tails, launch.visible
     found = _kernel(shape, Codes.of(arrays))(
         inputs=[q, *arrays, *tables, numbers],
-        grid=(rows * cuda.LANES, shape.kv_heads * (shape.group // shape.part), launch.splits + 1),
+        grid=(rows * cuda.LANES, shape.blocks, launch.splits + 1),
         threadgroup=(cuda.LANES, 1, 1),
         output_shapes=[(*each, n) for each in (coded, own) for n in (shape.value_dim, 2)],
         output_dtypes=[mx.float32] * 4,

@@ -142,7 +142,7 @@ def attend(
     found = (rows, shape.heads, splits)
     return _kernel(shape, codes, q.dtype)(
         inputs=[q, *parts, tiles, table, score_numbers(scoring.scale, scoring.softcap)],
-        grid=(rows * LANES, shape.kv_heads * (shape.group // shape.part), splits),
+        grid=(rows * LANES, shape.blocks, splits),
         threadgroup=(LANES, 1, 1),
         output_shapes=[(*found, shape.value_dim), (*found, 2)],
         output_dtypes=[mx.float32, mx.float32],

@@ -64,11 +64,10 @@ def attend(shape: paged.Shape, codes: portable.Codes, value_size: int, *, in_key
     text = kernels.source_text(
         parameters, body, paged.LANES, defines=defines, head=head, resident=shape.resident
     )
-    blocks = shape.kv_heads * (shape.group // shape.part)
     shared = _shared_memory(shape)
     if tailed:
         shared = max(shared, paged.shared_memory(shape, 1))
-    return Attend(text, blocks, paged.LANES, shared=shared)
+    return Attend(text, shared)
 
 
 def decode_prompts(shape: paged.Shape, codes: portable.Codes, *, in_key: bool) -> str:

@@ -173,7 +173,7 @@ class PagePool(CodedPool):
         places = [each.address for each in found]
         arguments = [attending.q.address, *arrays, group.coded, group.own, inputs.table]
         arguments += [group.tails, group.visible, attending.numbers, *places]
-        grid = rows, shape.kv_heads * (shape.group // shape.part), splits + 1
+        grid = rows, shape.blocks, splits + 1
         if in_key or shape.value_dim not in paged.VALUE_DIMS:
             size = shape.key_dim if in_key else shape.value_dim
             kernel = coded_kernels.attend(shape, self.codes.by_channel, size, in_key=in_key)
@@ -302,8 +302,8 @@ class TokenPool(CodedPool):
         places = [each.address for each in found]
         recorder.add(
             kernel.text,
-            (rows, kernel.blocks, splits),
-            kernel.threads,
+            (rows, shape.blocks, splits),
+            paged.LANES,
             arguments=[
                 attending.q.address,
                 *arguments,

@@ -247,7 +247,7 @@ class LayerPool(ABC):
         blocks = min(recorder.max_rows, shape.tiles_at_once) if few else recorder.max_rows
         recorder.add(
             source,
-            (blocks, shape.kv_heads * (shape.group // shape.part), splits),
+            (blocks, shape.blocks, splits),
             paged.LANES,
             arguments=arguments,
             reads=[q, *rows.written],
@@ -282,13 +282,12 @@ class LayerPool(ABC):
         shape, inputs = attending.shape, recorder.inputs
         arguments = [attending.q.address, *arrays, tiles, inputs.table]
         arguments += [inputs.group(self.group).visible, attending.numbers, *attending.ending]
-        heads = shape.kv_heads * (shape.group // shape.part)
         source, threads, shared = kernels.attend_many(
             shape, recorder.card, value_in_key=attending.layer.value_in_key
         )
         recorder.add(
             source,
-            (max_tiles(recorder.max_rows, inputs.tile_rows[self.group]), heads, 1),
+            (max_tiles(recorder.max_rows, inputs.tile_rows[self.group]), shape.blocks, 1),
             threads,
             arguments=arguments,
             reads=[attending.q, *after],

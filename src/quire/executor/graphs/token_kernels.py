@@ -13,21 +13,18 @@ from quire.executor.graphs import kernels
 
 @dataclass(frozen=True, slots=True)
 class Attend:
-    """A kernel that attends over token codes, with its launch; see `attend`.
+    """A kernel that attends over codes; its thread blocks have `paged.LANES` threads.
 
     Attributes:
-        blocks: thread blocks of each row and split.
         shared: bytes of shared memory beyond what the source declares.
     """
 
     text: str
-    blocks: int
-    threads: int
     shared: int
 
 
 def attend(shape: paged.Shape, codes: portable.Codes) -> Attend:
-    """Return the kernel of a layer; its grid is rows, `blocks` and splits.
+    """Return the kernel of a layer; its grid is rows, `shape.blocks` and splits.
 
     Parameters: queries `[T, heads, key_dim]` in the coordinates of coded keys, the arrays of keys
     and of values (see `CodedArrays`), tiles, table, numbers, weighted sums of values `[T, heads,
@@ -41,8 +38,7 @@ def attend(shape: paged.Shape, codes: portable.Codes) -> Attend:
     text = kernels.source_text(
         parameters, tokens.body(), paged.LANES, defines=defines, head=head, resident=shape.resident
     )
-    blocks = shape.kv_heads * (shape.group // shape.part)
-    return Attend(text, blocks, paged.LANES, shared=tokens.shared_memory(shape, codes))
+    return Attend(text, tokens.shared_memory(shape, codes))
 
 
 def code_parameters(codes: portable.Codes) -> list[str]:
