@@ -133,7 +133,12 @@ class FixedDrafts(EveryDraft):
     most = 0
 
     def choose(
-        self, candidates: Sequence[Candidate], rows: int, *, beginning: bool = False
+        self,
+        candidates: Sequence[Candidate],
+        rows: int,
+        *,
+        beginning: bool = False,
+        waits: bool = True,
     ) -> list[int]:
         return [min(each.most, self.most) for each in candidates]
 

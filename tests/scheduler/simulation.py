@@ -7,10 +7,13 @@ token.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
+
+import mlx.core as mx
 
 from quire.cache.block_manager import BlockManager
 from quire.cache.blocks import Block, Change, PoolKey, Restore, Spill
@@ -19,6 +22,7 @@ from quire.cache.host_block import HostBlock
 from quire.cache.specs import FullKV, KVGroup, RecurrentState, WindowKV, group_layers
 from quire.core.kv_format import KVFormat
 from quire.core.request import Output, Request
+from quire.executor.following import Kept, resolved
 from quire.scheduler.admission import SchedulerConfig
 from quire.scheduler.draft_lengths import EveryDraft
 from quire.scheduler.drafting import Drafting
@@ -34,6 +38,7 @@ from quire.scheduler.prefill_budget import PrefillBudget
 from quire.scheduler.prefix_sharing import ReadAhead
 from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.sequence import Sequence, SequenceParts
+from quire.speculation.heads import HeadDrafter
 from tests.support.blocks import kept_blocks, live_blocks
 from tests.support.scripted_disk import ScriptedDisk, as_host_block, from_host_block
 
@@ -84,6 +89,9 @@ class Simulation:
     max_graph_rows: int = 0
     across_blocks: bool = False  # whether graphs read rows across blocks of formats with tails
     drafters: tuple[Drafter, ...] = ()
+    head: HeadDrafter | None = None  # one of them
+    dice: random.Random = field(default_factory=lambda: random.Random(7))
+    followed: int = 0  # steps whose rows followed drafts or guesses that were not read
 
     def __post_init__(self) -> None:
         self._held: dict[bytes, HostBlock] = {}
@@ -99,7 +107,9 @@ class Simulation:
             graph_rows=lambda format, media: GraphRows(
                 self.max_graph_rows, self.across_blocks or not format.has_tail
             ),
-            drafting=Drafting(self.drafters, EveryDraft(), 1 << 20),
+            drafting=Drafting(
+                self.drafters, EveryDraft(), 1 << 20, head=self.head, follows=self.head is not None
+            ),
             read_ahead=None if self.disk is None else self._reading_ahead(self.disk),
         )
         self._before: tuple[StepPlan, StepResult] | None = None
@@ -134,7 +144,7 @@ class Simulation:
         outputs: list[Output] = []
         scheduler = self.scheduler
         if self._before is not None and scheduler.drafting.wants_tokens(scheduler.running):
-            self.scheduler.update(*self._before)
+            self._read(*self._before)
             outputs = self.scheduler.take_outputs()
             self._before = None
         if self.disk is not None:
@@ -150,11 +160,13 @@ class Simulation:
             before = {}  # some have tables of their own again
         following = None
         if plan is not None:
-            following = plan, self._execute(plan, before)
+            guess = scheduler.drafting.worth_guessing(scheduler.running)
+            plan = replace(plan, guess=guess)
+            following = plan, self._execute(self._resolved(plan), before)
         if self._before is None:
             outputs += self.scheduler.take_outputs()
         else:
-            self.scheduler.update(*self._before)
+            self._read(*self._before)
             outputs += self.scheduler.take_outputs()
         if plan is not None:
             self._check_masks(plan)
@@ -165,6 +177,33 @@ class Simulation:
             if output.finish is not None:
                 self.ended[output.request_id] = output
         assert self.manager.capacity.claimed <= self.budget, "the budget is exceeded"
+
+    def _read(self, plan: StepPlan, result: StepResult) -> None:
+        self.scheduler.update(plan, result)
+        if self.head is not None:
+            self.head.observe(plan, result, 0.0)
+
+    def _resolved(self, plan: StepPlan) -> StepPlan:
+        """Return a plan with the places and tokens of rows that follow the step before."""
+        if not plan.follows:
+            return plan
+        assert self._before is not None, "rows follow a step"
+        self.followed += 1
+        result, tokens, kept, lasts = self._before[1], list[int](), list[int](), list[int]()
+        for number, sampled in result.tokens.items():
+            kept.append(len(tokens) + self._kept[number] - 1)
+            tokens += sampled.tokens
+            lasts.append(len(tokens) - 1)
+        places = {number: place for place, number in enumerate(result.tokens)}
+        guesses = [result.guesses[number] for number in result.tokens] if result.guesses else None
+        before = Kept(
+            mx.array(tokens),
+            mx.array(kept),
+            None if guesses is None else mx.array(guesses),
+            lasts=lasts,
+            places=places,
+        )
+        return resolved(plan, before)
 
     def run(self, limit: int = 3000) -> None:
         """Steps until nothing is left to do; `limit` stands for starvation."""
@@ -205,7 +244,24 @@ class Simulation:
             for rows in plan.sequences
             if rows.sampled
         }
-        return StepResult(sampled)
+        self._kept = {
+            number: sum(token >= 0 for token in each.tokens) for number, each in sampled.items()
+        }
+        ends = {rows.number: rows for rows in plan.sequences if rows.sampled}
+        return StepResult(sampled, guesses=self._guesses(ends, plan.guess))
+
+    def _guesses(
+        self, ends: dict[int, ScheduledSequence], count: int
+    ) -> dict[int, tuple[int, ...]]:
+        """Return guesses of the tokens behind each sequence's last kept one, some of them right."""
+        found = {}
+        for number, rows in ends.items() if count else ():
+            first = rows.end - rows.sampled + 1 + self._kept[number]
+            found[number] = tuple(
+                self.token(rows.id, position) if self.dice.random() < 0.7 else 7
+                for position in range(first, first + count)
+            )
+        return found
 
     def _sample(self, rows: ScheduledSequence) -> tuple[int, ...]:
         """Return one token for each sampled row; behind a wrong draft, one that must not be

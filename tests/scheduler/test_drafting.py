@@ -66,11 +66,11 @@ def test_a_head_that_would_guess_in_vain_is_seldom_considered() -> None:
 
     drafter = HeadDrafter()
     lengths = Dear(lambda first, last: None)
-    drafting = Drafting((drafter,), lengths, 100, clock=lambda: now)
+    drafting = Drafting((drafter,), lengths, 100, clock=lambda: now, head=drafter)
     parts = SequenceParts(drafters=frozenset({drafter.name}))
     sequence = Sequence(Request("r", (1, 2)), KVFormat(), b"", 0, parts)
     for _ in range(100):
         assert not drafting.wants_tokens([sequence])
-        assert drafting.worth_guessing(drafter, [sequence]) == 0
+        assert drafting.worth_guessing([sequence]) == 0
         now += 1.0
     assert considered < 10

@@ -22,6 +22,7 @@ from quire.scheduler.drafts import Draft, DraftQuery, LookupDrafter
 from quire.scheduler.plan import StepPlan, StepResult
 from quire.scheduler.prefill_budget import PrefillBudget
 from quire.scheduler.sequence import SequenceParts
+from quire.speculation.heads import HeadDrafter
 from tests.scheduler.simulation import BLOCK, GROUPS, PLAIN, SEALED, Simulation, Tables
 from tests.support.scripted_disk import ScriptedDisk
 
@@ -123,7 +124,8 @@ class Guessing(LookupDrafter):
 
 def drafted(guessing: Guessing, *args: Any, **named: Any) -> Simulation:
     """Return a simulation whose requests may be drafted."""
-    guessing.simulation = Simulation(*args, drafters=(guessing,), **named)
+    named.setdefault("drafters", (guessing,))
+    guessing.simulation = Simulation(*args, **named)
     return guessing.simulation
 
 
@@ -215,11 +217,13 @@ def submit(
     room=st.integers(0, 120),
     chunk=st.integers(1, 20),
     rows=st.integers(1, 5),
+    head=st.booleans(),
 )
 def test_every_request_ends_once_and_no_block_is_lost(
-    kind: str, disk: bool, requests: list[Arrival], room: int, chunk: int, rows: int
+    kind: str, disk: bool, requests: list[Arrival], room: int, chunk: int, rows: int, head: bool
 ) -> None:
-    guessing = Guessing()
+    guessing = Guessing(0 if head else 30)
+    guesser = HeadDrafter(name=guessing.name) if head else None
     simulation = drafted(
         guessing,
         GROUPS[kind],
@@ -228,6 +232,8 @@ def test_every_request_ends_once_and_no_block_is_lost(
         max(chunk, rows + 1),
         max_context=CONTEXT,
         disk=ScriptedDisk(room, loses=0.1, hangs=0.05) if disk else None,
+        drafters=(guessing,) if guesser is None else (guesser,),
+        head=guesser,
     )
     accepted = submit(simulation, requests, guessing)
     simulation.run()
@@ -262,6 +268,24 @@ def test_drafts_save_steps_and_change_nothing(kind: str, format: KVFormat) -> No
         assert (guessing.right > 10 and guessing.wrong > 5) is drafting
         steps.append(simulation.scheduler.counters.steps)
     assert steps[1] < 0.9 * steps[0]
+
+
+@pytest.mark.parametrize("kind", ["full", "window", "images", "only windows"])
+def test_steps_follow_drafts_of_a_head_that_are_not_read(kind: str) -> None:
+    """As many tokens a step as if they were read first, and none is waited for."""
+    head = HeadDrafter()
+    simulation = Simulation(
+        GROUPS[kind], 4000, chunk=20, max_context=200, drafters=(head,), head=head
+    )
+    parts = SequenceParts(drafters=frozenset({head.name}))
+    for number in range(3):
+        simulation.add(Request(f"r{number}", (number, 2, 3, 4, 5), max_tokens=150), parts=parts)
+    simulation.run()
+    for name, answer in simulation.answers.items():
+        assert answer == [simulation.token(name, p) for p in range(5, 155)]
+    steps = simulation.scheduler.counters.steps
+    assert steps < 90
+    assert simulation.followed > 0.8 * steps
 
 
 @pytest.mark.parametrize("most", [0, 3], ids=["without drafts", "with drafts"])

@@ -119,15 +119,15 @@ def _step_s(first: int, last: int) -> list[float]:
 def test_a_drafter_that_seemed_expensive_is_tried_again() -> None:
     """A single slow guess, such as the first, does not end drafting for ever."""
     drafter = HeadDrafter()
-    drafting = Drafting((drafter,), WorthwhileDrafts(_step_s), 100)
+    drafting = Drafting((drafter,), WorthwhileDrafts(_step_s), 100, head=drafter)
     parts = SequenceParts(drafters=frozenset({"mtp"}))
     sequence = Sequence(Request("r", (1, 2)), KVFormat(), b"", 0, parts)
-    assert drafting.worth_guessing(drafter, [sequence]) > 0
+    assert drafting.worth_guessing([sequence]) > 0
     result = StepResult(guesses={0: (5,)}, seconds=11.0)
     drafter.observe(StepPlan(guess=1), result, 1.0)
     assert drafter.token_s(1) == 10.0
     steps = 0
-    while not drafting.worth_guessing(drafter, [sequence]):
+    while not drafting.worth_guessing([sequence]):
         steps += 1
         assert steps < 5000
     assert steps > 100
@@ -136,14 +136,14 @@ def test_a_drafter_that_seemed_expensive_is_tried_again() -> None:
 def test_guesses_that_were_made_cost_nothing_more() -> None:
     """What further guesses would cost decides only whether the next step makes some."""
     drafter = HeadDrafter()
-    drafting = Drafting((drafter,), WorthwhileDrafts(_step_s), 100)
+    drafting = Drafting((drafter,), WorthwhileDrafts(_step_s), 100, head=drafter)
     parts = SequenceParts(drafters=frozenset({"mtp"}))
     sequence = Sequence(Request("r", (1, 2)), KVFormat(), b"", 0, parts)
-    assert drafting.worth_guessing(drafter, [sequence]) > 0
+    assert drafting.worth_guessing([sequence]) > 0
     drafter.observe(StepPlan(guess=1), StepResult(guesses={0: (5,)}, seconds=11.0), 1.0)
     assert drafter.token_s(1) == 10.0
     assert drafting.drafts([(sequence, 4)], 1, 9)[0].tokens == (5,)
-    assert drafting.worth_guessing(drafter, [sequence]) == 0
+    assert drafting.worth_guessing([sequence]) == 0
     assert drafting.drafts([(sequence, 4)], 1, 9) == {}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -16,6 +16,8 @@ from quire.cache.specs import AttentionSpec
 from quire.core.arrays import Ints
 from quire.device.cpu.kernels import CPUKernels
 
+Move = Callable[[mx.array, Sequence[int]], mx.array]
+"""Moves numbers back with rows: int32 `[M]`, and the row of each number, or -1."""
 _MULTIPLE = 16
 """Head sizes and block sizes must be multiples of this, the kernels' longest vector."""
 
@@ -135,16 +137,25 @@ def paged_tables(ops: Any, metadata: AttentionMetadata) -> Any:
 
 
 def tables_of_few(
-    ops: Any, rows: Sequence[AttentionRows], group: int, spec: AttentionSpec, block_size: int
+    ops: Any,
+    rows: Sequence[AttentionRows],
+    group: int,
+    spec: AttentionSpec,
+    block_size: int,
+    *,
+    behind: int = 0,
+    move: Move | None = None,
 ) -> Any:
     """Return `paged_tables` of few rows in plain blocks, none of which sees later rows.
 
     Args:
         rows: one entry a sequence.
         group, spec: of the KV group.
+        behind: the most rows by which a sequence may begin earlier.
+        move: moves keys back with these rows; None if all begin where they say.
     """
     few = RowLists(rows)
-    own = few.of_group(group, spec, block_size)
+    own = few.of_group(group, spec, block_size, behind=behind)
     tables = (
         own.block_table,
         own.table_starts,
@@ -153,8 +164,11 @@ def tables_of_few(
         own.first_visible,
         few.keys,
     )
-    joined = np.frombuffer(b"".join(tables), np.int32)
-    return ops.Tables(mx.array(joined), [len(each) for each in tables])
+    joined = mx.array(np.frombuffer(b"".join(tables), np.int32))
+    if move is not None:
+        count = len(few.keys)
+        joined = move(joined, [-1] * (len(joined) - 2 * count) + 2 * list(range(count)))
+    return ops.Tables(joined, [len(each) for each in tables])
 
 
 def _written_places(metadata: AttentionMetadata, tails: Ints) -> list[Ints]:

@@ -151,6 +151,11 @@ class AttentionSpec(KVSpec):
     def attention(self) -> AttentionSpec | None:
         return self
 
+    @property
+    def moves(self) -> bool:
+        """Whether `first_visible` grows as the position does, but for being at least 0."""
+        return True
+
     @abstractmethod
     def first_visible(self, position: int) -> int:
         """Return the first key that a query at `position` sees."""
@@ -240,6 +245,10 @@ class ChunkedKV(AttentionSpec):
     @property
     def visible(self) -> str:
         return f"its chunk of {self.chunk} tokens"
+
+    @property
+    def moves(self) -> bool:
+        return False
 
     def first_visible(self, position: int) -> int:
         return position // self.chunk * self.chunk

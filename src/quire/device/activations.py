@@ -117,3 +117,11 @@ def gated(gating: Gating, activation: Activation, x: mx.array, y: mx.array) -> m
         slope = mx.array(gating.alpha)
         return (bounded * mx.sigmoid(bounded * slope) * (value + _ONE)).astype(x.dtype)
     return (mx.minimum(activation(x), high) * mx.clip(y, low, high)).astype(x.dtype)
+
+
+class ElementOperations:
+    """Functions of single elements that devices compute in their own way."""
+
+    def tanh(self, x: mx.array) -> mx.array:
+        """Return the hyperbolic tangent of each element."""
+        return mx.tanh(x)

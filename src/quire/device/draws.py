@@ -47,27 +47,29 @@ class DrawingOperations:
 
     Attributes:
         draws: whether `draw` has a kernel. Tokens are drawn by MLX's operations elsewhere.
+        follows: whether there are kernels for steps that follow drafts which the host has not read:
+            `draw_moved`, `followed_tokens`, `rows_rejected` and `moved_back`.
     """
 
-    draws = False
+    draws = follows = False
 
     def best(self, logits: mx.array) -> mx.array:
         """Return the place of each row's largest logit, int32 `[R]`."""
         return mx.argmax(logits, axis=-1).astype(mx.int32)
 
     def first_different(
-        self, tokens: mx.array, drafts: Sequence[int], starts: Sequence[int]
+        self, tokens: mx.array, drafts: mx.array, starts: Sequence[int]
     ) -> mx.array:
         """Return the first row of each sequence whose token is not its draft, int32 `[N]`.
 
         Args:
             tokens: int32 `[R]`.
-            drafts: R of them. A sequence's last one equals no token.
+            drafts: int32 `[R]`. A sequence's last one equals no token; kernels do not read it.
             starts: the first row of each sequence, and R.
         """
         firsts, ends = np.array(starts[:-1]), np.array(starts[1:])
         places = firsts[:, None] + np.arange(max(ends - firsts))
-        different = tokens != int32(drafts)
+        different = tokens != drafts
         if places.size > len(drafts):
             different = different[int32(np.minimum(places, ends[:, None] - 1))]
         first = mx.argmax(different.reshape(places.shape), axis=1).astype(mx.int32)
@@ -75,4 +77,57 @@ class DrawingOperations:
 
     def draw(self, logits: mx.array, rows: Sequence[Draw]) -> mx.array:
         """Draw a token from each row of float32 logits, int32 `[R]`, if `draws` is set."""
+        raise NotImplementedError
+
+    def draw_moved(
+        self, logits: mx.array, rows: Sequence[Sequence[Draw]], moved: mx.array
+    ) -> mx.array:
+        """Draw a token from each row of float32 logits by one of its draws, int32 `[R]`.
+
+        Args:
+            moved: int32 `[R]`, the number of each row's draw.
+        """
+        raise NotImplementedError
+
+    def followed_tokens(
+        self,
+        tokens: mx.array,
+        kept: mx.array,
+        guesses: mx.array,
+        *,
+        known: Sequence[int],
+        places: Sequence[int],
+    ) -> mx.array:
+        """Return the tokens of rows that follow a step, int32 `[T]`.
+
+        Args:
+            tokens: int32 `[R]`, sampled by that step.
+            kept: int32 `[N]`, the sampled row that each of its sequences goes on from.
+            guesses: int32 `[N, count]`, what follows that row's token.
+            known: each row's token, or where its place is not -1, how far the row is behind the
+                first row of its sequence.
+            places: each row's sequence among the N; -1 if its token is known.
+        """
+        raise NotImplementedError
+
+    def rows_rejected(
+        self, kept: mx.array, lasts: Sequence[int], *, places: Sequence[int]
+    ) -> mx.array:
+        """Return how many sampled rows come after the kept one of a sequence, int32 `[T]`.
+
+        Args:
+            kept: int32 `[N]`, see `followed_tokens`.
+            lasts: the last sampled row of each of the N sequences.
+            places: T sequences among the N; -1 yields 0.
+        """
+        raise NotImplementedError
+
+    def moved_back(self, numbers: mx.array, rejected: mx.array, rows: Sequence[int]) -> mx.array:
+        """Return numbers less the rejected rows before them, but at least 0, int32 `[M]`.
+
+        Args:
+            numbers: int32 `[M]`.
+            rejected: int32 `[T]`, by row.
+            rows: the row of each number; -1 for a number that stays.
+        """
         raise NotImplementedError

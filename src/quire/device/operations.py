@@ -10,7 +10,7 @@ from functools import cache, partial
 import mlx.core as mx
 
 from quire.device import activations, recurrence, rotation
-from quire.device.activations import Gating
+from quire.device.activations import ElementOperations, Gating
 from quire.device.bidirectional import BidirectionalOperations
 from quire.device.draws import DrawingOperations
 from quire.device.expert_operations import ExpertOperations
@@ -31,7 +31,12 @@ from quire.device.weights import (
 
 
 class Operations(
-    ExpertOperations, RankOperations, DrawingOperations, LowRankOperations, BidirectionalOperations
+    ElementOperations,
+    ExpertOperations,
+    RankOperations,
+    DrawingOperations,
+    LowRankOperations,
+    BidirectionalOperations,
 ):
     """The operations of models, in MLX. A device with better kernels overrides them."""
 

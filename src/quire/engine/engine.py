@@ -7,10 +7,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from functools import partial
 
-from quire.cache.block_manager import BlockManager
-from quire.cache.disk_prefetch import DiskPrefetch
 from quire.cache.disk_tier import DiskTier
 from quire.cache.formats.skips import skipped_layers
 from quire.cache.formats.table import kv_table
@@ -29,7 +26,13 @@ from quire.engine.constraints import ConstraintFactory
 from quire.engine.draft_model import ModelDrafter
 from quire.engine.grammar_queue import GrammarQueue, MakeConstraint
 from quire.engine.invariance import check_format
-from quire.engine.memory import check_context, kv_budget, open_blocks, wanted_context
+from quire.engine.memory import (
+    check_context,
+    kv_budget,
+    open_blocks,
+    reading_ahead,
+    wanted_context,
+)
 from quire.engine.request_media import RequestMedia
 from quire.engine.validate import check_default, check_request, positions_of
 from quire.executor.executor import Executor
@@ -43,7 +46,6 @@ from quire.scheduler.limits import Limits
 from quire.scheduler.plan import StepPlan, StepResult
 from quire.scheduler.positions import TokenPositions
 from quire.scheduler.prefill_budget import MeasuredSteps, PrefillBudget
-from quire.scheduler.prefix_sharing import ReadAhead
 from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.sequence import SequenceParts
 from quire.speculation.drafters import allowed
@@ -102,11 +104,11 @@ class Engine:
         check_default(config.kv_format, self._offered, config.block_size)
         check_format(config, self._names.format(wanted=None), executor.serves)
         manager = open_blocks(config, budget, executor.block_bytes, disk=disk)
+        lengths, follows = draft_lengths or self._worthwhile, config.ranks == 1
+        drafting = Drafting(drafters, lengths, vocabulary, head=self._head, follows=follows)
         limits = Limits(self._groups, manager, config.block_size, max_context=context)
         context = check_context(limits.context(self._names.format(wanted=None)), context)
-        prefill_budget = PrefillBudget(
-            config.step_ms / 1e3, config.stall_factor, config.max_step_tokens, times=self.step_times
-        )
+        prefill_budget = _prefill_budget(config, self.step_times)
         self._scheduler = Scheduler(
             _scheduling(loaded, config, context),
             self._groups,
@@ -114,8 +116,8 @@ class Engine:
             prefill_budget=prefill_budget,
             identity=self._names.root,
             graph_rows=executor.graph_rows,
-            drafting=Drafting(drafters, draft_lengths or self._worthwhile, vocabulary),
-            read_ahead=_reading_ahead(disk, manager, executor, budget=prefill_budget),
+            drafting=drafting,
+            read_ahead=reading_ahead(disk, manager, executor, budget=prefill_budget),
         )
         self.prepare, self.users_of = executor.prepare, self._scheduler.users_of
         self._disk = disk
@@ -125,13 +127,14 @@ class Engine:
         self._grammars = GrammarQueue(self.constraints.make)
         self._running: StepPlan | None = None
         """The plan of the running step, whose tokens are not read yet."""
+        self._started_at = 0.0
+        """When the running step started, by `time.perf_counter`."""
         self._waited_s: float | None = None
-        """Seconds that the device waited for the running step; None if planned ahead."""
+        """Seconds that the device waited for the running step; None if unknown."""
         self._unobserved: list[tuple[StepPlan, StepResult, float | None]] = []
-        """Finished steps to be recorded, and how many seconds the device waited for each."""
+        """Finished steps to be recorded, with `_waited_s` of each."""
         self._faults = 0
-        self._beside: list[Output] = []
-        """Outputs to return with the next step's, of accepted, refused and dropped requests."""
+        self._beside: list[Output] = []  # of accepted, refused and dropped requests
 
     # -- requests ------------------------------------------------------------------------------
 
@@ -249,18 +252,20 @@ class Engine:
         drafting.computing_s = 0.0
         plan = scheduler.schedule()
         if plan is not None and self._head is not None:
-            plan = replace(plan, guess=drafting.worth_guessing(self._head, scheduler.running))
+            plan = replace(plan, guess=drafting.worth_guessing(scheduler.running))
         before, self._running = self._running, plan
-        started_at = self._executor.launch(plan)
+        before_at, self._started_at = self._started_at, self._executor.launch(plan)
         # The device has its next step by now.
         while self._unobserved:
             self._observe(*self._unobserved.pop())
         # What drafters compute is known to `Drafting` as their time for a token.
-        waited = None if read_at is None else started_at - read_at - drafting.computing_s
+        waited = None if read_at is None else self._started_at - read_at - drafting.computing_s
         if before is None:
             self._wait_for_others()
         else:
-            self._take_in(before)
+            done_at = before_at + self._take_in(before)
+            if plan is not None and plan.follows:
+                waited = max(0.0, self._started_at - done_at)
             if plan is not None and plan.awaits_masks:
                 self._executor.draw(self._scheduler.masks(plan))
         self._waited_s = waited
@@ -281,21 +286,22 @@ class Engine:
         self._take_in(before)
         return done_at
 
-    def _take_in(self, plan: StepPlan) -> None:
-        """Process the tokens of a finished step."""
+    def _take_in(self, plan: StepPlan) -> float:
+        """Process the tokens of a finished step; return how many seconds it ran."""
         result = self._executor.collect()
         self._unobserved.append((plan, result, self._waited_s))
         self._scheduler.update(plan, result)
         if self._head is not None:
             self._head.observe(plan, result, _known_seconds(self._scheduler, plan))
         self._faults = 0
+        return result.seconds
 
     def _observe(self, plan: StepPlan, result: StepResult, waited_s: float | None) -> None:
         """Record the times of a finished step, unless a graph was recorded or verified for it."""
         if not result.recorded:
             _observe_duration(self._scheduler, plan, result)
             if waited_s is not None:
-                self._worthwhile.observe_wait(waited_s, plan.generating)
+                self._worthwhile.observe_wait(waited_s, plan.generating, read=not plan.follows)
 
     def _wait_for_others(self) -> None:
         """Sleep briefly if only the grammar compiler or the disk has work."""
@@ -404,6 +410,12 @@ def _scheduling(loaded: LoadedModel, config: EngineConfig, context: int) -> Sche
     )
 
 
+def _prefill_budget(config: EngineConfig, times: MeasuredSteps) -> PrefillBudget:
+    return PrefillBudget(
+        config.step_ms / 1e3, config.stall_factor, config.max_step_tokens, times=times
+    )
+
+
 def _observe_duration(scheduler: Scheduler, plan: StepPlan, result: StepResult) -> None:
     """Record a finished step's duration in the tables used for planning."""
     budget, seconds = scheduler.prefill_budget, result.seconds
@@ -427,19 +439,3 @@ def _known_seconds(scheduler: Scheduler, plan: StepPlan, *, graphed: bool = Fals
 def _block_names(loaded: LoadedModel, config: EngineConfig) -> BlockNames:
     skipped = skipped_layers(loaded.model.own_layout, config.kv_skip_layers)
     return config.block_names(loaded.fingerprint, skipped)
-
-
-def _reading_ahead(
-    disk: DiskTier | None, manager: BlockManager, executor: Executor, budget: PrefillBudget
-) -> ReadAhead | None:
-    """Return how blocks come back from the disk tier, if there is one."""
-    if disk is None:
-        return None
-    return partial(
-        DiskPrefetch,
-        manager=manager,
-        tier=disk,
-        matches_pool=executor.fits,
-        hold_block=executor.contents.hold_block,
-        compute_seconds=budget.prompt_seconds,
-    )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import mlx.core as mx
 
 from quire.cache.block_manager import BlockManager
 from quire.cache.blocks import PoolKey
+from quire.cache.disk_prefetch import DiskPrefetch
 from quire.cache.disk_tier import DiskTier
 from quire.cache.formats.skips import skipped_layers
 from quire.cache.pools import Pools
@@ -17,8 +19,11 @@ from quire.core.errors import ModelError, NoRoom
 from quire.core.figures import size
 from quire.core.kv_format import KVFormat
 from quire.device.device import current_device
+from quire.executor.executor import Executor
 from quire.models.base import LanguageModel
 from quire.scheduler.limits import Limits
+from quire.scheduler.prefill_budget import PrefillBudget
+from quire.scheduler.prefix_sharing import ReadAhead
 
 _SHORTEST_CONTEXT = 256
 """Fewest tokens of context that the KV budget must hold, unless a shorter one is asked for."""
@@ -178,3 +183,19 @@ def check_context(tokens: int, wanted: int) -> int:
             "; set it higher, or choose a KV format of fewer bits"
         )
     return tokens
+
+
+def reading_ahead(
+    disk: DiskTier | None, manager: BlockManager, executor: Executor, budget: PrefillBudget
+) -> ReadAhead | None:
+    """Return how blocks come back from the disk tier, if there is one."""
+    if disk is None:
+        return None
+    return partial(
+        DiskPrefetch,
+        manager=manager,
+        tier=disk,
+        matches_pool=executor.fits,
+        hold_block=executor.contents.hold_block,
+        compute_seconds=budget.prompt_seconds,
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import mlx.core as mx
 
@@ -21,6 +22,7 @@ from quire.device.device import current_device
 from quire.executor.adapters import Adapters
 from quire.executor.contents import Contents
 from quire.executor.encoder_cache import EncoderCache
+from quire.executor.following import Following, resolved
 from quire.executor.guessing import FinalStates, Guesser
 from quire.executor.inputs import StepInputs
 from quire.executor.repeated import RepeatedSteps
@@ -70,6 +72,8 @@ class EagerExecutor:
         compiles: whether graphs of steps may be kept, where the device does so.
         identity: see `RepeatedSteps`.
         logits: computes `model.logits`; the model's own code by default.
+        follows: returns whether a plan whose rows follow drafts of a running step can be built
+            while that step runs; never by default. Where it cannot, the step is waited for.
     """
 
     def __init__(
@@ -84,9 +88,10 @@ class EagerExecutor:
         compiles: bool = True,
         identity: str = "",
         logits: Callable[[mx.array], mx.array] | None = None,
+        follows: Callable[[StepPlan], bool] = lambda plan: False,
     ) -> None:
         self.model = model
-        self._logits = logits or model.logits
+        self._logits, self._follows = logits or model.logits, follows
         self._layers = range(len(model.layout))
         self.pools = pools
         self.contents = contents or Contents()
@@ -140,6 +145,14 @@ class EagerExecutor:
     # -- one step after the other --------------------------------------------------------------
 
     def launch(self, plan: StepPlan | None) -> float:
+        if plan is not None and plan.follows and not self._follows(plan):
+            self.launch(plan=None)
+            done = self._finished
+            assert done is not None, "rows follow a step"
+            plan = resolved(plan, done[0].rows.kept)
+            self._running = self._build(plan, done[0], idle=True)
+            self._start(self._running)
+            return self._started_at
         before, self._running = self._running, None
         resizes = plan is not None and any(isinstance(each, Resize) for each in plan.changes)
         if before is not None and resizes:
@@ -149,7 +162,7 @@ class EagerExecutor:
             before = before.without_arrays()
         if resizes:
             self._repeated.clear()
-        step = self._build(plan, before) if plan is not None else None
+        step = None if plan is None else self._build(plan, before, idle=before is None)
         started, early = self._started_at, step is not None and step.rows.early
         if step is not None and early:
             self._start(step)
@@ -225,11 +238,12 @@ class EagerExecutor:
 
     # -- the arrays of a step ------------------------------------------------------------------
 
-    def _build(self, plan: StepPlan, before: LaunchedStep | None) -> LaunchedStep:
+    def _build(self, plan: StepPlan, before: LaunchedStep | None, *, idle: bool) -> LaunchedStep:
         """Build a step's arrays. Only moves of pools are computed already.
 
         Args:
-            before: the running step, whose tokens may be this one's input.
+            before: the step before, whose tokens may be this one's input.
+            idle: whether no step runs.
         """
         carry_out(plan.changes, self.pools, self._spill, block=self.contents.block)
         self.contents.drop_blocks({e.name for e in plan.changes if isinstance(e, Restore)})
@@ -241,7 +255,7 @@ class EagerExecutor:
         rows = StepRows()
         given: tuple[mx.array, ...] = ()
         if plan.sequences:
-            rows = self._build_rows(plan, before)
+            rows = self._build_rows(plan, before, idle=idle)
             given = () if self._guesser is None else self._guesser.arrays
         # Only a head's layers are left to MLX where pools are written with the output. Waiting for
         # the pools would be waiting for the next step, too, once that is launched.
@@ -256,8 +270,8 @@ class EagerExecutor:
             to_eval=(*rows.arrays, *encoded, *given, *pools),
         )
 
-    def _build_rows(self, plan: StepPlan, running: LaunchedStep | None) -> StepRows:
-        before = StepRows() if running is None else running.rows
+    def _build_rows(self, plan: StepPlan, last: LaunchedStep | None, *, idle: bool) -> StepRows:
+        before = StepRows() if last is None else last.rows
         inputs = StepInputs(
             plan,
             self._attention,
@@ -265,10 +279,11 @@ class EagerExecutor:
             previous=before.tokens,
             encoded=self.media,
             adapters=self.adapters,
+            follow=partial(Following, before=before.kept) if plan.follows else None,
         )
         began = time.perf_counter()
         computed = self._run(inputs)
-        if running is None and not self._holds_back():
+        if idle and not self._holds_back():
             # The layers may run while the rest of the step is built. Small segments have run.
             self._layers_launched = True
             self._started_at = began if computed.in_place else time.perf_counter()
@@ -280,7 +295,7 @@ class EagerExecutor:
             others=others,
             graphed=computed.graphed,
             in_place=computed.in_place,
-            early=_is_early(computed, plan, running, guesses=self._guesser is not None),
+            early=_is_early(computed, plan, last, guesses=self._guesser is not None),
             recorded=computed.recorded,
         )
         hidden = None if inputs.narrowed else computed.hidden
@@ -371,19 +386,24 @@ class EagerExecutor:
             if unread and before.tokens is not None and each.sampling[-1].history is not None:
                 place = before.row_of[each.number]
                 rows[-1] = rows[-1]._replace(pending=before.tokens[place : place + 1])
-        unsampled = Unsampled(logits, rows, states)
+        following = states.inputs.following
+        moved = None if following is None else following.sampling(done.sampling)
+        unsampled = Unsampled(logits, rows, states, moved=moved)
         if plan.awaits_masks:
             return replace(done, unsampled=unsampled)
         return replace(done, drawn=self._drawn(unsampled, plan.guess))
 
     def _drawn(self, rows: Unsampled, guess: int) -> Drawn:
         """Sample tokens, and run the draft head for `guess` tokens after each of them."""
-        sampled, device = sample(rows.logits, list(rows.rows)), current_device()
+        device = current_device()
+        sampled = sample(rows.logits, list(rows.rows), moved=rows.moved)
         tokens = device.host_copy(sampled.tokens)
         if self._guesser is None:
             return Drawn(tokens, sampled)
-        guesses = self._guesser.guess(rows.states, tokens.array, guess)
-        return Drawn(tokens, sampled, None if guesses is None else device.host_copy(guesses))
+        kept = rows.states.last_kept(tokens.array)
+        guesses = self._guesser.guess(rows.states, tokens.array, kept, count=guess)
+        copy = None if guesses is None else device.host_copy(guesses)
+        return Drawn(tokens, sampled, copy, kept=kept)
 
 
 def _is_early(

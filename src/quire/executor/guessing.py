@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 import mlx.core as mx
@@ -48,14 +49,23 @@ class FinalStates(NamedTuple):
         """
         if len(self.counts) == len(self.rows):
             return None
+        starts = [0, *accumulate(self.counts)]
+        return current_device().operations.first_different(tokens, self._drafts(), starts)
+
+    def _drafts(self) -> mx.array:
+        """Return the draft of each sampled token, int32 `[R]`. A sequence's last one counts for
+        nothing.
+        """
+        inputs = self.inputs
+        if inputs.following is not None:
+            last = len(inputs.tokens) - 1
+            return inputs.tokens[int32([min(row + 1, last) for row in self.rows])]
         drafts: list[int] = []
-        starts = [0]
-        for each in self.inputs.ending:
+        for each in inputs.ending:
             if each.sampled:
                 drafts += each.tokens[len(each.tokens) - each.sampled + 1 :]
                 drafts.append(_NO_TOKEN)
-                starts.append(len(drafts))
-        return current_device().operations.first_different(tokens, drafts, starts)
+        return int32(drafts)
 
 
 class Guesser(Protocol):
@@ -71,13 +81,16 @@ class Guesser(Protocol):
         """Arrays of the last step that must be evaluated, beside guesses, keys and values."""
         ...
 
-    def guess(self, states: FinalStates, tokens: mx.array, count: int) -> mx.array | None:
+    def guess(
+        self, states: FinalStates, tokens: mx.array, kept: mx.array | None, *, count: int
+    ) -> mx.array | None:
         """Return tokens that may follow the last kept one of each sequence, int32 `[N, count]`.
 
         None if `count` is 0. Every step that samples calls it.
 
         Args:
             tokens: int32 `[R]`, the sampled ones.
+            kept: see `FinalStates.last_kept`.
         """
         ...
 
@@ -95,10 +108,11 @@ class HeadGuesser:
     def __init__(self, guesser: TokenGuesser) -> None:
         self.guesser = guesser
 
-    def guess(self, states: FinalStates, tokens: mx.array, count: int) -> mx.array | None:
+    def guess(
+        self, states: FinalStates, tokens: mx.array, kept: mx.array | None, *, count: int
+    ) -> mx.array | None:
         if not count:
             return None
-        kept = states.last_kept(tokens)
         if kept is None:
             return self.guesser(states.sampled, tokens, count)
         return self.guesser(states.sampled[kept], tokens[kept], count)
@@ -123,7 +137,9 @@ class LayerGuesser:
         self._model = model
         self.layers = range(len(model.own_layout), len(model.layout))
 
-    def guess(self, states: FinalStates, tokens: mx.array, count: int) -> mx.array | None:
+    def guess(
+        self, states: FinalStates, tokens: mx.array, kept: mx.array | None, *, count: int
+    ) -> mx.array | None:
         inputs, hidden, rows = states.inputs, states.hidden, states.rows
         assert hidden is not None, "models with a head compute all rows"
         ahead = self._model.look_ahead(hidden, _next(inputs, rows, tokens), inputs)
@@ -137,7 +153,7 @@ class LayerGuesser:
             if number:
                 ahead = self._model.look_ahead(ahead, guesses[-1], further.next(guesses[-1]))
             guesses.append(mx.argmax(self._model.logits(ahead), axis=-1).astype(mx.int32))
-        whole, kept = mx.stack(guesses, axis=1), states.last_kept(tokens)
+        whole = mx.stack(guesses, axis=1)
         return whole if kept is None else whole[kept]
 
     def read(self, inputs: StepInputs, hidden: mx.array) -> None:
@@ -161,10 +177,12 @@ class LayersGuesser:
         self._model = model
         self.layers = range(len(model.own_layout), len(model.layout))
 
-    def guess(self, states: FinalStates, tokens: mx.array, count: int) -> mx.array | None:
+    def guess(
+        self, states: FinalStates, tokens: mx.array, kept: mx.array | None, *, count: int
+    ) -> mx.array | None:
         inputs, rows = states.inputs, states.rows
         assert states.hidden is not None, "models with heads compute all rows"
-        lasts, kept = inputs.last_rows(), states.last_kept(tokens)
+        lasts = inputs.last_rows()
         fronts = int32(lasts)
         samples = [place for place, each in enumerate(inputs.sequences) if each.sampled]
         if kept is not None:
@@ -220,11 +238,13 @@ class AssistantGuesser:
         self._model = model
         self._assistant = assistant
 
-    def guess(self, states: FinalStates, tokens: mx.array, count: int) -> mx.array | None:
+    def guess(
+        self, states: FinalStates, tokens: mx.array, kept: mx.array | None, *, count: int
+    ) -> mx.array | None:
         if not count:
             return None
         step = states.inputs.sampled_only(states.rows)
-        hidden, kept = states.sampled, states.last_kept(tokens)
+        hidden = states.sampled
         guesses: list[mx.array] = []
         for _ in range(count):
             embedding = self._model.model.embedded(tokens)

@@ -71,7 +71,9 @@ class HiddenRows:
 
     # -- what steps give -----------------------------------------------------------------------
 
-    def guess(self, states: FinalStates, tokens: mx.array, count: int) -> None:
+    def guess(
+        self, states: FinalStates, tokens: mx.array, kept: mx.array | None, *, count: int
+    ) -> None:
         assert states.hidden is not None, "models that give states compute all rows"
         self.read(states.inputs, states.hidden)
 

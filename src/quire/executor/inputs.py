@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from quire.device.dtypes import int32, noting
 from quire.device.recurrence import DeltaGates
 from quire.executor.adapters import AdaptedRows, Adapters
 from quire.executor.encoder_cache import EncoderCache
+from quire.executor.following import Following
 from quire.executor.recurrent_rows import RecurrentRows, recurrent_rows, state_rows
 from quire.models.base import CrossRows, ForwardContext
 from quire.models.media_rows import MediaRows
@@ -142,6 +143,8 @@ class StepInputs(_Rows):
         narrowed: whether the model computed its last layers for these rows only.
         known_tokens: the rows' tokens; None if one of them is on the device.
         adapted: the rows with their LoRA adapters; None if no row has one.
+        following: the rows' tokens and places, where these are on the device. Tables made on the
+            host are then those of the rows' latest places.
 
     Args:
         sampled: maps a sequence's number to the row of `previous` with its last token, which the
@@ -149,6 +152,8 @@ class StepInputs(_Rows):
         previous: `[R]` tokens sampled by the previous step.
         encoded: rows of the sequences' media; None if they have none.
         adapters: the adapters that sequences name; None if they name none.
+        follow: makes `following` of the sequences in the order of their rows; None if no row
+            follows drafts or guesses that the host has not read.
     """
 
     def __init__(
@@ -159,6 +164,7 @@ class StepInputs(_Rows):
         previous: mx.array | None,
         encoded: EncoderCache | None = None,
         adapters: Adapters | None = None,
+        follow: Callable[[list[ScheduledSequence]], Following] | None = None,
     ) -> None:
         size = attention.pools.block_size
         sequences = _in_row_order(plan.sequences, size)
@@ -169,6 +175,7 @@ class StepInputs(_Rows):
             cross=None if encoded is None else _cross_rows(sequences, encoded, size),
         )
         self._sampled, self._previous = sampled, previous
+        self.following = None if follow is None else follow(sequences)
         self.known_tokens = _known_tokens(sequences)
         wanted = [each.wanted for each in self.sequences]
         self.ending = [each for each, rows in zip(self.sequences, wanted, strict=True) if rows]
@@ -186,6 +193,8 @@ class StepInputs(_Rows):
 
     @cached_property
     def tokens(self) -> mx.array:  # type: ignore[override]  # a field of the base, made when read
+        if self.following is not None:
+            return self.following.tokens()
         if self.known_tokens is not None:
             return int32(np.frombuffer(self.known_tokens, np.int32))
         assert self._previous is not None, "no step samples the tokens on the device"
@@ -193,7 +202,10 @@ class StepInputs(_Rows):
 
     @cached_property
     def positions(self) -> mx.array:  # type: ignore[override]  # as `tokens`
-        return mx.array(joined_positions([each.positions for each in self.sequences]))
+        latest = mx.array(joined_positions([each.positions for each in self.sequences]))
+        if self.following is None:
+            return latest
+        return self.following.moved(latest, range(len(latest)))
 
     @property
     def alike(self) -> KVFormat | None:

@@ -12,8 +12,9 @@ import numpy as np
 from quire.core.media import MediaKey
 from quire.core.request import TokenLogprobs
 from quire.device.host_copy import HostCopy
+from quire.executor.following import Kept
 from quire.executor.guessing import FinalStates
-from quire.sampling.rows import RowSampling, Sampled
+from quire.sampling.rows import Moved, RowSampling, Sampled
 from quire.scheduler.plan import SampledTokens, ScheduledSequence, StepPlan, StepResult
 
 
@@ -61,11 +62,13 @@ class Unsampled(NamedTuple):
 
     Attributes:
         states: for a head that drafts.
+        moved: see `sample`.
     """
 
     logits: mx.array
     rows: Sequence[RowSampling]
     states: FinalStates
+    moved: Moved | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,18 +80,20 @@ class Drawn:
         sampled: their log-probabilities, if any are wanted.
         guesses: the draft head's tokens after each sequence's last kept one, int32 `[N, count]`,
             if any are wanted.
+        kept: see `FinalStates.last_kept`; None if no head is open, too.
     """
 
     tokens: HostCopy
     sampled: Sampled
     guesses: HostCopy | None = None
+    kept: mx.array | None = None
 
     @property
     def arrays(self) -> tuple[mx.array, ...]:
         """The arrays that there are."""
         own = self.sampled
         guesses = None if self.guesses is None else self.guesses.array
-        parts = self.tokens.array, own.logprobs, own.top_ids, own.top_logprobs, guesses
+        parts = self.tokens.array, own.logprobs, own.top_ids, own.top_logprobs, guesses, self.kept
         return tuple(part for part in parts if part is not None)
 
 
@@ -123,6 +128,19 @@ class StepRows:
     def tokens(self) -> mx.array | None:
         """Sampled tokens `[R]` on the device."""
         return None if self.drawn is None else self.drawn.tokens.array
+
+    @property
+    def kept(self) -> Kept:
+        """How far the sequences get, for rows that follow."""
+        assert self.drawn is not None, "rows follow sampled tokens"
+        drawn, sampling = self.drawn, self.sampling
+        return Kept(
+            drawn.tokens.array,
+            drawn.kept,
+            None if drawn.guesses is None else drawn.guesses.array,
+            lasts=[self.row_of[each.number] + each.sampled - 1 for each in sampling],
+            places={each.number: place for place, each in enumerate(sampling)},
+        )
 
     @property
     def arrays(self) -> tuple[mx.array, ...]:

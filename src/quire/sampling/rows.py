@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -57,6 +58,18 @@ def history_of(row: RowSampling) -> History:
     if row.history is None:
         raise ValueError("a row with penalties needs its history of tokens")
     return row.history
+
+
+class Moved(NamedTuple):
+    """Rows that come earlier than their inputs say, by a number of rows that is on the device.
+
+    Attributes:
+        rows: int32 `[R]`, by how many.
+        most: the most, of each row.
+    """
+
+    rows: mx.array
+    most: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from quire.device.device import current_device
 from quire.device.draws import ALL, GREEDY, UNRANKED, Draw
 from quire.sampling.adjust import ADJUSTED, adjust, column
 from quire.sampling.filters import filtered
-from quire.sampling.rows import RowSampling, Sampled
+from quire.sampling.rows import Moved, RowSampling, Sampled
 from quire.sampling.top import BLOCK, blocks_of, top
 from quire.sampling.uniforms import uniforms
 
@@ -36,19 +36,26 @@ top_k.
 """
 
 
-def sample(logits: mx.array, rows: Sequence[RowSampling]) -> Sampled:
+def sample(logits: mx.array, rows: Sequence[RowSampling], *, moved: Moved | None = None) -> Sampled:
     """Sample one token for each row.
 
     Args:
         logits: float32 [R, V].
         rows: R of them, in the order of the logits. Parameters must have passed
             `quire.core.sampling_params.check_sampling`.
+        moved: by how much the rows' positions are less. `may_move` must be true of the rows.
     """
     adjusted = adjust(logits, rows)
-    tokens = _choose(adjusted, rows)
+    tokens = _choose(adjusted, rows, moved)
     if any(row.params.logprobs is not None for row in rows):
         return _with_logprobs(logits, tokens, rows)
     return Sampled(tokens)
+
+
+def may_move(rows: Sequence[RowSampling]) -> bool:
+    """Return whether the rows' positions may be known to the device only."""
+    follows = current_device().operations.follows
+    return follows and all(_way_of(row.params) == _KERNEL for row in rows)
 
 
 class _Means(Enum):
@@ -85,8 +92,14 @@ one of them, so that no kernel draws a row without it.
 """
 
 
-def _choose(logits: mx.array, rows: Sequence[RowSampling]) -> mx.array:
+def _choose(logits: mx.array, rows: Sequence[RowSampling], moved: Moved | None) -> mx.array:
     """Return each row's token, int32 `[R]`."""
+    if moved is not None and not all(is_greedy(row.params) for row in rows):
+        choices = [
+            [_draw_of(row._replace(position=row.position - n)) for n in range(most + 1)]
+            for row, most in zip(rows, moved.most, strict=True)
+        ]
+        return current_device().operations.draw_moved(logits, choices, moved.rows)
     ways: dict[_Way, list[int]] = {}
     for i, row in enumerate(rows):
         ways.setdefault(_way_of(row.params), []).append(i)

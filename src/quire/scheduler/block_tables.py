@@ -161,6 +161,12 @@ class BlockTables:
                 table[number] = None
                 number -= 1
 
+    def cuts_anywhere(self, sequence: Sequence) -> bool:
+        """Return whether a sequence can be cut back to any token: what wrong drafts wrote is then
+        overwritten.
+        """
+        return not (self._recurrent or sequence.format.has_tail)
+
     def max_drafts(self, sequence: Sequence) -> int:
         """Return how many drafts the next rows may include so that `settle` can undo them.
 
@@ -168,7 +174,7 @@ class BlockTables:
         quantised. A recurrent state is restored to the state before all the rows, so these must not
         complete a block that the index would register.
         """
-        if not (self._recurrent or sequence.format.has_tail):
+        if self.cuts_anywhere(sequence):
             return sequence.max_context
         progress = sequence.progress
         end = (progress.computed // self._size + 1) * self._size
@@ -197,7 +203,7 @@ class BlockTables:
 
     def advance(self, sequence: Sequence) -> None:
         """Record that the sequence's own state slots will include the rows just planned."""
-        if self._recurrent and not sequence.progress.drafts:
+        if self._recurrent and not sequence.progress.unsettled:
             sequence.blocks.state_at = sequence.progress.computed
 
     # -- cutting back --------------------------------------------------------------------------
@@ -211,7 +217,7 @@ class BlockTables:
             recurrent state included a wrong draft and was restored to the one before the rows, or
             if the last of their blocks is shared or is kept as codes only.
         """
-        if not (self._recurrent or sequence.format.has_tail):
+        if self.cuts_anywhere(sequence):
             for group in self._attention:
                 self._shorten(sequence, group, -(-accepted // self._size))
             return accepted  # nobody else has seen what wrong drafts wrote

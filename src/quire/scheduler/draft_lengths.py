@@ -60,13 +60,19 @@ class DraftLengths(Protocol):
     """Chooses how many drafts each sequence gets in a step."""
 
     def choose(
-        self, candidates: Seq[Candidate], rows: int, *, beginning: bool = False
+        self,
+        candidates: Seq[Candidate],
+        rows: int,
+        *,
+        beginning: bool = False,
+        waits: bool = True,
     ) -> list[int]:
         """Return the number of drafts for each candidate.
 
         Args:
             rows: rows of the step without drafts, one for each generating sequence.
             beginning: whether the step before, whose tokens are still to be read, has no drafts.
+            waits: whether the step is planned only when the tokens of the one before are read.
         """
         ...
 
@@ -99,7 +105,12 @@ class EveryDraft:
         pass
 
     def choose(
-        self, candidates: Seq[Candidate], rows: int, *, beginning: bool = False
+        self,
+        candidates: Seq[Candidate],
+        rows: int,
+        *,
+        beginning: bool = False,
+        waits: bool = True,
     ) -> list[int]:
         return [each.most for each in candidates]
 
@@ -147,9 +158,10 @@ class WorthwhileDrafts:
 
     def __init__(self, seconds: Callable[[int, int], Seq[float] | None]) -> None:
         self._seconds = seconds
-        self._waits = ShortTimes()
-        """How long the device waits for a step's plan, by the rows of the step without drafts.
-        Steps for which a CUDA graph was recorded are not observed.
+        self._waits = {True: ShortTimes(), False: ShortTimes()}
+        """How long the device waits for a step, by the rows of the step without drafts: where the
+        tokens before it are read before it is planned, and where they are not. Steps for which a
+        CUDA graph was recorded are not observed.
         """
         self._trust = _Trust()
 
@@ -161,18 +173,24 @@ class WorthwhileDrafts:
             return 0
         return int(min(_MOST_PASSED, asking_s / max(_IN_VAIN * step_s, 1e-9)))
 
-    def observe_wait(self, seconds: float, rows: int) -> None:
-        """Record how long the device waited for a step's plan.
+    def observe_wait(self, seconds: float, rows: int, *, read: bool = True) -> None:
+        """Record how long the device waited for a step.
 
         Args:
             rows: of the step without drafts.
+            read: whether tokens were read before it was planned.
         """
         alone = self._seconds(rows, rows)
         most = math.inf if alone is None else _MOST_WAIT * alone[0]
-        self._waits.observe(rows, min(seconds, most))
+        self._waits[read].observe(rows, min(seconds, most))
 
     def choose(
-        self, candidates: Seq[Candidate], rows: int, *, beginning: bool = False
+        self,
+        candidates: Seq[Candidate],
+        rows: int,
+        *,
+        beginning: bool = False,
+        waits: bool = True,
     ) -> list[int]:
         lengths = [0] * len(candidates)
         rows = max(rows, 1)
@@ -180,7 +198,7 @@ class WorthwhileDrafts:
         seconds = self._seconds(rows, rows + len(drafts))
         if seconds is None or not drafts:
             return lengths
-        wait_s = self._waits.seconds(rows)
+        wait_s = self._waits[waits].seconds(rows)
         trust, expected = self._trust.ratio, float(rows)
         drafting_s = reading_s = 0.0
         best = 0
@@ -194,7 +212,7 @@ class WorthwhileDrafts:
             if rate > best_rate:
                 best, best_rate = count, rate
         if not best and beginning:
-            self._waits.shorten(rows, _FORGOTTEN)
+            self._waits[waits].shorten(rows, _FORGOTTEN)
             self._trust.forget()
         for _, _, number in drafts[:best]:
             lengths[number] += 1

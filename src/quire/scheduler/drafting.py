@@ -15,28 +15,17 @@ from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
 from quire.scheduler.draft_lengths import Candidate, DraftLengths, most_drafts
+from quire.scheduler.draft_rates import REGAINED, AcceptanceRates
 from quire.scheduler.drafts import (
+    UNREAD,
     Draft,
     Drafter,
     DraftQuery,
     DraftState,
     Foreseen,
-    Grade,
     GuessingDrafter,
 )
 from quire.scheduler.sequence import Sequence
-
-_OWN_WEIGHT, _COMMON_WEIGHT = 1 / 16, 1 / 64
-"""Weight of the newest outcome in the acceptance rate of one sequence, and in that of all."""
-_FIRST_RATE, _FIRST_OUTCOMES = 0.7, 2
-"""Acceptance rate assumed before any draft was compared, and how many outcomes it counts as. It is
-high, so that drafters that have to compute are tried.
-"""
-_REGAINED = 1 / 512
-"""Fraction by which the acceptance rate of a drafter that is not asked moves towards `_FIRST_RATE`
-in each step.
-"""
-
 
 _READ_FOR = 128
 """Most steps over which a drafter's reading of a prompt is spread. Few answers are as long as they
@@ -91,6 +80,8 @@ class Drafting:
         lengths: decides how many drafts of each sequence are worth their rows.
         vocab_size: drafts end before a token that the model does not have.
         clock: returns seconds.
+        head: the one of them whose tokens steps guess, if there is one.
+        follows: whether the executor runs rows whose tokens the step before them guesses.
     """
 
     def __init__(
@@ -99,8 +90,12 @@ class Drafting:
         lengths: DraftLengths,
         vocab_size: int,
         clock: Callable[[], float] = time.perf_counter,
+        head: GuessingDrafter | None = None,
+        *,
+        follows: bool = False,
     ) -> None:
         self._drafters = drafters
+        self._head, self._follows = head, follows
         self._lengths = lengths
         self._vocab_size = vocab_size
         self._clock = clock
@@ -114,8 +109,7 @@ class Drafting:
         """Pauses between questions to drafters ahead, and between those whether a head should
         guess.
         """
-        self._rates: dict[Grade, float] = {}
-        self._compared: Counter[Grade] = Counter()
+        self._rates = AcceptanceRates()
         self._trusted: dict[str, float] = {}
         """Factor of a drafter's time, which shrinks while it is not asked and nothing is measured.
         """
@@ -135,7 +129,7 @@ class Drafting:
         """
         started = self._clock()
         self._step_s, self._planned_at = started - self._planned_at, started
-        if any(sequence.progress.drafts for sequence in running):
+        if any(each.progress.unsettled and not self.follows(each) for each in running):
             return True
         if not any(self._guessed.values()) and self._asking.passes():
             return False
@@ -144,21 +138,88 @@ class Drafting:
         return wants
 
     def _pays_ahead(self, running: Seq[Sequence]) -> bool:
-        """Return whether drafting pays for a sequence whose last token is on the device."""
+        """Return whether drafting pays for a sequence whose last token is on the device.
+
+        Drafts of the head count where they are read first.
+        """
         asked = _asked([(each, each.tokens_left) for each in running if each.progress.pending])
         if not asked:
             return False
         # The first guess is of the token on the device: what follows it would be drafted.
         rows = sum(each.progress.generated > 0 for each in running)
-        found = self._propose(asked, rows, ahead=True).values()
-        known = [each.candidate for each in found]
-        ahead = [each._replace(most=each.most - 1) for each in known if each.most > 1]
+        found = self._propose(asked, rows, ahead=True)
+        ahead = list[Candidate]()
+        for each in asked:
+            best = found.get(each.query.number)
+            if best is None or (best.draft is None and self.follows(each.sequence)):
+                continue
+            known = best.candidate
+            beyond = known.most - 1 - each.sequence.progress.unsettled
+            if beyond > 0:
+                ahead.append(known._replace(most=beyond))
         return bool(ahead) and any(self._lengths.choose(ahead, rows, beginning=True))
 
-    def worth_guessing(self, drafter: GuessingDrafter, running: Seq[Sequence]) -> int:
+    def follows(self, sequence: Sequence) -> bool:
+        """Return whether the next rows of a sequence can be planned although the running step
+        samples for it and perhaps verifies drafts, all of the head: they begin where these end to
+        be right, and their drafts are what that step guesses.
+        """
+        progress, head = sequence.progress, self._head
+        if head is None or progress.pending != 1 or not self._may_follow(sequence):
+            return False
+        named = progress.drafts[-1].drafter in ("", head.name)
+        return named and sequence.tokens_left > progress.unsettled
+
+    def _may_follow(self, sequence: Sequence) -> bool:
+        """Return whether `follows` is true of a sequence as long as all its drafts are the head's,
+        up to its last tokens.
+        """
+        state, head = sequence.drafting, self._head
+        if not self._follows or head is None or state is None:
+            return False
+        return state.follows and head.name in state.drafters
+
+    def guessed(self, following: Seq[Sequence], rows: int, room: int) -> dict[int, Draft]:
+        """Return drafts, by sequence number, of tokens that the running step guesses.
+
+        Args:
+            following: sequences for which `follows` is true.
+            rows, room: see `drafts`.
+        """
+        head, found = self._head, list[tuple[int, Candidate]]()
+        most = 0 if head is None else self._guessed.get(head.name, 0)
+        if head is None or not most:
+            return {}
+        for each in following:
+            limit = min(most, each.tokens_left - each.progress.unsettled - 1)
+            if limit > 0 and each.drafting is not None:
+                rate = self._rates.of(each.drafting, (head.name, 0))
+                found.append((each.number, Candidate(rate, limit)))
+        lengths = self._lengths.choose([each for _, each in found], rows, waits=False)
+        chosen = {}
+        for (number, _), length in zip(found, lengths, strict=True):
+            if count := min(length, room):
+                chosen[number] = Draft((UNREAD,) * count, head.name)
+                room -= count
+        return chosen
+
+    def foresee(self, sequence: Sequence, guesses: tuple[int, ...]) -> None:
+        """Take in what a step guessed after a sequence's tokens, if the step that follows is
+        already in flight.
+        """
+        state, drafts, head = sequence.drafting, sequence.progress.drafts, self._head
+        if state is None or head is None or not drafts:
+            return
+        grade = head.name, 0
+        drafts[0] = drafts[0]._replace(tokens=guesses[: len(drafts[0].tokens)])
+        state.foreseen[grade] = Foreseen(len(sequence.progress.tokens), guesses, grade)
+
+    def worth_guessing(self, running: Seq[Sequence]) -> int:
         """Return how many tokens the draft head should guess in the next step for the step after
         it.
         """
+        if (drafter := self._head) is None:
+            return 0
         grade = drafter.name, 0
         self._guessed[drafter.name] = 0
         states = [each.drafting for each in running]
@@ -167,13 +228,17 @@ class Drafting:
             return 0
         started, steps = self._clock(), self._guessing.steps
         token_s = self._token_s(drafter, len(own))
-        candidates = [Candidate(self._rate(state, grade), drafter.most, token_s) for state in own]
-        beginning = not any(each.progress.drafts for each in running)
-        length = max(self._lengths.choose(candidates, len(running), beginning=beginning))
+        candidates = [
+            Candidate(self._rates.of(state, grade), drafter.most, token_s) for state in own
+        ]
+        beginning = not any(each.progress.unsettled for each in running)
+        waits = not any(map(self._may_follow, running))
+        choose = self._lengths.choose
+        length = max(choose(candidates, len(running), beginning=beginning, waits=waits))
         self._trust(drafter, asked=length > 0, steps=steps)
         if not length:
             for state in own:
-                self._reconsider(state, grade, steps)
+                self._rates.reconsider(state, grade, steps)
         self._guessed[drafter.name] = length
         self._guessing.asked(self._clock() - started, self._step_s, in_vain=not length)
         return length
@@ -200,39 +265,26 @@ class Drafting:
         return chosen
 
     def observe(
-        self, sequence: Sequence, foreseen: Foreseen | None, drafts: int, accepted: int
+        self, sequence: Sequence, foreseen: Seq[Foreseen], draft: Draft, accepted: int
     ) -> None:
         """Count the accepted and rejected drafts of a sequence, and compare guesses, drafted or
         not, with the tokens that followed.
 
         Args:
-            foreseen: the guesses, of which the first `drafts` were verified.
+            draft: what was verified.
         """
-        state = sequence.drafting
+        state, drafts = sequence.drafting, len(draft.tokens)
         if state is None:
             return
         if drafts:
             state.accepted += accepted
             state.rejected += drafts - accepted
-            drafter = "" if foreseen is None else foreseen.grade[0]
-            self.drafted[drafter] += drafts
-            self.accepted[drafter] += accepted
-        if foreseen is None:
-            return
-        position, tokens, grade = foreseen
-        if drafts:
-            rate = self._rate(state, grade)
+            self.drafted[draft.drafter] += drafts
+            self.accepted[draft.drafter] += accepted
+            rate = self._rates.of(state, (draft.drafter, draft.grade))
             self._lengths.settle(sum([rate**n for n in range(1, drafts + 1)]), accepted)
-        for guess, token in zip(tokens, sequence.progress.tokens[position:], strict=False):
-            right = float(guess == token)
-            self._compared[grade] += 1
-            first = 1 / (_FIRST_OUTCOMES + self._compared[grade])
-            common = max(_COMMON_WEIGHT, first)
-            for rates, weight in ((state.rates, _OWN_WEIGHT), (self._rates, common)):
-                known = rates.get(grade, self._rates.get(grade, _FIRST_RATE))
-                rates[grade] = known + weight * (right - known)
-            if not right:
-                return
+        for each in foreseen:
+            self._rates.compare(state, each, sequence.progress.tokens)
 
     def forget(self, sequence: Sequence) -> None:
         """Drop drafters' state of a sequence that has ended."""
@@ -263,7 +315,7 @@ class Drafting:
                 token_s = self._token_s(drafter, len(own))
             if ahead and not drafter.looks_ahead:
                 for each in own:
-                    rate = self._rate(each.state, (drafter.name, 0))
+                    rate = self._rates.of(each.state, (drafter.name, 0))
                     most = 1 + min(each.query.limit, guessed or each.query.limit)
                     candidate = Candidate(rate, most, token_s, reading_s=_reading_s(drafter, each))
                     _keep_likelier(best, each, _Found(candidate))
@@ -280,7 +332,8 @@ class Drafting:
             leading = best.get(each.query.number)
             if leading is not None and (draft := leading.draft) is not None:
                 grade = draft.drafter, draft.grade
-                each.state.foreseen = Foreseen(len(each.query.tokens), draft.tokens, grade)
+                foreseen = Foreseen(len(each.query.tokens), draft.tokens, grade)
+                each.state.foreseen[grade] = foreseen
         return best
 
     def _worth_asking(
@@ -301,7 +354,7 @@ class Drafting:
         token_s = self._token_s(drafter, len(asked))
         for each in asked:
             grade = drafter.name, 0
-            rate, known = self._rate(each.state, grade), best.get(each.query.number)
+            rate, known = self._rates.of(each.state, grade), best.get(each.query.number)
             if known is None or known.candidate.rate < rate:
                 leading.append(each)
                 reading_s = _reading_s(drafter, each)
@@ -314,7 +367,7 @@ class Drafting:
             if length:
                 chosen.append(each._replace(query=each.query._replace(limit=length)))
             else:
-                self._reconsider(each.state, (drafter.name, 0), self._asking.steps)
+                self._rates.reconsider(each.state, (drafter.name, 0), self._asking.steps)
         return chosen
 
     def _token_s(self, drafter: Drafter, sequences: int) -> float:
@@ -328,15 +381,7 @@ class Drafting:
             steps: number of steps since the last note.
         """
         before = self._trusted.get(drafter.name, 1.0)
-        self._trusted[drafter.name] = 1.0 if asked else before * (1 - _REGAINED) ** steps
-
-    def _reconsider(self, state: DraftState, grade: Grade, steps: int) -> None:
-        """Raise the estimated acceptance of a drafter that was not asked in so many steps, so that
-        it is tried again.
-        """
-        if grade in state.rates:
-            kept = (1 - _REGAINED) ** steps
-            state.rates[grade] = _FIRST_RATE + kept * (state.rates[grade] - _FIRST_RATE)
+        self._trusted[drafter.name] = 1.0 if asked else before * (1 - REGAINED) ** steps
 
     def _found(self, asked: _Asked, draft: Draft) -> _Found | None:
         """Return a draft without its tail that cannot be right."""
@@ -350,12 +395,8 @@ class Drafting:
                 break
         if not draft.tokens:
             return None
-        rate = self._rate(asked.state, (draft.drafter, draft.grade))
+        rate = self._rates.of(asked.state, (draft.drafter, draft.grade))
         return _Found(Candidate(rate, len(draft.tokens)), draft)
-
-    def _rate(self, state: DraftState, grade: Grade) -> float:
-        own = state.rates.get(grade)
-        return self._rates.get(grade, _FIRST_RATE) if own is None else own
 
 
 def _reading_s(drafter: Drafter, asked: _Asked) -> float:

@@ -39,6 +39,12 @@ class Draft(NamedTuple):
         return Draft(self.tokens[:count], self.drafter, self.grade)
 
 
+NO_DRAFT = Draft((), "")
+"""Stands for the draft of rows that have none."""
+UNREAD = -1
+"""Stands for a drafted token that the step before guesses and the host has not read yet."""
+
+
 class DraftQuery(NamedTuple):
     """A request to draft for one sequence.
 
@@ -141,16 +147,21 @@ class DraftState:
         drafters: names of the drafters that its request allows.
         accepted, rejected: number of drafted tokens accepted and rejected so far.
         rates: acceptance rate by grade.
-        foreseen: the draft that the next tokens are compared with; the scheduler takes it.
+        foreseen: drafts, verified or not, that the next tokens are compared with, by grade; the
+            scheduler takes them.
+        follows: whether its next rows may be planned before it is known which of its drafts are
+            right.
     """
 
     drafters: frozenset[str]
     accepted: int = 0
     rejected: int = 0
     rates: dict[Grade, float] = field(default_factory=dict)
-    foreseen: Foreseen | None = None
+    foreseen: dict[Grade, Foreseen] = field(default_factory=dict)
+    follows: bool = False
 
-    def take_foreseen(self) -> Foreseen | None:
-        """Return the draft that the tokens just read are compared with, once."""
-        foreseen, self.foreseen = self.foreseen, None
+    def take_foreseen(self) -> tuple[Foreseen, ...]:
+        """Return the drafts that the tokens just read are compared with, once."""
+        foreseen = tuple(self.foreseen.values())
+        self.foreseen.clear()
         return foreseen

@@ -95,7 +95,8 @@ class ScheduledSequence(NamedTuple):
         id: the request's id.
         number: the sequence's number, unique within the engine.
         tokens: the rows' tokens that the host knows. If one fewer than `count`, the last row's
-            token is on the device: the previous step samples it.
+            token is on the device: the previous step samples it. If there are none of several, the
+            first row's is that token, and the others are what the previous step guesses after it.
         pooled: how many of the last rows give their hidden states to the task's result.
         completes: whether the task needs no rows after these.
         sampling: the sampler's input for each sampled row. If there are several, the tokens of all
@@ -109,6 +110,9 @@ class ScheduledSequence(NamedTuple):
         next_token: the token after the rows, if they sample nothing and the host knows it.
         adapter: the LoRA adapter of its rows; empty for none.
         crossed: the media that some of the rows attend to through cross-attention layers, in order.
+        behind: the most rows by which these begin earlier than `start`: one for each draft of the
+            previous step that is wrong or comes after a wrong one. Positions and samplers' inputs
+            are those at `start`, too.
     """
 
     id: str
@@ -130,6 +134,12 @@ class ScheduledSequence(NamedTuple):
     crossed: tuple[CrossKeys, ...] = ()
     next_token: int | None = None
     adapter: str = ""
+    behind: int = 0
+
+    @property
+    def follows(self) -> bool:
+        """Whether its rows depend on which drafts of the previous step are right, or on guesses."""
+        return self.behind > 0 or self.count - len(self.tokens) > 1
 
     @property
     def end(self) -> int:
@@ -216,6 +226,11 @@ class StepPlan:
     def awaits_masks(self) -> bool:
         """Whether its tokens can be sampled only after the previous step's tokens were read."""
         return any(each.awaits_mask for each in self.sequences)
+
+    @cached_property
+    def follows(self) -> bool:
+        """Whether its rows depend on drafts or guesses of the previous step that are not read."""
+        return any(each.follows for each in self.sequences)
 
     @cached_property
     def _counts(self) -> tuple[list[int], list[int]]:

@@ -14,7 +14,7 @@ from quire.scheduler.admission import Admission, SchedulerConfig
 from quire.scheduler.block_tables import BlockTables
 from quire.scheduler.counters import Counters
 from quire.scheduler.drafting import Drafting
-from quire.scheduler.drafts import Draft
+from quire.scheduler.drafts import NO_DRAFT, Draft
 from quire.scheduler.encodings import Encodings
 from quire.scheduler.plan import CrossKeys, EncoderWork, GraphRows, StepPlan
 from quire.scheduler.prefill_budget import PrefillBudget
@@ -101,7 +101,7 @@ class Planner:
 
     def _plan_generation(self, plan: list[PlannedRows]) -> None:
         self.encodings.update_needs(self.admission.running)
-        generating = list(filter(_generates, self.admission.running))
+        generating = list(filter(self._generates, self.admission.running))
         if self.encodings.needed:
             ready = self.encodings.ready
             generating = [each for each in generating if ready(each) >= each.progress.known]
@@ -109,38 +109,62 @@ class Planner:
         for sequence in generating:
             if sequence.status is not Status.RUNNING:
                 continue  # it gave its room to an older one
-            start, end = sequence.progress.computed, sequence.progress.known
+            progress = sequence.progress
+            start, end = progress.computed, progress.known + progress.unsettled
             if end - start > 1 and not self.tables.extend(sequence, end):
                 continue  # in chunks, like a prompt
-            tokens: tuple[int, ...] = ()
-            masks: tuple[TokenMask | None, ...] = ()
-            if (draft := drafts.get(sequence.number)) is not None:
-                tokens, masks = _allowed(sequence, draft.tokens)
-            if tokens and not self.tables.extend_for_drafts(sequence, end + len(tokens)):
-                tokens, masks = (), ()
+            draft, masks = NO_DRAFT, tuple[TokenMask | None, ...]()
+            if (found := drafts.get(sequence.number)) is not None:
+                draft, masks = _allowed(sequence, found)
+            count = len(draft.tokens)
+            if count and not self.tables.extend_for_drafts(sequence, end + count):
+                draft, count, masks = NO_DRAFT, 0, ()
             rows = PlannedRows(
                 sequence,
                 start,
-                count=end - start + len(tokens),
+                count=end - start + count,
                 last=True,
-                drafts=tokens,
+                draft=draft,
                 draft_masks=masks,
                 awaits_mask=sequence.awaits_mask,
+                behind=progress.unsettled,
             )
             if self.admission.make_room(rows, plan):
                 plan.append(rows)
 
     def _drafts(self, generating: list[Sequence]) -> dict[int, Draft]:
         """Return drafts by sequence number, as many as fit without preempting others."""
-        limits = [
-            (each, min(each.tokens_left - 1, self.tables.max_drafts(each)))
-            for each in generating
-            if each.drafting is not None and not each.progress.pending
-        ]
-        if not limits:
+        drafting, drafted = self.drafting, [each for each in generating if each.drafting]
+        read = [each for each in drafted if not each.progress.pending]
+        follow = [each for each in drafted if drafting.follows(each)]
+        if not read and not follow:
             return {}
-        rows = sum(each.progress.known - each.progress.computed for each in generating)
-        return self.drafting.drafts(limits, rows, self._prefill_budget.room(rows))
+        rows = sum([each.progress.known - each.progress.certain for each in generating])
+        room = self._prefill_budget.room(rows)
+        limits = [(each, min(each.tokens_left - 1, self.tables.max_drafts(each))) for each in read]
+        drafts = drafting.drafts(limits, rows, room)
+        return drafts | drafting.guessed(follow, rows, room - _count(drafts)) if follow else drafts
+
+    def follows(self, sequence: Sequence) -> bool:
+        """Return whether the next rows of a sequence may ever be planned before it is known which
+        of its drafts are right.
+
+        Not where these decide on a mask, on penalties, or on what is written to states.
+        """
+        free = sequence.constraint is None and not sequence.request.sampling.needs_history
+        return free and not sequence.cross_media and self.tables.cuts_anywhere(sequence)
+
+    def _generates(self, sequence: Sequence) -> bool:
+        """Return whether the next rows end with the last known token."""
+        progress = sequence.progress
+        if progress.unsettled and not self.drafting.follows(sequence):
+            return False  # it waits for its last tokens
+        behind = progress.known - progress.certain
+        if behind != 1:
+            catches_up = sequence.drafting is not None and progress.generated > 0
+            if not (catches_up and 0 < behind <= _CATCH_UP):
+                return False  # it reads its prompt, or waits for its last token
+        return sequence.request.task.samples and sequence.tokens_left > 0
 
     def _plan_prompts(self, plan: list[PlannedRows]) -> list[EncoderWork]:
         """Plan prompt chunks, and encoder work for them and for later chunks."""
@@ -292,8 +316,7 @@ class Planner:
         sequence, progress = rows.sequence, rows.sequence.progress
         progress.computed = rows.end
         if rows.samples:
-            progress.pending += 1
-            progress.drafts = rows.drafts
+            progress.start(rows.draft)
         self.tables.advance(sequence)
         self.sharing.register(sequence)
         rows.snapshots = self.sharing.save_states(sequence)
@@ -352,25 +375,16 @@ def _reads_media(sequence: Sequence) -> bool:
     return any(placed.end > computed for placed in sequence.request.media)
 
 
-def _generates(sequence: Sequence) -> bool:
-    """Return whether the next rows end with the last known token."""
-    progress = sequence.progress
-    behind = progress.known - progress.computed
-    if behind != 1:
-        catches_up = sequence.drafting is not None and progress.generated > 0
-        if not (catches_up and 0 < behind <= _CATCH_UP):
-            return False  # it reads its prompt, or waits for its last token
-    return sequence.request.task.samples and sequence.tokens_left > 0
-
-
-def _allowed(
-    sequence: Sequence, drafts: tuple[int, ...]
-) -> tuple[tuple[int, ...], tuple[TokenMask | None, ...]]:
+def _allowed(sequence: Sequence, draft: Draft) -> tuple[Draft, tuple[TokenMask | None, ...]]:
     """Return the leading drafts that the sequence's constraint allows, and the masks after them."""
     if sequence.constraint is None:
-        return drafts, ()
-    masks = tuple(sequence.constraint.follow(drafts))
-    return drafts[: len(masks)], masks
+        return draft, ()
+    masks = tuple(sequence.constraint.follow(draft.tokens))
+    return draft.first(len(masks)), masks
+
+
+def _count(drafts: dict[int, Draft]) -> int:
+    return sum([len(each.tokens) for each in drafts.values()])
 
 
 def _reads(sequence: Sequence, plan: list[PlannedRows]) -> bool:

@@ -9,6 +9,7 @@ from quire.cache.blocks import Block
 from quire.constraints.masks import TokenMask
 from quire.core.media import PlacedMedia
 from quire.sampling.rows import RowSampling
+from quire.scheduler.drafts import NO_DRAFT, UNREAD, Draft
 from quire.scheduler.plan import BlockCopy, CrossKeys, KVPlacement, ScheduledSequence
 from quire.scheduler.sequence import Sequence
 
@@ -19,9 +20,10 @@ class PlannedRows:
 
     Attributes:
         last: whether they end with the last known token, or with a draft.
-        drafts: drafted tokens, which are those of the last rows.
+        draft: drafted tokens, which are those of the last rows.
         draft_masks: mask of the token after each draft; empty without a constraint.
         awaits_mask: see `ScheduledSequence`.
+        behind: see `ScheduledSequence`.
         snapshots: slots that also get the recurrent state after the last row.
     """
 
@@ -29,9 +31,10 @@ class PlannedRows:
     start: int
     count: int
     last: bool
-    drafts: tuple[int, ...] = ()
+    draft: Draft = NO_DRAFT
     draft_masks: tuple[TokenMask | None, ...] = ()
     awaits_mask: bool = False
+    behind: int = 0
     snapshots: list[Block] = field(default_factory=list)
 
     @property
@@ -53,8 +56,9 @@ class PlannedRows:
         samples = self.samples
         tokens = sequence.progress.tokens[start:end]
         spares: tuple[tuple[int, int], ...] = ()
-        if self.drafts:
-            tokens.extend(self.drafts)
+        if drafts := self.draft.tokens:
+            if drafts[0] != UNREAD:
+                tokens.extend(drafts)
             spares = tuple((group, slot.id) for group, slot in sequence.blocks.spares.items())
         return ScheduledSequence(
             id=request.id,
@@ -76,6 +80,7 @@ class PlannedRows:
             crossed=crossed,
             next_token=None if samples else self._next_token(end),
             adapter=request.adapter,
+            behind=self.behind,
         )
 
     def _next_token(self, end: int) -> int | None:
@@ -83,7 +88,7 @@ class PlannedRows:
         return known[end] if end < len(known) else None
 
     def _sampling(self, end: int) -> tuple[RowSampling, ...]:
-        known, drafts = self.sequence.progress.tokens, self.drafts
+        known, drafts = self.sequence.progress.tokens, self.draft.tokens
         first = end - len(drafts)
         masks = self.draft_masks
         return self.sequence.row.rows(

@@ -24,7 +24,7 @@ from quire.scheduler.admission import SchedulerConfig
 from quire.scheduler.deadlines import Deadlines
 from quire.scheduler.draft_lengths import EveryDraft
 from quire.scheduler.drafting import Drafting
-from quire.scheduler.drafts import Foreseen
+from quire.scheduler.drafts import Draft, Foreseen
 from quire.scheduler.fairness import WaitingQueue
 from quire.scheduler.limits import Limits, largest_item
 from quire.scheduler.plan import GraphRows, SampledTokens, StepPlan, StepResult
@@ -38,20 +38,21 @@ class _Accepted(NamedTuple):
     """Tokens that a sequence got in a step, to be reported.
 
     Attributes:
-        foreseen: what a drafter guessed of them.
-        drafts, accepted: number of verified drafts, and of those that were right.
+        foreseen: what drafters guessed of them.
+        draft: what was verified.
+        accepted: number of its tokens that were right.
         sampled: the tokens that count.
     """
 
     sequence: Sequence
-    foreseen: Foreseen | None
-    drafts: int
+    foreseen: tuple[Foreseen, ...]
+    draft: Draft
     accepted: int
     sampled: SampledTokens
 
     def count_drafts(self, drafting: Drafting) -> None:
         """Count what came true of the drafts."""
-        drafting.observe(self.sequence, self.foreseen, drafts=self.drafts, accepted=self.accepted)
+        drafting.observe(self.sequence, self.foreseen, self.draft, accepted=self.accepted)
 
 
 class Scheduler:
@@ -161,6 +162,8 @@ class Scheduler:
         sequence = Sequence(request, format, identity=identity, number=self._arrived, parts=parts)
         self._arrived += 1
         sequence.max_context = self.limits.context(format, largest_item(request), parts.cross_media)
+        if sequence.drafting is not None:
+            sequence.drafting.follows = self._planner.follows(sequence)
         sequence.arrived = self._clock()
         if request.deadline_s is not None:
             self._deadlines.set(sequence.number, sequence.arrived + request.deadline_s)
@@ -187,8 +190,7 @@ class Scheduler:
         for sequence in list(self.running):
             self._fail(sequence, failure)
         for sequence in self.waiting:
-            progress = sequence.progress
-            progress.pending, progress.drafts = 0, ()
+            sequence.progress.drop_steps()
         self._admission.forget()
         self.encodings.clear()
         self.sharing.index.clear()
@@ -230,6 +232,8 @@ class Scheduler:
                 continue  # it ended meanwhile
             if rows.sampled:
                 self._accept(sequence, result.tokens[rows.number])
+                if guesses := result.guesses.get(rows.number):
+                    self.drafting.foresee(sequence, guesses)
             elif rows.number in result.vectors:
                 self._finish(sequence, FinishReason.STOP, vector=result.vectors[rows.number])
             elif sequence.progress.generated == 0 and rows.end < sequence.progress.prompt_length:
@@ -258,12 +262,11 @@ class Scheduler:
 
     def _accept(self, sequence: Sequence, sampled: SampledTokens) -> None:
         progress = sequence.progress
-        progress.pending -= 1
-        tokens, drafts = sampled.tokens, len(progress.drafts)
-        foreseen = None if sequence.drafting is None else sequence.drafting.take_foreseen()
-        if drafts:
-            tokens = tokens[: count_accepted(progress.drafts, tokens)]
-            self._settle(sequence, progress.certain + len(tokens) - 1)
+        draft, tokens = progress.end(), sampled.tokens
+        foreseen = () if sequence.drafting is None else sequence.drafting.take_foreseen()
+        if draft.tokens:
+            tokens = tokens[: count_accepted(draft.tokens, tokens)]
+            self._settle(sequence, rejected=len(draft.tokens) + 1 - len(tokens))
         taken = 0
         reason = failure = None
         try:
@@ -281,7 +284,7 @@ class Scheduler:
         kept = sampled
         if taken < len(sampled.tokens):
             kept = SampledTokens(tokens[:taken], sampled.logprobs[:taken])
-        accepted = _Accepted(sequence, foreseen, drafts, accepted=len(tokens) - 1, sampled=kept)
+        accepted = _Accepted(sequence, foreseen, draft, accepted=len(tokens) - 1, sampled=kept)
         if failure is not None:
             accepted.count_drafts(self.drafting)
             self._fail(sequence, failure)
@@ -294,15 +297,15 @@ class Scheduler:
         accepted.count_drafts(self.drafting)
         self._finish(sequence, reason, sampled=kept)
 
-    def _settle(self, sequence: Sequence, computed: int) -> None:
-        """Accept the drafts among the rows in flight up to `computed` tokens; drop the others."""
-        progress = sequence.progress
-        running = sequence.status is Status.RUNNING
-        if running:
-            progress.computed = self._planner.tables.settle(sequence, computed)
-        progress.drafts = ()
-        if running:
-            self._planner.tables.release_passed(sequence)
+    def _settle(self, sequence: Sequence, rejected: int) -> None:
+        """Drop the last rows of a step, whose drafts were rejected. If a step follows it already,
+        its rows are as much further to the front.
+        """
+        if sequence.status is Status.RUNNING:
+            progress = sequence.progress
+            tables, kept = self._planner.tables, progress.computed - rejected
+            progress.computed = tables.settle(sequence, kept)
+            tables.release_passed(sequence)
 
     def _reason_to_end(self, sequence: Sequence, token: int) -> FinishReason | None:
         progress = sequence.progress

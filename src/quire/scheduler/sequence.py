@@ -18,7 +18,7 @@ from quire.core.kv_format import KVFormat
 from quire.core.media import CrossMedia, MediaKey, Pieces
 from quire.core.request import Request
 from quire.sampling.history import RowState
-from quire.scheduler.drafts import DraftState
+from quire.scheduler.drafts import Draft, DraftState
 from quire.scheduler.positions import TokenPositions
 from quire.scheduler.sequence_blocks import SequenceBlocks
 
@@ -69,7 +69,8 @@ class Progress:
         content: the tokens as the prefix index knows them, in which media differ.
         pending: number of tokens that steps in flight are certain to yield; at most one when a step
             is planned.
-        drafts: number of drafted tokens beyond those, in the step in flight.
+        drafts: what each step in flight that samples for it verifies, oldest first.
+        unsettled: number of tokens of these drafts.
         computed: number of tokens whose keys and values are written, or will be by a planned step;
             includes drafts.
     """
@@ -81,6 +82,7 @@ class Progress:
         "pending",
         "prompt_length",
         "tokens",
+        "unsettled",
     )
 
     def __init__(self, request: Request) -> None:
@@ -89,7 +91,8 @@ class Progress:
         self.tokens = array("i", request.prompt)
         self.content = content_of(request.prompt, request.media) if request.media else self.tokens
         self.pending = 0
-        self.drafts: tuple[int, ...] = ()
+        self.drafts: list[Draft] = []
+        self.unsettled = 0
         self.computed = 0
 
     @property
@@ -105,7 +108,25 @@ class Progress:
     @property
     def certain(self) -> int:
         """Number of computed tokens that are not drafts."""
-        return self.computed - len(self.drafts)
+        return self.computed - self.unsettled
+
+    def start(self, draft: Draft) -> None:
+        """Note that a step in flight samples for the sequence."""
+        self.pending += 1
+        self.drafts.append(draft)
+        self.unsettled += len(draft.tokens)
+
+    def end(self) -> Draft:
+        """Return what the oldest of these steps verified, when its tokens are read."""
+        draft = self.drafts.pop(0)
+        self.pending -= 1
+        self.unsettled -= len(draft.tokens)
+        return draft
+
+    def drop_steps(self) -> None:
+        """Forget the steps in flight, whose tokens are lost."""
+        self.pending = self.unsettled = 0
+        self.drafts.clear()
 
     @property
     def confirmed(self) -> int:

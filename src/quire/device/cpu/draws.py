@@ -15,7 +15,7 @@ class KernelDraws(DrawingOperations):
     other rows.
     """
 
-    draws = True
+    draws = follows = True
     _ops: Any
 
     def best(self, logits: mx.array) -> mx.array:
@@ -24,7 +24,7 @@ class KernelDraws(DrawingOperations):
         return found.reshape(logits.shape[:-1])
 
     def first_different(
-        self, tokens: mx.array, drafts: Sequence[int], starts: Sequence[int]
+        self, tokens: mx.array, drafts: mx.array, starts: Sequence[int]
     ) -> mx.array:
         rows: mx.array = self._ops.first_different(tokens, drafts, starts)
         return rows
@@ -32,3 +32,31 @@ class KernelDraws(DrawingOperations):
     def draw(self, logits: mx.array, rows: Sequence[Draw]) -> mx.array:
         tokens: mx.array = self._ops.draw(logits.astype(mx.float32), list(rows))
         return tokens
+
+    def draw_moved(
+        self, logits: mx.array, rows: Sequence[Sequence[Draw]], moved: mx.array
+    ) -> mx.array:
+        tokens: mx.array = self._ops.draw_moved(logits.astype(mx.float32), rows, moved)
+        return tokens
+
+    def followed_tokens(
+        self,
+        tokens: mx.array,
+        kept: mx.array,
+        guesses: mx.array,
+        *,
+        known: Sequence[int],
+        places: Sequence[int],
+    ) -> mx.array:
+        own: mx.array = self._ops.followed_tokens(tokens, kept, guesses, known, places)
+        return own
+
+    def rows_rejected(
+        self, kept: mx.array, lasts: Sequence[int], *, places: Sequence[int]
+    ) -> mx.array:
+        rows: mx.array = self._ops.rows_rejected(kept, lasts, places)
+        return rows
+
+    def moved_back(self, numbers: mx.array, rejected: mx.array, rows: Sequence[int]) -> mx.array:
+        moved: mx.array = self._ops.moved_back(numbers, rejected, rows)
+        return moved

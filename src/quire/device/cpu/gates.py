@@ -22,6 +22,12 @@ class KernelGates(UnfusedOperations):
 
     _ops: Any
 
+    def tanh(self, x: mx.array) -> mx.array:
+        if x.dtype != mx.float32:
+            return super().tanh(x)
+        y: mx.array = self._ops.tanh(x)
+        return y
+
     def activate(self, name: str, x: mx.array) -> mx.array:
         if name not in _NAMES or x.dtype != mx.float32:
             return super().activate(name, x)

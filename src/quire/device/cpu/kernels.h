@@ -205,6 +205,8 @@ struct Kernels : Products {
     // weight and factor may be null.
     void (*rms_norm)(const float* x, const float* weight, const float* residual, const float* factor,
                      float eps, int64_t depth, int64_t begin, int64_t end, float* out);
+    // The hyperbolic tangent of elements [begin, end).
+    void (*tanh)(const float* x, int64_t begin, int64_t end, float* out);
     // act(gate) * up over elements [begin, end); act: 0 silu, 1 gelu (tanh).
     void (*gate)(int act, const float* gate, const float* up, int64_t begin, int64_t end, float* out);
     // Rotates the first `dims` of each head in rows [begin, end), halves apart or neighbours paired. `out` may be

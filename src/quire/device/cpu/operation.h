@@ -41,6 +41,7 @@ void bind_layers(nb::module_& m);
 void bind_pages(nb::module_& m);
 void bind_routing(nb::module_& m);
 void bind_sampling(nb::module_& m);
+void bind_drafts(nb::module_& m);
 void bind_segments(nb::module_& m);
 
 constexpr int64_t kLine = 16;  // floats of a cache line

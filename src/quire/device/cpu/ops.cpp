@@ -131,6 +131,16 @@ array gate(const array& gates, const array& up, const std::string& activation) {
     })[0];
 }
 
+array tanh(const array& x) {
+    using namespace mlx::core;
+    require(x.dtype() == float32, "x must be float32");
+    return operation("quire::tanh", {x.shape()}, {x}, [](const std::vector<array>& in, std::vector<array>& out) {
+        return [x = in[0].data<float>(), y = out[0].data<float>(), size = (int64_t)out[0].size()] {
+            split(size, kLeastWork / 4, 64, [&](int64_t begin, int64_t end) { kernels().tanh(x, begin, end, y); });
+        };
+    })[0];
+}
+
 // Rotates the first `2 * half` elements of each head: x [rows, heads, dim] by [rows, half] cosines and
 // sines; pairs are halves apart, or neighbours.
 array rotate(const array& x, const array& cosines, const array& sines, bool neighbours) {
@@ -224,6 +234,7 @@ NB_MODULE(_cpu, m) {
     m.def("rms_norm", &rms_norm, nb::arg("x"), nb::arg("weight").none(), nb::arg("eps"),
           nb::arg("residual").none() = nb::none(), nb::arg("factor").none() = nb::none());
     m.def("rotate", &rotate, nb::arg("x"), nb::arg("cosines"), nb::arg("sines"), nb::arg("neighbours"));
+    m.def("tanh", [](const array& x) { return quire::tanh(x); }, nb::arg("x"));
     m.def("gate", &gate, nb::arg("gates"), nb::arg("up"), nb::arg("activation"));
     m.def("add_low_rank", &add_low_rank, nb::arg("y"), nb::arg("x"), nb::arg("numbers"), nb::arg("inner"),
           nb::arg("outer"));
@@ -234,5 +245,6 @@ NB_MODULE(_cpu, m) {
     quire::bind_pages(m);
     quire::bind_routing(m);
     quire::bind_sampling(m);
+    quire::bind_drafts(m);
     quire::bind_segments(m);
 }

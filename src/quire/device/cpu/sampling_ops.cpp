@@ -161,48 +161,63 @@ int32_t drawn(const float* logits, int64_t count, const Draw& draw) {
     return token < 0 ? (int32_t)best : ranked[token].id;
 }
 
-// One token of each row of logits [R, V], int32 [R].
-array draw(const array& logits, const std::vector<DrawFields>& rows) {
-    using namespace mlx::core;
-    require(logits.dtype() == float32 && logits.ndim() == 2 && logits.shape(0) == (int)rows.size() &&
-                logits.shape(1) > 0,
-            "logits must be float32 [rows, vocabulary], with a draw for each row");
-    std::vector<Draw> draws;
-    for (const DrawFields& row : rows)
-        std::apply([&](auto... fields) { draws.push_back(Draw{fields...}); }, row);
-    constexpr int64_t kWork = 4;  // multiplications of a logit, about
-    return operation("quire::draw", {Shape{logits.shape(0)}}, {logits},
-                     [draws](const std::vector<array>& in, std::vector<array>& out) {
-        return [draws, x = in[0].data<float>(), count = (int64_t)in[0].shape(1), tokens = out[0].data<int32_t>()] {
-            split((int64_t)draws.size(), kLeastWork / (kWork * count) + 1, 1, [&](int64_t begin, int64_t end) {
-                for (int64_t row = begin; row < end; row++) tokens[row] = drawn(x + row * count, count, draws[row]);
-            });
-        };
-    }, {int32}, kWork * (int64_t)logits.size())[0];
+constexpr int64_t kWork = 4;  // multiplications of a logit, about
+
+// Draws one token of each of some rows: tokens[row] from `row_of(row)`.
+template <class Of> void draw_rows(const float* logits, int64_t rows, int64_t count, int32_t* tokens, const Of& row_of) {
+    split(rows, kLeastWork / (kWork * count) + 1, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; row++) tokens[row] = drawn(logits + row * count, count, row_of(row));
+    });
 }
 
-// The first row of each sequence whose token is not its draft, int32 [N]. `starts`: first rows, and how many rows.
-array first_different(const array& tokens, const std::vector<int32_t>& drafts, const std::vector<int>& starts) {
-    require(tokens.dtype() == mlx::core::int32 && tokens.size() == drafts.size() && starts.size() > 1 &&
-                starts.front() == 0 && starts.back() == (int)drafts.size(),
-            "each row has a token and a draft, and each sequence a first row");
-    return operation("quire::first_different", {mlx::core::Shape{(int)starts.size() - 1}}, {tokens},
-                     [drafts, starts](const std::vector<array>& in, std::vector<array>& out) {
-        return [drafts, starts, tokens = in[0].data<int32_t>(), first = out[0].data<int32_t>()] {
-            for (size_t s = 0; s + 1 < starts.size(); s++) {
-                int row = starts[s];
-                while (row < starts[s + 1] - 1 && tokens[row] == drafts[row]) row++;
-                first[s] = row;
-            }
+void require_logits(const array& logits, size_t rows) {
+    require(logits.dtype() == mlx::core::float32 && logits.ndim() == 2 && logits.shape(0) == (int)rows &&
+                logits.shape(1) > 0,
+            "logits must be float32 [rows, vocabulary], with a draw for each row");
+}
+
+Draw draw_of(const DrawFields& row) {
+    return std::apply([](auto... fields) { return Draw{fields...}; }, row);
+}
+
+// One token of each row of logits [R, V], int32 [R].
+array draw(const array& logits, const std::vector<DrawFields>& rows) {
+    require_logits(logits, rows.size());
+    std::vector<Draw> draws;
+    for (const DrawFields& row : rows) draws.push_back(draw_of(row));
+    return operation("quire::draw", {mlx::core::Shape{logits.shape(0)}}, {logits},
+                     [draws](const std::vector<array>& in, std::vector<array>& out) {
+        return [draws, x = in[0].data<float>(), count = (int64_t)in[0].shape(1), tokens = out[0].data<int32_t>()] {
+            draw_rows(x, (int64_t)draws.size(), count, tokens, [&](int64_t row) -> const Draw& { return draws[row]; });
         };
-    }, {mlx::core::int32}, (int64_t)drafts.size())[0];
+    }, {mlx::core::int32}, kWork * (int64_t)logits.size())[0];
+}
+
+// The same where a row's draw depends on how many rows before it did not count: draw number `moved[row]` of it.
+array draw_moved(const array& logits, const std::vector<std::vector<DrawFields>>& rows, const array& moved) {
+    require_logits(logits, rows.size());
+    require(moved.dtype() == mlx::core::int32 && moved.size() == rows.size(), "each row is moved by a number of rows");
+    std::vector<Draw> draws;
+    std::vector<int64_t> firsts;
+    for (const auto& choices : rows) {
+        firsts.push_back((int64_t)draws.size());
+        for (const DrawFields& row : choices) draws.push_back(draw_of(row));
+    }
+    return operation("quire::draw_moved", {mlx::core::Shape{logits.shape(0)}}, {logits, moved},
+                     [draws, firsts](const std::vector<array>& in, std::vector<array>& out) {
+        return [draws, firsts, x = in[0].data<float>(), moved = in[1].data<int32_t>(),
+                count = (int64_t)in[0].shape(1), tokens = out[0].data<int32_t>()] {
+            draw_rows(x, (int64_t)firsts.size(), count, tokens,
+                      [&](int64_t row) -> const Draw& { return draws[firsts[row] + moved[row]]; });
+        };
+    }, {mlx::core::int32}, kWork * (int64_t)logits.size())[0];
 }
 
 }  // namespace
 
 void bind_sampling(nb::module_& m) {
     m.def("draw", &draw, nb::arg("logits"), nb::arg("rows"));
-    m.def("first_different", &first_different, nb::arg("tokens"), nb::arg("drafts"), nb::arg("starts"));
+    m.def("draw_moved", &draw_moved, nb::arg("logits"), nb::arg("rows"), nb::arg("moved"));
 }
 
 }  // namespace quire

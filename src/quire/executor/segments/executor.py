@@ -39,6 +39,8 @@ class SegmentExecutor(EagerExecutor):
             spill=spill,
             observe=observe,
             logits=segments.logits_of,
+            # Positions of observed logits are the host's.
+            follows=segments.follows if observe is None else lambda plan: False,
         )
         self.segments = segments
         self._adapted: WeakKeyDictionary[Factors, StepSegments | None] = WeakKeyDictionary()

@@ -29,6 +29,8 @@ from quire.program.replay import run_node
 from quire.program.tables import convert_tables
 from quire.program.trace import NotLinear, trace_body
 from quire.program.values import KEEPS_ORDER, Program
+from quire.sampling.sampler import may_move
+from quire.scheduler.plan import ScheduledSequence, StepPlan
 
 log = logging.getLogger("quire.engine")
 
@@ -105,6 +107,9 @@ class StepSegments:
         """By kind and size of a step, whether segments compute what the model does."""
         self.steps = 0
         """Number of steps that segments computed."""
+        specs = [group.spec.attention for group in layout.groups]
+        self._moves = all(spec is not None and spec.moves for spec in specs)
+        """Whether the keys that a row sees move with it, in each layer."""
 
     def with_low_rank(
         self, factors: Mapping[str, tuple[mx.array, mx.array]]
@@ -141,6 +146,20 @@ class StepSegments:
                 return None
             return self._verified(inputs, pools, kind, run=run, run_eagerly=run_eagerly)
         return run() if self.agrees[kind] else None
+
+    def follows(self, plan: StepPlan) -> bool:
+        """Return whether segments compute a plan whose rows' places are on the device.
+
+        These are few rows that only go on, over plain blocks, and are drawn by kernels.
+        """
+        rows = plan.sequences
+        if not self._moves or not self.agrees.get((Attends.INSIDE, "few rows")):
+            return False
+        if not 1 < sum([each.count for each in rows]) <= _FEW_ROWS:
+            return False
+        sampling = [row for each in rows for row in each.sampling]
+        plain = rows[0].format.scheme == "plain" and may_move(sampling)
+        return plain and all(_goes_on(each) and each.format == rows[0].format for each in rows)
 
     def _serves(self, inputs: StepInputs) -> bool:
         if inputs.media is not None or inputs.cross is not None or inputs.positions.ndim > 1:
@@ -233,8 +252,9 @@ class _AttentionRows:
     @cached_property
     def keys(self) -> mx.array:
         """Each row's own key, the same in each group, int32 `[T]`."""
-        rows = self._inputs.sequences
-        return int32([key for each in rows for key in range(each.start, each.end)])
+        rows, following = self._inputs.sequences, self._inputs.following
+        keys = int32([key for each in rows for key in range(each.start, each.end)])
+        return keys if following is None else following.moved(keys, range(len(keys)))
 
     def tables(self, group: int) -> Any:
         """Return the tables of a KV group in the extension's form."""
@@ -246,8 +266,16 @@ class _AttentionRows:
         attention, spec = self._inputs.attention, self._layout.groups[group].spec.attention
         if not self._few or spec is None:
             return paged_tables(self._ops, attention.metadata(group))
-        size = attention.block_size
-        return tables_of_few(self._ops, self._inputs.sequences, group, spec=spec, block_size=size)
+        following = self._inputs.following
+        return tables_of_few(
+            self._ops,
+            self._inputs.sequences,
+            group,
+            spec=spec,
+            block_size=attention.block_size,
+            behind=0 if following is None else following.behind,
+            move=None if following is None else following.moved,
+        )
 
 
 def _divided(program: Program, layout: KVLayout, ops: Any, attention: Attends) -> Stages:
@@ -263,6 +291,12 @@ def _repeats(inputs: StepInputs) -> bool:
     if any(each.format != rows[0].format for each in rows):
         return False
     return not rows[0].format.has_tail or all(each.count == 1 for each in rows)
+
+
+def _goes_on(each: ScheduledSequence) -> bool:
+    """Return whether all rows of a sequence are sampled and read no media and no adapter."""
+    plain = isinstance(each.positions, range) and not (each.media or each.crossed or each.adapter)
+    return plain and each.sampled == each.count
 
 
 def _size(rows: int) -> str:

@@ -18,6 +18,7 @@ import mlx.nn as nn
 
 from quire.core.errors import ModelError
 from quire.device.collectives import summed
+from quire.device.device import current_device
 from quire.device.ranks import WHOLE
 from quire.models.arguments import read_arguments
 from quire.models.audio.gemma3n import (
@@ -213,7 +214,7 @@ class AltUp(Module):
     def _route(self, x: mx.array) -> mx.array:
         """Return the router's outputs: `[T, hidden]` -> `[T, states]`."""
         routed = self.modality_router(self.router_norm(x) * self._args.hidden_size**-1.0)
-        return mx.tanh(routed.astype(mx.float32)).astype(x.dtype)
+        return current_device().operations.tanh(routed.astype(mx.float32)).astype(x.dtype)
 
 
 class DecoderLayer(Module):

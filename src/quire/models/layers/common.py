@@ -92,4 +92,8 @@ def project_logits(
 @cache
 def _softcapped(cap: float) -> Activation:
     """Return a function that computes `cap * tanh(x / cap)` in float32."""
-    return fused(lambda x: mx.tanh(x.astype(mx.float32) / cap) * cap)
+
+    def softcapped(x: mx.array) -> mx.array:
+        return current_device().operations.tanh(x.astype(mx.float32) / cap) * cap
+
+    return fused(softcapped)

@@ -102,7 +102,7 @@ class SigmoidRouter:
 
     def route(self, logits: mx.array, correction: mx.array | None) -> tuple[mx.array, mx.array]:
         if self.softcap:
-            logits = mx.tanh(logits / self.softcap) * self.softcap
+            logits = current_device().operations.tanh(logits / self.softcap) * self.softcap
         scores = mx.sigmoid(logits)
         grouped = self.best_groups < self.groups
         ranked = scores if correction is None else scores + correction

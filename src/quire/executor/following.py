@@ -1,0 +1,130 @@
+"""Rows that begin where the drafts of the step before end to be right, and verify its guesses."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+from quire.device.device import current_device
+from quire.device.dtypes import int32
+from quire.sampling.rows import Moved
+from quire.scheduler.plan import ScheduledSequence, StepPlan
+
+
+class Kept(NamedTuple):
+    """How far a step gets with its drafts, of each of the N sequences that sample.
+
+    Attributes:
+        tokens: int32 `[R]`, the sampled ones.
+        rows: int32 `[N]`, the sampled row that a sequence goes on from; None if it is the last one
+            of each.
+        guesses: int32 `[N, count]`, the tokens guessed after it; None if there are none.
+        lasts: the last sampled row of each sequence.
+        places: the place of each sequence among the N, by number.
+    """
+
+    tokens: mx.array
+    rows: mx.array | None
+    guesses: mx.array | None
+    lasts: Sequence[int]
+    places: Mapping[int, int]
+
+
+def resolved(plan: StepPlan, before: Kept) -> StepPlan:
+    """Return a plan whose rows follow a step that is done, with their places and tokens."""
+    tokens = np.array(before.tokens).tolist()
+    kept = before.lasts if before.rows is None else np.array(before.rows).tolist()
+    guesses = None if before.guesses is None else np.array(before.guesses).tolist()
+    found = list[ScheduledSequence]()
+    for each in plan.sequences:
+        if each.follows:
+            place = before.places[each.number]
+            own = array("i", [tokens[kept[place]]])
+            if each.count > 1:
+                assert guesses is not None, "drafts on the device were guessed"
+                own.extend(guesses[place][: each.count - 1])
+            each = _at(each, own, rejected=before.lasts[place] - kept[place])
+        found.append(each)
+    return replace(plan, sequences=tuple(found))
+
+
+def _at(each: ScheduledSequence, tokens: array[int], rejected: int) -> ScheduledSequence:
+    """Return rows that begin `rejected` rows earlier, with their tokens."""
+    positions = each.positions
+    if isinstance(positions, range):
+        positions = range(positions.start - rejected, positions.stop - rejected)
+    else:
+        positions = positions - np.float32(rejected)  # behind the prompt, alike in all axes
+    sampling = tuple([row._replace(position=row.position - rejected) for row in each.sampling])
+    return each._replace(
+        start=each.start - rejected,
+        tokens=tokens,
+        positions=positions,
+        sampling=sampling,
+        behind=0,
+    )
+
+
+class Following:
+    """Rows of a step that follows a running one: their tokens and places are on the device.
+
+    Args:
+        sequences: of the step, in the order of its rows.
+        before: the running step.
+
+    Attributes:
+        behind: the most rows by which a sequence begins earlier than it says.
+    """
+
+    def __init__(self, sequences: Sequence[ScheduledSequence], before: Kept) -> None:
+        self._sequences, self._before = sequences, before
+        self.behind = max([each.behind for each in sequences])
+        self._kept = int32(before.lasts) if before.rows is None else before.rows
+        self._rejected = self._rejected_before(
+            [self._place(each) for each in sequences for _ in range(each.count)]
+        )
+
+    def tokens(self) -> mx.array:
+        """Return the rows' tokens, int32 `[T]`."""
+        known, places = list[int](), list[int]()
+        for each in self._sequences:
+            known += each.tokens
+            places += [-1] * len(each.tokens)
+            unread = each.count - len(each.tokens)
+            known += range(unread)
+            places += [self._before.places[each.number] if unread else -1] * unread
+        guesses, operations = self._before.guesses, current_device().operations
+        return operations.followed_tokens(
+            self._before.tokens,
+            self._kept,
+            self._kept[:, None] if guesses is None else guesses,
+            known=known,
+            places=places,
+        )
+
+    def moved(self, numbers: mx.array, rows: Sequence[int] | range) -> mx.array:
+        """Return numbers that are given for the rows' latest places, at their places.
+
+        Args:
+            numbers: int32 `[M]`.
+            rows: the row that each number moves with; -1 for a number that does not move.
+        """
+        return current_device().operations.moved_back(numbers, self._rejected, rows)
+
+    def sampling(self, sampling: Sequence[ScheduledSequence]) -> Moved:
+        """Return how the sampled rows of sequences are moved."""
+        each_row = [each for each in sampling for _ in range(each.sampled)]
+        rejected = self._rejected_before([self._place(each) for each in each_row])
+        return Moved(rejected, [each.behind for each in each_row])
+
+    def _place(self, each: ScheduledSequence) -> int:
+        return self._before.places[each.number] if each.behind else -1
+
+    def _rejected_before(self, places: Sequence[int]) -> mx.array:
+        operations = current_device().operations
+        return operations.rows_rejected(self._kept, self._before.lasts, places=places)

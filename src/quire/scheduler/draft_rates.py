@@ -1,0 +1,58 @@
+"""Acceptance rates of drafts, of each sequence and of all. Pure Python."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence as Seq
+
+from quire.scheduler.drafts import DraftState, Foreseen, Grade
+
+_OWN_WEIGHT, _COMMON_WEIGHT = 1 / 16, 1 / 64
+"""Weight of the newest outcome in the acceptance rate of one sequence, and in that of all."""
+_FIRST_RATE, _FIRST_OUTCOMES = 0.7, 2
+"""Acceptance rate assumed before any draft was compared, and how many outcomes it counts as. It is
+high, so that drafters that have to compute are tried.
+"""
+REGAINED = 1 / 512
+"""Fraction by which the acceptance rate of a drafter that is not asked moves towards the one
+assumed first, in each step.
+"""
+
+
+class AcceptanceRates:
+    """Probabilities that a drafted token is right if those before it are, by grade."""
+
+    def __init__(self) -> None:
+        self._common: dict[Grade, float] = {}
+        self._compared: Counter[Grade] = Counter()
+
+    def of(self, state: DraftState, grade: Grade) -> float:
+        """Return the rate of a sequence's drafts; that of all sequences before it has its own."""
+        own = state.rates.get(grade)
+        return self._common.get(grade, _FIRST_RATE) if own is None else own
+
+    def compare(self, state: DraftState, foreseen: Foreseen, known: Seq[int]) -> None:
+        """Compare guesses with the tokens that followed, up to the first that is wrong.
+
+        Args:
+            known: the sequence's tokens.
+        """
+        position, tokens, grade = foreseen
+        for guess, token in zip(tokens, known[position:], strict=False):
+            right = float(guess == token)
+            self._compared[grade] += 1
+            first = 1 / (_FIRST_OUTCOMES + self._compared[grade])
+            common = max(_COMMON_WEIGHT, first)
+            for rates, weight in ((state.rates, _OWN_WEIGHT), (self._common, common)):
+                before = rates.get(grade, self._common.get(grade, _FIRST_RATE))
+                rates[grade] = before + weight * (right - before)
+            if not right:
+                return
+
+    def reconsider(self, state: DraftState, grade: Grade, steps: int) -> None:
+        """Raise the estimated acceptance of a drafter that was not asked in so many steps, so that
+        it is tried again.
+        """
+        if grade in state.rates:
+            kept = (1 - REGAINED) ** steps
+            state.rates[grade] = _FIRST_RATE + kept * (state.rates[grade] - _FIRST_RATE)
