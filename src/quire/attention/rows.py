@@ -90,18 +90,17 @@ class RowLists:
             behind: tables begin early enough for rows that begin so many rows earlier.
         """
         first_visible = array("i", map(spec.first_visible, self.keys))
-        begins = [first_visible[row] for row in self.query_starts[:-1]]
+        firsts = [first_visible[row] // block_size for row in self.query_starts[:-1]]
         if behind:
-            starts = [self.keys[row] for row in self.query_starts[:-1]]
-            begins = [spec.first_visible(max(0, start - behind)) for start in starts]
-        firsts = [begin // block_size for begin in begins]
+            earliest = [max(0, span.start - behind) for span in self._spans]
+            firsts = [spec.first_visible(key) // block_size for key in earliest]
         lasts = [(length - 1) // block_size for length in self.lengths]
-        table, starts_of = block_tables(group, self._sequences, firsts, lasts=lasts)
+        table, starts = block_tables(group, self._sequences, firsts, lasts=lasts)
         blocks = array("i")
-        for span, start, first in zip(self._spans, starts_of, firsts, strict=False):
+        for span, start, first in zip(self._spans, starts, firsts, strict=False):
             blocks.extend([table[start - first + key // block_size] for key in span])
         return GroupLists(
-            first_visible, starts_of, table, first_blocks=array("i", firsts), blocks=blocks
+            first_visible, starts, table, first_blocks=array("i", firsts), blocks=blocks
         )
 
     def by_row(self, of_sequences: Sequence[int]) -> array[int]:

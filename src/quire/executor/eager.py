@@ -150,7 +150,7 @@ class EagerExecutor:
             done = self._finished
             assert done is not None, "rows follow a step"
             plan = resolved(plan, done[0].rows.kept)
-            self._running = self._build(plan, done[0], idle=True)
+            self._running = self._build(plan, done[0])
             self._start(self._running)
             return self._started_at
         before, self._running = self._running, None
@@ -162,7 +162,7 @@ class EagerExecutor:
             before = before.without_arrays()
         if resizes:
             self._repeated.clear()
-        step = None if plan is None else self._build(plan, before, idle=before is None)
+        step = None if plan is None else self._build(plan, before)
         started, early = self._started_at, step is not None and step.rows.early
         if step is not None and early:
             self._start(step)
@@ -238,12 +238,11 @@ class EagerExecutor:
 
     # -- the arrays of a step ------------------------------------------------------------------
 
-    def _build(self, plan: StepPlan, before: LaunchedStep | None, *, idle: bool) -> LaunchedStep:
+    def _build(self, plan: StepPlan, before: LaunchedStep | None) -> LaunchedStep:
         """Build a step's arrays. Only moves of pools are computed already.
 
         Args:
-            before: the step before, whose tokens may be this one's input.
-            idle: whether no step runs.
+            before: the step before, whose tokens may be this one's input. It runs or is done.
         """
         carry_out(plan.changes, self.pools, self._spill, block=self.contents.block)
         self.contents.drop_blocks({e.name for e in plan.changes if isinstance(e, Restore)})
@@ -255,7 +254,7 @@ class EagerExecutor:
         rows = StepRows()
         given: tuple[mx.array, ...] = ()
         if plan.sequences:
-            rows = self._build_rows(plan, before, idle=idle)
+            rows = self._build_rows(plan, before)
             given = () if self._guesser is None else self._guesser.arrays
         # Only a head's layers are left to MLX where pools are written with the output. Waiting for
         # the pools would be waiting for the next step, too, once that is launched.
@@ -270,7 +269,7 @@ class EagerExecutor:
             to_eval=(*rows.arrays, *encoded, *given, *pools),
         )
 
-    def _build_rows(self, plan: StepPlan, last: LaunchedStep | None, *, idle: bool) -> StepRows:
+    def _build_rows(self, plan: StepPlan, last: LaunchedStep | None) -> StepRows:
         before = StepRows() if last is None else last.rows
         inputs = StepInputs(
             plan,
@@ -283,7 +282,7 @@ class EagerExecutor:
         )
         began = time.perf_counter()
         computed = self._run(inputs)
-        if idle and not self._holds_back():
+        if (last is None or last.done) and not self._holds_back():
             # The layers may run while the rest of the step is built. Small segments have run.
             self._layers_launched = True
             self._started_at = began if computed.in_place else time.perf_counter()

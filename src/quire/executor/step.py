@@ -181,6 +181,11 @@ class LaunchedStep:
             drawn.tokens.read()  # of all that the step computes, this arrives first
         mx.eval(self.to_eval)
 
+    @property
+    def done(self) -> bool:
+        """Whether nothing of it is to be computed any more."""
+        return not self.to_eval
+
     def without_arrays(self) -> LaunchedStep:
         """Return the step, which is done, without references to arrays of the pools."""
         return replace(self, first=(), to_eval=())

@@ -58,6 +58,35 @@ def test_the_first_token_that_is_not_its_draft_is_found(ops: Any, starts: list[i
             next(row for row in range(first, end) if tokens[row] != drafts[row])
             for first, end in pairwise(starts)
         ]
-        given = mx.array(tokens.astype(np.int32)), drafts.tolist(), starts
+        given = mx.array(tokens.astype(np.int32)), mx.array(drafts.astype(np.int32)), starts
         assert ops.first_different(*given).tolist() == expected
         assert DrawingOperations().first_different(*given).tolist() == expected
+
+
+def test_rows_that_follow_a_step_get_its_tokens_and_guesses(ops: Any) -> None:
+    tokens, kept = mx.array([5, 6, 7, 8], dtype=mx.int32), mx.array([1, 3], dtype=mx.int32)
+    guesses = mx.array([[60, 61], [80, 81]], dtype=mx.int32)
+    found = ops.followed_tokens(tokens, kept, guesses, [0, 1, 9, 0, 1, 2], [0, 0, -1, 1, 1, 1])
+    assert found.tolist() == [6, 60, 9, 8, 80, 81]
+    with pytest.raises(ValueError, match="follows"):
+        ops.followed_tokens(tokens, kept, guesses, [3], [1])
+
+
+def test_rows_move_back_by_the_rows_that_were_rejected(ops: Any) -> None:
+    kept = mx.array([1, 6], dtype=mx.int32)
+    rejected = ops.rows_rejected(kept, [2, 9], [0, 0, -1, 1])
+    assert rejected.tolist() == [1, 1, 0, 3]
+    numbers = mx.array([10, 10, 10, 10, 2], dtype=mx.int32)
+    assert ops.moved_back(numbers, rejected, [0, 2, -1, 3, 3]).tolist() == [9, 10, 10, 7, 0]
+
+
+def test_moved_rows_are_drawn_by_the_draw_of_their_place(ops: Any) -> None:
+    logits = mx.random.normal((12, 500), key=mx.random.key(2))
+    draws = [
+        [Draw(1.0, inside=0.1 + 0.2 * n, block=0.9 - 0.2 * n) for n in range(1 + row % 4)]
+        for row in range(12)
+    ]
+    moved = [row % (1 + row % 4) for row in range(12)]
+    found = ops.draw_moved(logits, draws, mx.array(moved, dtype=mx.int32))
+    chosen = [each[number] for each, number in zip(draws, moved, strict=True)]
+    assert found.tolist() == ops.draw(logits, chosen).tolist()

@@ -1,0 +1,121 @@
+"""Steps that follow drafts which the host has not read have the answers of steps without drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from quire.core.config import EngineConfig
+from quire.core.request import Request, SamplingParams, TokenLogprobs
+from quire.demo import MODEL_DIR
+from quire.device.device import current_device, open_device
+from quire.engine.assembly import assemble
+from quire.engine.draft_opening import open_drafters
+from quire.executor.factory import open_executor
+from quire.executor.segments.executor import SegmentExecutor
+from quire.executor.segments.runner import open_segments
+from quire.models.weights.loader import LoadedModel, open_model
+from quire.scheduler.draft_lengths import EveryDraft
+from quire.scheduler.plan import StepPlan
+from quire.speculation.heads import HeadDrafter
+
+CONFIG = EngineConfig(str(MODEL_DIR), kv_memory=64 << 20, prefix_cache=False)
+KINDS = {
+    "greedy": SamplingParams(temperature=0),
+    "drawn": SamplingParams(temperature=0.8, top_p=0.95, seed=3),
+    "logprobs": SamplingParams(temperature=1.2, top_k=20, seed=4, logprobs=2),
+    "biased": SamplingParams(temperature=0, logit_bias=((300, 2.0),)),
+    "penalised": SamplingParams(temperature=0, presence_penalty=0.4),
+}
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Iterator[LoadedModel]:
+    open_device("auto", threads=1)
+    if current_device().kernels is None:
+        pytest.skip("only the compiled kernels place rows on the device")
+    yield open_model(str(MODEL_DIR))
+    open_device("auto")
+
+
+Answer = tuple[list[int], list[TokenLogprobs]]
+
+
+class Follows:
+    """Counts plans whose rows follow drafts, and those of them that were built ahead."""
+
+    def __init__(self) -> None:
+        self.plans = self.ahead = 0
+
+
+def answers(
+    loaded: LoadedModel, requests: list[Request], *, drafts: bool
+) -> tuple[dict[str, Answer], Follows]:
+    config = replace(CONFIG, speculate="mtp" if drafts else "off")
+    guesser = open_drafters(loaded, config).guesser if drafts else None
+    drafters = (HeadDrafter(),) if drafts else ()
+    opener = partial(open_executor, segments=open_segments(loaded.model))
+    engine = assemble(
+        loaded, config, None, drafters, EveryDraft(), guesser=guesser, open_executor=opener
+    )
+    executor, counted = engine._executor, Follows()
+    assert isinstance(executor, SegmentExecutor)
+    follows = executor._follows
+
+    def watched(plan: StepPlan) -> bool:
+        ahead = bool(follows(plan))
+        counted.plans, counted.ahead = counted.plans + 1, counted.ahead + ahead
+        return ahead
+
+    executor._follows = watched
+    found: dict[str, Answer] = {each.id: ([], []) for each in requests}
+    for each in requests:
+        engine.add(each)
+    while engine.has_work:
+        for output in engine.step():
+            tokens, logprobs = found[output.request_id]
+            tokens += output.token_ids
+            logprobs += output.logprobs
+    engine.close()
+    return found, counted
+
+
+def request(name: str, sampling: SamplingParams) -> Request:
+    """Return a request of text that repeats, so that the head is right now and then."""
+    prompt = (*range(200, 212), *range(200, 212), *range(200, 206 + len(name) % 5))
+    return Request(name, prompt, sampling, max_tokens=130)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_stream_is_planned_ahead_of_its_drafts(loaded: LoadedModel, kind: str) -> None:
+    """Beyond the window of 96 tokens, and with drafts of which some are wrong."""
+    asked = [request("r", KINDS[kind])]
+    plain, _ = answers(loaded, asked, drafts=False)
+    drafted, counted = answers(loaded, asked, drafts=True)
+    assert drafted == plain
+    if kind == "penalised":
+        assert counted.plans == 0
+    else:
+        assert counted.ahead > 20
+        assert counted.plans - counted.ahead < 3  # steps of few rows are held against the model
+
+
+def test_streams_with_drafts_of_several_kinds_are_planned_ahead_together(
+    loaded: LoadedModel,
+) -> None:
+    asked = [request(name, KINDS[name]) for name in ("greedy", "drawn", "logprobs")]
+    plain, _ = answers(loaded, asked, drafts=False)
+    drafted, counted = answers(loaded, asked, drafts=True)
+    assert drafted == plain
+    assert counted.ahead > 20
+
+
+def test_rows_that_are_many_follow_once_the_drafts_are_read(loaded: LoadedModel) -> None:
+    asked = [request(f"{number} greedy", KINDS["greedy"]) for number in range(6)]
+    plain, _ = answers(loaded, asked, drafts=False)
+    drafted, counted = answers(loaded, asked, drafts=True)
+    assert drafted == plain
+    assert counted.plans - counted.ahead > 20
