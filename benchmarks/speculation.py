@@ -4,9 +4,10 @@
 
 Three loads: texts that the model is asked to repeat (what an edit of a given text is like), the
 questions that it was trained for, and answers drawn at a high temperature, in which nothing hits.
-Ways to speculate take turns on one engine, the best round of each counts. The clock runs while any
-answer has begun, so that at one stream prompts are left out. Answers of the same seed must be
-equal, whatever guessed them.
+Ways to speculate take turns on one engine. Tokens per second are those of the best round of each,
+ratios the medians of rounds, since a machine's pace changes. The clock runs while any answer has
+begun, so that at one stream prompts are left out. Answers of the same seed must be equal, whatever
+guessed them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
+from statistics import median
 
 from quire.core.config import EngineConfig
 from quire.core.request import Request, SamplingParams
@@ -112,7 +114,7 @@ def measure(
     cpu_time: bool,
 ) -> None:
     """Print tokens per second for each way to speculate, and what part of the drafts stood."""
-    best: dict[Speculation, float] = {}
+    rates: dict[Speculation, list[float]] = {}
     expected: list[tuple[int, ...]] | None = None
     drafts: dict[str, list[int]] = {}
     for number in range(rounds):
@@ -129,14 +131,15 @@ def measure(
             ]
             before = dict(engine.stats().drafts)
             answers, rate = _serve(engine, named, streams, cpu_time=cpu_time)
-            best[way] = max(best.get(way, 0.0), rate)
+            rates.setdefault(way, []).append(rate)
             for name, count in engine.stats().drafts:
                 drafts.setdefault(f"{way} {name}", [0])[0] += count - before.get(name, 0)
             assert expected is None or answers == expected, f"{way}: another answer"
             expected = answers
     print(f"  {streams:3} streams  ", end="")
-    for way, rate in best.items():
-        print(f"{way} {rate:8.0f} tok/s ({rate / best['off']:.2f})   ", end="")
+    for way, own in rates.items():
+        ratio = median(rate / off for rate, off in zip(own, rates["off"], strict=True))
+        print(f"{way} {max(own):8.0f} tok/s ({ratio:.2f})   ", end="")
     print({name: count for name, (count,) in drafts.items() if count}, flush=True)
 
 

@@ -22,6 +22,7 @@ from quire.models.registry import build
 from quire.models.weights.loader import LoadedModel, open_model
 from quire.scheduler.draft_lengths import EveryDraft
 from quire.scheduler.drafts import Draft, DraftQuery
+from quire.scheduler.plan import StepPlan, StepResult
 from quire.speculation.heads import HeadDrafter
 from tests.engine.test_speculation import FORMATS, SAMPLED, bound
 from tests.models.solo import SoloStep
@@ -84,11 +85,17 @@ def with_head(folder: Path) -> Path:
 
 
 class Recording(HeadDrafter):
-    """Keeps what it drafted, by request and position."""
+    """Keeps what it drafted, by request and position, where that is known when it is guessed."""
 
     def __init__(self, most: int = 1, name: str = "mtp") -> None:
         super().__init__(most, name)
         self.drafted: dict[tuple[str, int], tuple[int, ...]] = {}
+
+    def observe(self, plan: StepPlan, result: StepResult, known_s: float) -> None:
+        super().observe(plan, result, known_s)
+        for each in plan.sequences:
+            if each.number in result.guesses and each.sampled == 1 and not each.behind:
+                self.drafted[each.id, each.end + 1] = result.guesses[each.number]
 
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft | None]:
         drafts = super().propose(queries)
@@ -234,7 +241,7 @@ def test_each_head_goes_on_from_the_one_before(changes: dict[str, Any], tmp_path
     company = Company(loaded, own, (drafter,), EveryDraft(), LayersGuesser(model))
     company.run(wanted, every=20)  # each prompt is read in one step
     assert_same(company.answers, answers, [each.id for each in wanted])
-    assert len([each for each in drafter.drafted.values() if len(each) == count]) > 24
+    assert company.engine.stats().drafts[0][1] > 24 * count
     if changes:
         return
     for request in wanted:

@@ -191,7 +191,9 @@ def test_nothing_is_learnt_from_steps_for_which_graphs_were_recorded(
         EagerExecutor, "collect", lambda executor: replace(collect(executor), recorded=recorded)
     )
     monkeypatch.setattr(
-        WorthwhileDrafts, "observe_wait", lambda lengths, seconds, rows: waits.append(seconds)
+        WorthwhileDrafts,
+        "observe_wait",
+        lambda lengths, seconds, rows, **named: waits.append(seconds),
     )
     monkeypatch.setattr(StepTimes, "observe", lambda table, rows, seconds: times.append(rows))
     company.run(wanted)

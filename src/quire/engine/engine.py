@@ -127,8 +127,7 @@ class Engine:
         self._grammars = GrammarQueue(self.constraints.make)
         self._running: StepPlan | None = None
         """The plan of the running step, whose tokens are not read yet."""
-        self._started_at = 0.0
-        """When the running step started, by `time.perf_counter`."""
+        self._started_at = 0.0  # when the running step started, by `time.perf_counter`
         self._waited_s: float | None = None
         """Seconds that the device waited for the running step; None if unknown."""
         self._unobserved: list[tuple[StepPlan, StepResult, float | None]] = []

@@ -294,7 +294,7 @@ class EagerExecutor:
             others=others,
             graphed=computed.graphed,
             in_place=computed.in_place,
-            early=_is_early(computed, plan, last, guesses=self._guesser is not None),
+            early=_is_early(computed, plan, last, writes=len(self._guessed_layers) > 0),
             recorded=computed.recorded,
         )
         hidden = None if inputs.narrowed else computed.hidden
@@ -406,14 +406,14 @@ class EagerExecutor:
 
 
 def _is_early(
-    computed: Computed, plan: StepPlan, before: LaunchedStep | None, *, guesses: bool
+    computed: Computed, plan: StepPlan, before: LaunchedStep | None, *, writes: bool
 ) -> bool:
     """Return whether to launch a step behind the running one, `before`.
 
     MLX's own writes to the pools would copy them meanwhile: those of the plan's changes, of a head
-    that drafts (`guesses`), and of a running step that did not write in place.
+    that has layers (`writes`), and of a running step that did not write in place.
     """
     if computed.graphed:
         return True
-    alone = not (plan.changes or plan.copies or guesses)
+    alone = not (plan.changes or plan.copies or writes)
     return computed.in_place and alone and (before is None or before.rows.in_place)

@@ -50,7 +50,7 @@ def resolved(plan: StepPlan, before: Kept) -> StepPlan:
                 own.extend(guesses[place][: each.count - 1])
             each = _at(each, own, rejected=before.lasts[place] - kept[place])
         found.append(each)
-    return replace(plan, sequences=tuple(found))
+    return replace(plan, sequences=tuple(found), follows=False)
 
 
 def _at(each: ScheduledSequence, tokens: array[int], rejected: int) -> ScheduledSequence:

@@ -212,6 +212,7 @@ class StepPlan:
         forgotten: items whose features, complete or not, are dropped.
         encoding: the encoders' work, done before the rows that may need it.
         guess: number of tokens that the draft head guesses after each sampled one.
+        follows: whether `ScheduledSequence.follows` is true of a sequence.
     """
 
     sequences: tuple[ScheduledSequence, ...] = ()
@@ -221,16 +222,12 @@ class StepPlan:
     forgotten: tuple[MediaKey, ...] = ()
     encoding: tuple[EncoderWork, ...] = ()
     guess: int = 0
+    follows: bool = False
 
     @property
     def awaits_masks(self) -> bool:
         """Whether its tokens can be sampled only after the previous step's tokens were read."""
         return any(each.awaits_mask for each in self.sequences)
-
-    @cached_property
-    def follows(self) -> bool:
-        """Whether its rows depend on drafts or guesses of the previous step that are not read."""
-        return any(each.follows for each in self.sequences)
 
     @cached_property
     def _counts(self) -> tuple[list[int], list[int]]:

@@ -79,6 +79,8 @@ class Planner:
         self._prefill_split = PrefillSplit()
         self._graph_rows = graph_rows
         self.drafting = drafting
+        self._follows = False
+        """Whether rows of the plan may follow drafts or guesses that are not read."""
         self._bidirectional = any(group.spec.bidirectional_media for group in groups)
 
     def plan(self, ended: tuple[int, ...]) -> StepPlan | None:
@@ -135,8 +137,12 @@ class Planner:
     def _drafts(self, generating: list[Sequence]) -> dict[int, Draft]:
         """Return drafts by sequence number, as many as fit without preempting others."""
         drafting, drafted = self.drafting, [each for each in generating if each.drafting]
+        self._follows = False
+        if not drafted:
+            return {}
         read = [each for each in drafted if not each.progress.pending]
         follow = [each for each in drafted if drafting.follows(each)]
+        self._follows = bool(follow)
         if not read and not follow:
             return {}
         rows = sum([each.progress.known - each.progress.certain for each in generating])
@@ -159,7 +165,7 @@ class Planner:
         progress = sequence.progress
         if progress.unsettled and not self.drafting.follows(sequence):
             return False  # it waits for its last tokens
-        behind = progress.known - progress.certain
+        behind = progress.known - progress.computed + progress.unsettled
         if behind != 1:
             catches_up = sequence.drafting is not None and progress.generated > 0
             if not (catches_up and 0 < behind <= _CATCH_UP):
@@ -350,6 +356,7 @@ class Planner:
             ended=ended,
             forgotten=self.encodings.forget(),
             encoding=tuple(encoding),
+            follows=self._follows and any(rows.follows for rows in plan),
         )
         # A block that goes now is not written before the next plan hands it out again.
         for rows in plan:

@@ -43,6 +43,11 @@ class PlannedRows:
         return self.start + self.count
 
     @property
+    def follows(self) -> bool:
+        """See `ScheduledSequence.follows`."""
+        return self.behind > 0 or UNREAD in self.draft.tokens
+
+    @property
     def samples(self) -> bool:
         """Whether the rows yield a token."""
         return self.last and self.sequence.request.task.samples

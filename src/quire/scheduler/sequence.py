@@ -18,7 +18,7 @@ from quire.core.kv_format import KVFormat
 from quire.core.media import CrossMedia, MediaKey, Pieces
 from quire.core.request import Request
 from quire.sampling.history import RowState
-from quire.scheduler.drafts import Draft, DraftState
+from quire.scheduler.drafts import NO_DRAFT, Draft, DraftState
 from quire.scheduler.positions import TokenPositions
 from quire.scheduler.sequence_blocks import SequenceBlocks
 
@@ -114,13 +114,15 @@ class Progress:
         """Note that a step in flight samples for the sequence."""
         self.pending += 1
         self.drafts.append(draft)
-        self.unsettled += len(draft.tokens)
+        if draft is not NO_DRAFT:
+            self.unsettled += len(draft.tokens)
 
     def end(self) -> Draft:
         """Return what the oldest of these steps verified, when its tokens are read."""
         draft = self.drafts.pop(0)
         self.pending -= 1
-        self.unsettled -= len(draft.tokens)
+        if draft is not NO_DRAFT:
+            self.unsettled -= len(draft.tokens)
         return draft
 
     def drop_steps(self) -> None:
