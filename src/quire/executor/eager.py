@@ -145,14 +145,12 @@ class EagerExecutor:
     # -- one step after the other --------------------------------------------------------------
 
     def launch(self, plan: StepPlan | None) -> float:
+        last: LaunchedStep | None = None  # where it is done
         if plan is not None and plan.follows and not self._follows(plan):
             self.launch(plan=None)
-            done = self._finished
-            assert done is not None, "rows follow a step"
-            plan = resolved(plan, done[0].rows.kept)
-            self._running = self._build(plan, done[0])
-            self._start(self._running)
-            return self._started_at
+            assert self._finished is not None, "rows follow a step"
+            last = self._finished[0]
+            plan = resolved(plan, last.rows.kept)
         before, self._running = self._running, None
         resizes = plan is not None and any(isinstance(each, Resize) for each in plan.changes)
         if before is not None and resizes:
@@ -162,7 +160,7 @@ class EagerExecutor:
             before = before.without_arrays()
         if resizes:
             self._repeated.clear()
-        step = None if plan is None else self._build(plan, before)
+        step = None if plan is None else self._build(plan, before or last)
         started, early = self._started_at, step is not None and step.rows.early
         if step is not None and early:
             self._start(step)

@@ -159,6 +159,11 @@ class Drafting:
                 ahead.append(known._replace(most=beyond))
         return bool(ahead) and any(self._lengths.choose(ahead, rows, beginning=True))
 
+    @property
+    def guesses(self) -> bool:
+        """Whether the last planned step guesses tokens."""
+        return self._head is not None and self._guessed.get(self._head.name, 0) > 0
+
     def follows(self, sequence: Sequence) -> bool:
         """Return whether the next rows of a sequence can be planned although the running step
         samples for it and perhaps verifies drafts, all of the head: they begin where these end to

@@ -79,8 +79,8 @@ class Planner:
         self._prefill_split = PrefillSplit()
         self._graph_rows = graph_rows
         self.drafting = drafting
-        self._follows = False
-        """Whether rows of the plan may follow drafts or guesses that are not read."""
+        self._drafts_any = False
+        """Whether the plan has sequences that may be drafted."""
         self._bidirectional = any(group.spec.bidirectional_media for group in groups)
 
     def plan(self, ended: tuple[int, ...]) -> StepPlan | None:
@@ -137,12 +137,11 @@ class Planner:
     def _drafts(self, generating: list[Sequence]) -> dict[int, Draft]:
         """Return drafts by sequence number, as many as fit without preempting others."""
         drafting, drafted = self.drafting, [each for each in generating if each.drafting]
-        self._follows = False
+        self._drafts_any = bool(drafted)
         if not drafted:
             return {}
         read = [each for each in drafted if not each.progress.pending]
-        follow = [each for each in drafted if drafting.follows(each)]
-        self._follows = bool(follow)
+        follow = [each for each in drafted if drafting.follows(each)] if drafting.guesses else []
         if not read and not follow:
             return {}
         rows = sum([each.progress.known - each.progress.certain for each in generating])
@@ -356,7 +355,7 @@ class Planner:
             ended=ended,
             forgotten=self.encodings.forget(),
             encoding=tuple(encoding),
-            follows=self._follows and any(rows.follows for rows in plan),
+            follows=self._drafts_any and any(rows.follows for rows in plan),
         )
         # A block that goes now is not written before the next plan hands it out again.
         for rows in plan:
