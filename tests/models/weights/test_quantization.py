@@ -183,3 +183,30 @@ def test_many_rows_are_multiplied_unpacked(bits: int, group: int, mode: str) -> 
     assert mx.abs(ours(x) - codes).max().item() < 1e-4
     current_device().choose_products("mlx")
     assert mx.array_equal(ours(x), codes)
+
+
+@pytest.mark.parametrize("module", ["self_attn.q_proj", "experts.switch_glu.down_proj"])
+@pytest.mark.parametrize(("mode", "bits"), [("mxfp4", 4), ("mxfp8", 8)])
+def test_scales_that_kernels_cannot_compute_with_are_refused(
+    mode: str, bits: int, module: str, tmp_path: Path
+) -> None:
+    sizes: dict[str, Any] = {"intermediate_size": 64, "moe_intermediate_size": 64}
+    config = CONFIGS["gemma4_moe"](**sizes)
+    packed: dict[str, mx.array] = {}
+    for name, array in random_weights(config).items():
+        community = "language_model." + _community_name(name)
+        packed[community] = array
+        if array.ndim >= 2 and array.shape[-1] % 64 == 0:
+            packed |= _pack(community, array, mode, bits, 32)[0]
+    said = config | {"quantization": {"group_size": 32, "bits": bits, "mode": mode}}
+    (name,) = [each for each in packed if f".layers.1.{module}.scales" in each]
+    scales = packed[name].flatten()
+    for code in (127 + 65, 127 + 66, 255):
+        scales[5] = code
+        packed[name] = scales.reshape(packed[name].shape)
+        folder = _write(tmp_path / str(code), said, packed)
+        if code == 127 + 65:
+            open_model(folder)
+        else:
+            with pytest.raises(ModelError, match=rf"layers\.1\..*scales' holds 2\^{code - 127}"):
+                open_model(folder)

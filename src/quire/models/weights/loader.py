@@ -406,6 +406,7 @@ def _evaluate(model: nn.Module, on_progress: Callable[[int, int], None]) -> None
             batch, batch_bytes = [], 0
     mx.eval(batch)
     device.settle(batch)
+    quantization.check_scales(model)
     on_progress(total, total)
 
 

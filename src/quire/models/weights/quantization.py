@@ -15,7 +15,7 @@ from quire.core.errors import ModelError
 from quire.core.values import Values
 from quire.device.weights import FP4, FP8, PackedWeight, Packing
 from quire.models.base import named_layers
-from quire.models.layers.linear import packed_layer
+from quire.models.layers.linear import packed_layer, packing_of
 
 _FLOAT_MODES = {(4, 32): "mxfp4", (4, 16): "nvfp4", (8, 32): "mxfp8"}
 _AFFINE_BITS = (2, 3, 4, 5, 6, 8)
@@ -25,6 +25,8 @@ FP8_GROUPS = (128, 64, 32)
 _FOREIGN_TYPES = ("F8_E5M2", "I8")
 AUTO_ROUND = ("auto-round", "intel/auto-round")
 """Names of the AutoRound library in configurations."""
+_LARGEST_SCALE = 65
+"""Largest exponent of a power of two that scales a group: kernels compute with no larger ones."""
 _MODES = ("affine", "mxfp4", "mxfp8", "nvfp4")
 
 
@@ -127,6 +129,29 @@ def pack_like(model: nn.Module, weights: dict[str, mx.array]) -> None:
             packing = _packing(path, module["weight"].shape[-1], weights, scales=scales)
             packed.append((path, packed_twin(module, packing)))
     model.update_modules(tree_unflatten(packed))
+
+
+def check_scales(model: nn.Module) -> None:
+    """Refuse scales of MXFP4 and MXFP8 that are no numbers, or larger than kernels compute with.
+
+    Raises:
+        ModelError: the message names the tensor and its largest scale.
+    """
+    found: dict[str, mx.array] = {}
+    for path, module in named_layers(model).items():
+        if "scales" in module:
+            packing: Packing = getattr(module, "packing", None) or packing_of(module)
+            if packing.mode in ("mxfp4", "mxfp8"):
+                found[path] = mx.max(module["scales"])
+    mx.eval(found)
+    for path, largest in found.items():
+        code = largest.item()
+        assert isinstance(code, int), "scales are codes"
+        if (exponent := code - 127) > _LARGEST_SCALE:
+            raise ModelError(
+                f"tensor '{path}.scales' holds 2^{exponent}, but scales are at most "
+                f"2^{_LARGEST_SCALE}: the file is damaged"
+            )
 
 
 def packed_twin(module: Any, packing: Packing) -> nn.Module:
