@@ -1,24 +1,24 @@
-"""Small passes that transform programs: constant folding, and fusion into nodes of one kernel.
+"""Small passes that transform programs: fusion into nodes of one kernel.
 
 A pass does not change what a program computes; tests/program/test_passes.py checks it by `replay`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
-from quire.program.primitives import ELEMENTWISE, VIEWS, compute
+from quire.program.folding import pruned, simplified
+from quire.program.pieces import at_once
+from quire.program.primitives import ELEMENTWISE
 from quire.program.values import (
     FUSED,
-    Constant,
     Form,
     Node,
     Program,
     Size,
     Value,
-    depends_on_sizes,
 )
 
 _identity = id  # `id` names values here
@@ -28,85 +28,16 @@ RESHAPES = frozenset({"Reshape", "Flatten", "Unflatten", "ExpandDims", "Squeeze"
 _READ_THROUGH = RESHAPES | {"Broadcast", "Slice", "Split"}
 
 
-def fold_constants(program: Program) -> Program:
-    """Compute once everything that depends on weights alone."""
-    constants, nodes = dict(program.constants), list[Node]()
-    for node in program.nodes:
-        shapes = tuple(program.values[id].shape for id in node.outputs)
-        if (
-            node.is_operation
-            or not constants.keys() >= set(node.inputs)
-            or depends_on_sizes((node.arguments, *shapes))
-        ):
-            nodes.append(node)
-            continue
-        inputs = [constants[id].array for id in node.inputs]
-        dtypes = [program.values[id].dtype for id in node.outputs]
-        made = compute(node.kind, inputs, arguments=node.arguments, shape=shapes[0], dtypes=dtypes)  # type: ignore[arg-type]
-        names = ", ".join(name for id in node.inputs if (name := constants[id].name))
-        label = f"{node.kind}({names})" if names else ""
-        constants |= {id: Constant(label, y) for id, y in zip(node.outputs, made, strict=True)}
-    return _pruned(replace(program, constants=constants, nodes=tuple(nodes)))
-
-
-def drop_idle_views(program: Program) -> Program:
-    """Remove views and casts that change nothing, and nodes whose outputs nobody reads."""
-    alias: dict[int, int] = {}
-    kept: list[Node] = []
-    transposed: dict[int, Node] = {}
-    for node in program.nodes:
-        node = replace(node, inputs=tuple(alias.get(id, id) for id in node.inputs))
-        before = transposed.get(node.inputs[0]) if node.kind == "Transpose" else None
-        if _changes_nothing(program, node):
-            alias[node.outputs[0]] = node.inputs[0]
-        elif before is not None and _undoes(node, before):
-            alias[node.outputs[0]] = before.inputs[0]
-        else:
-            kept.append(node)
-            if node.kind == "Transpose":
-                transposed[node.outputs[0]] = node
-    outputs = tuple(alias.get(id, id) for id in program.outputs)
-    return _pruned(replace(program, nodes=tuple(kept), outputs=outputs))
-
-
-def _undoes(node: Node, before: Node) -> bool:
-    """Return whether a transpose puts the axes back that another one moved."""
-    axes = before.arguments[0]
-    return [axes[axis] for axis in node.arguments[0]] == sorted(axes)
-
-
-def _changes_nothing(program: Program, node: Node) -> bool:
-    if node.kind not in {*VIEWS, "AsType"} or len(node.outputs) != 1:
-        return False
-    if program.values[node.inputs[0]] != program.values[node.outputs[0]]:
-        return False
-    if node.kind == "Transpose":
-        return bool(node.arguments[0] == tuple(sorted(node.arguments[0])))
-    return node.kind != "Slice" or all(step == 1 for step in node.arguments[2])
-
-
-def _pruned(program: Program) -> Program:
-    """Remove nodes whose outputs nobody reads, unless they write to pools."""
-    read = set(program.outputs)
-    nodes: list[Node] = []
-    for node in reversed(program.nodes):
-        if read & set(node.outputs) or node.uses_pools:
-            read |= {*node.inputs, *node.reads}
-            nodes.append(node)
-    constants = {id: each for id, each in program.constants.items() if id in read}
-    return replace(program, nodes=tuple(reversed(nodes)), constants=constants)
-
-
 class Uses:
     """The producer and the readers of each value, looking through reshapes."""
 
     def __init__(self, program: Program) -> None:
-        self._program = program
         self.makers = {id: node for node in program.nodes for id in node.outputs}
         self._readers: dict[int, list[Node]] = {}
         for node in program.nodes:
             for id in node.inputs:
                 self._readers.setdefault(id, []).append(node)
+        self._outputs = set(map(self.source, program.outputs))
 
     def source(self, id: int) -> int:
         """Return the value that this value is a reshape of, through several reshapes if need be."""
@@ -130,8 +61,7 @@ class Uses:
 
     def is_output(self, id: int) -> bool:
         """Whether a value or a reshape of it is an output of the program."""
-        outputs = set(map(self.source, self._program.outputs))
-        return self.source(id) in outputs
+        return self.source(id) in self._outputs
 
     def only_reader(self, id: int) -> Node | None:
         """Return the one node that reads a value; None if there are more or none."""
@@ -153,21 +83,30 @@ def fuse(program: Program, groups: Sequence[tuple[str, Sequence[Node]]]) -> Prog
     place = {_identity(node): number for number, node in enumerate(program.nodes)}
     member = {_identity(node): number for number, (_, nodes) in enumerate(groups) for node in nodes}
     fused: dict[int, Node] = {}
+    last: dict[int, int] = {}
     for number, (what, nodes) in enumerate(groups):
-        fused[number] = _fused(
-            program, uses, what=what, nodes=sorted(nodes, key=lambda n: place[_identity(n)])
-        )
+        ordered = sorted(nodes, key=lambda n: place[_identity(n)])
+        fused[number] = _fused(program, uses, place, what=what, nodes=ordered)
+        last[number] = _identity(ordered[-1])
     order: list[Node] = []
     for node in program.nodes:
         number = member.get(_identity(node), -1)
         if number < 0:
             order.append(node)
-        elif number in fused and node is max(groups[number][1], key=lambda n: place[_identity(n)]):
+        elif last[number] == _identity(node):
             order.append(fused[number])
-    return _pruned(_in_order(replace(program, nodes=tuple(order))))
+    return pruned(_in_order(replace(program, nodes=tuple(order))))
 
 
-def _fused(program: Program, uses: Uses, what: str, nodes: Sequence[Node]) -> Node:
+def _fused(
+    program: Program, uses: Uses, place: Mapping[int, int], *, what: str, nodes: Sequence[Node]
+) -> Node:
+    """Return the node of a group.
+
+    Args:
+        place: the number of each node of the program, by the node's identity.
+        nodes: in order.
+    """
     made = {id for node in nodes for id in node.outputs}
     views: dict[int, Node] = {}
     pending = [id for node in nodes for id in node.inputs]
@@ -176,7 +115,6 @@ def _fused(program: Program, uses: Uses, what: str, nodes: Sequence[Node]) -> No
         if maker is not None and maker.kind in _READ_THROUGH and maker.outputs[0] not in views:
             views |= dict.fromkeys(maker.outputs, maker)
             pending += maker.inputs
-    place = {_identity(node): number for number, node in enumerate(program.nodes)}
     between = {_identity(view): view for view in views.values()}
     body = sorted([*nodes, *between.values()], key=lambda n: place[_identity(n)])
     inside = {_identity(node) for node in nodes}
@@ -329,6 +267,7 @@ def join_rows(program: Program) -> Program:
     uses = Uses(program)
     region: dict[int, list[Node]] = {}
     after = _followers(program)
+    place = {_identity(node): number for number, node in enumerate(program.nodes)}
     for node in program.nodes:
         if node.kind not in {*_OF_ROWS, "summed"} or _elements(program, node) is None:
             continue
@@ -340,7 +279,7 @@ def join_rows(program: Program) -> Program:
             if maker is None or _identity(maker) not in region:
                 continue
             a, b = region[_identity(maker)], region[_identity(node)]
-            if a is b or not _compatible(program, [*a, *b]) or _between(a, b, after):
+            if a is b or not _compatible(program, [*a, *b]) or _between(a, b, after, place=place):
                 continue
             merged = a + b
             region.update({_identity(each): merged for each in merged})
@@ -393,24 +332,31 @@ def _followers(program: Program) -> Mapping[int, list[Node]]:
     return after
 
 
-def _between(a: Sequence[Node], b: Sequence[Node], after: Mapping[int, list[Node]]) -> bool:
-    """Whether some node outside two groups depends on one of them and is needed by the other."""
+def _between(
+    a: Sequence[Node],
+    b: Sequence[Node],
+    after: Mapping[int, list[Node]],
+    place: Mapping[int, int],
+) -> bool:
+    """Whether some node outside two groups depends on one of them and is needed by the other.
+
+    Args:
+        after: the nodes that read each node's outputs, by its identity.
+        place: the number of each node, by its identity. Nothing behind both groups is needed.
+    """
     inside = {_identity(each) for each in (*a, *b)}
+    end = max(place[each] for each in inside)
 
     def leads_back(start: Sequence[Node]) -> bool:
-        pending = [
-            n
-            for each in start
-            for n in after.get(_identity(each), ())
-            if _identity(n) not in inside
-        ]
+        pending = [n for each in start for n in after.get(_identity(each), ())]
+        pending = [n for n in pending if _identity(n) not in inside]
         seen = set[int]()
         while pending:
-            node = pending.pop()
-            if _identity(node) in seen:
+            node = _identity(pending.pop())
+            if node in seen or place[node] > end:
                 continue
-            seen.add(_identity(node))
-            for each in after.get(_identity(node), ()):
+            seen.add(node)
+            for each in after.get(node, ()):
                 if _identity(each) in inside:
                     return True
                 pending.append(each)
@@ -421,18 +367,20 @@ def _between(a: Sequence[Node], b: Sequence[Node], after: Mapping[int, list[Node
 
 def recordable(program: Program) -> Program:
     """Run all passes. The result is for executors that record kernels."""
-    return prepared(split_experts(program))
+    return at_once(recordable_in_pieces(program))
 
 
-def simplified(program: Program) -> Program:
-    """Run the passes that remove nodes. None of the rest is fused."""
-    for each in (drop_idle_views, fold_constants, drop_idle_views):
-        program = each(program)
-    return program
+def recordable_in_pieces(program: Program) -> Generator[None, None, Program]:
+    """Run all passes, one in each piece; see `recordable`."""
+    return _passed(split_experts(program))
 
 
 def prepared(program: Program) -> Program:
     """Run only the passes whose result `replay` can run."""
+    return at_once(_passed(program))
+
+
+def _passed(program: Program) -> Generator[None, None, Program]:
     passes: Sequence[Callable[[Program], Program]] = (
         simplified,
         join_products,
@@ -442,4 +390,5 @@ def prepared(program: Program) -> Program:
     )
     for each in passes:
         program = each(program)
+        yield
     return program

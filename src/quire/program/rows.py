@@ -7,12 +7,14 @@ first sizes, too, where patches are read, grouped and merged: those nodes keep f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
-from quire.program.passes import PRODUCTS, Uses, recordable, simplified
+from quire.program.folding import simplified
+from quire.program.passes import PRODUCTS, Uses, recordable_in_pieces
+from quire.program.pieces import at_once
 from quire.program.values import FUSED, Form, Node, Program, Value, bound
 
 _ROWS = Form(0, (("T", 1),))
@@ -34,11 +36,17 @@ class RowProgram:
 
     @staticmethod
     def of(program: Program, items: int) -> RowProgram:
-        """Return an encoder's program for a number of items, ready to be recorded.
+        """Return an encoder's program for a number of items, ready to be recorded."""
+        return at_once(RowProgram.in_pieces(program, items))
+
+    @staticmethod
+    def in_pieces(program: Program, items: int) -> Generator[None, None, RowProgram]:
+        """Make an encoder's program for a number of items ready to be recorded.
 
         T stands for the number of rows that most products multiply.
         """
         fixed = simplified(_for_items(program, items))
+        yield
         counts = Counter(
             fixed.values[each.inputs[0]].shape[0] for each in fixed.nodes if _by_row(fixed, each)
         )
@@ -66,7 +74,8 @@ class RowProgram:
             values={**fixed.values, **values},
         )
         arrays = {name: fixed.constants[id].array for name, id in tables.items()}
-        return RowProgram(recordable(of_rows), rows, arrays)
+        ready = yield from recordable_in_pieces(of_rows)
+        return RowProgram(ready, rows, arrays)
 
     def has_rows(self, node: Node) -> bool:
         """Return whether all that a node reads and computes has T rows. Only elements and norms may

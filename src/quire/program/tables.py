@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import mlx.core as mx
 
-from quire.program.passes import drop_idle_views
+from quire.program.folding import drop_idle_views
 from quire.program.values import Node, Program
 
 

@@ -17,6 +17,7 @@ from mlx.utils import tree_unflatten
 
 from quire.device.device import traced_by
 from quire.models.base import LanguageModel, named_parameters
+from quire.program.pieces import at_once
 from quire.program.primitives import Recording, frozen, recorded
 from quire.program.tracing import Call, KnownWeights, TracedOperations, TracedStep, Variant
 from quire.program.values import Constant, Form, Node, Program, Value
@@ -118,7 +119,7 @@ def trace_rows(module: nn.Module, fields: Mapping[str, Field]) -> Program:
 
 def trace_encoder(model: LanguageModel, kind: str, shape: tuple[int, ...]) -> Program:
     """Trace the program that encodes items of one shape; see `trace_encoder_in_pieces`."""
-    return _at_once(trace_encoder_in_pieces(model, kind, shape))
+    return at_once(trace_encoder_in_pieces(model, kind, shape))
 
 
 def trace_encoder_in_pieces(
@@ -171,17 +172,7 @@ def _trace(
     symbols: tuple[str, ...],
     fields: Callable[[Mapping[str, int]], dict[str, mx.array]],
 ) -> Program:
-    return _at_once(_trace_in_pieces(model, function, symbols, fields=fields))
-
-
-def _at_once(pieces: Generator[None, None, Program]) -> Program:
-    """Do all pieces of a tracing, and return the program."""
-    while True:
-        try:
-            next(pieces)
-        except StopIteration as end:
-            program: Program = end.value
-            return program
+    return at_once(_trace_in_pieces(model, function, symbols, fields=fields))
 
 
 def _trace_in_pieces(
@@ -190,12 +181,13 @@ def _trace_in_pieces(
     symbols: tuple[str, ...],
     fields: Callable[[Mapping[str, int]], dict[str, mx.array]],
 ) -> Generator[None, None, Program]:
-    """Trace at one number of rows in each piece."""
+    """Trace at one number of rows in each piece, and merge the programs in the last one."""
     points, programs = _points(symbols), list[Program]()
     for point in points:
         if programs:
             yield
         programs.append(_at_one_size(model, function, fields(point)))
+    yield
     return _unified(programs, points)
 
 

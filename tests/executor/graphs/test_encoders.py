@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
@@ -15,13 +16,14 @@ from quire.engine.engine import Engine
 from quire.executor import factory
 from quire.executor.agreement import whole_error
 from quire.executor.encoder_cache import Encoded, EncoderCache
-from quire.executor.graphs import encoders
+from quire.executor.graphs import encoders, recording
 from quire.executor.graphs.encoders import EncoderGraphs
 from quire.executor.graphs.executor import GraphExecutor
+from quire.executor.graphs.recording import Recording
 from quire.models.base import LanguageModel, finished
-from quire.program import trace
+from quire.program import passes, trace
 from quire.program.trace import trace_encoder_in_pieces
-from quire.program.values import Program
+from quire.program.values import FUSED, Program
 from quire.scheduler.plan import EncoderWork, StepPlan, StepResult
 from tests.engine.test_image_parity import showing
 from tests.executor.graphs.recorded import opened
@@ -51,8 +53,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 _SLOW = ("qwen2_5_vl", "lfm2_vl")
 SHAPE = (4, 8)
-PIECES = 6
-"""Calls that trace and record graphs: at three numbers of items, then as a program of rows."""
+PIECES = 13
+"""Calls that trace and record graphs: at three numbers of items, which are then merged, by seven
+passes, and by two recordings."""
 
 
 @pytest.fixture
@@ -230,17 +233,52 @@ def test_engines_graph_encoders(
 def test_tracing_and_recording_are_cut_in_pieces(
     extension: EmulatedExtension, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A call does one piece; graphs of other numbers of items need no tracing."""
+    """A call traces once, or runs one pass, or records a number of nodes. Graphs of other numbers
+    of items need no tracing.
+    """
     model = unpacked(FAMILIES["gemma4"])
-    graphs, traces = EncoderGraphs(model, extension), list[int]()
-    at_one_size = trace._at_one_size
+    graphs, done = EncoderGraphs(model, extension), list[tuple[int, str]]()
 
-    def noted(*given: Any) -> Program:
-        traces.append(graphs.made)
-        return at_one_size(*given)
+    def noting(owner: Any, name: str, what: str) -> None:
+        function = getattr(owner, name)
 
-    monkeypatch.setattr(trace, "_at_one_size", noted)
-    assert prepare(graphs, model, SHAPE) == PIECES
-    assert traces == [1, 2, 3], "each number of items in a call of its own"
-    assert prepare(graphs, model, SHAPE, 2) == 3
-    assert len(traces) == 3
+        def noted(*given: Any) -> Any:
+            done.append((graphs.made, what))
+            return function(*given)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    noting(trace, "_at_one_size", "trace")
+    for name in ("simplified", "join_products", "join_heads", "join_routes", "join_rows"):
+        noting(passes, name, "pass")
+    noting(Recording, "_record", "node")
+    noting(Recording, "_segment", "node")
+    monkeypatch.setattr(recording, "NODES_A_PIECE", 10)
+    made = prepare(graphs, model, SHAPE)
+    (known,) = graphs._shapes.values()
+    assert known.graphs[1] is not None
+    nodes = len(known.graphs[1].program.program.nodes)
+    assert nodes > 20
+    assert made == PIECES + 2 * ((nodes - 1) // 10)
+    each = Counter(done)
+    assert max(each.values()) == 10
+    assert all(count == 1 for (_, what), count in each.items() if what != "node")
+    assert len({call for call, _ in done}) == len(each), "a call does one kind of work"
+    assert sum(what == "trace" for _, what in done) == 3
+    prepare(graphs, model, SHAPE, 2)
+    assert sum(what == "trace" for _, what in done) == 3
+
+
+def test_bounds_of_elements_are_no_tables(extension: EmulatedExtension) -> None:
+    """A table of `rows` times a bound would take megabytes for each product."""
+    model = unpacked(FAMILIES["gemma4"])
+    graphs = EncoderGraphs(model, extension)
+    prepare(graphs, model, SHAPE)
+    (known,) = graphs._shapes.values()
+    assert known.graphs[1] is not None
+    program = known.graphs[1].program
+    fused = [
+        each for node in program.program.nodes if node.kind == FUSED for each in node.arguments
+    ]
+    assert "Maximum" in {each.kind for each in fused}
+    assert {table.dtype for table in program.tables.values()} == {mx.float32}, "of angles alone"

@@ -37,6 +37,7 @@ from quire.executor.graphs.recording import Recording
 from quire.executor.graphs.step_graphs import RecordedStep, StepGraphs, StepLaunch
 from quire.models.base import Encoding, LanguageModel
 from quire.program.passes import PRODUCTS, RESHAPES
+from quire.program.pieces import at_once
 from quire.program.rows import RowProgram
 from quire.program.trace import trace_encoder_in_pieces
 from quire.program.values import FUSED, Node, Program, bound
@@ -243,17 +244,17 @@ class EncoderGraphs:
         Raises:
             UnsupportedNode: kernels compute too little of the program.
         """
-        program = RowProgram.of(traced, items)
+        program = yield from RowProgram.in_pieces(traced, items)
         if not 0 < program.rows <= MOST_ROWS:
             raise UnsupportedNode(f"its products have {program.rows} rows")
         yield
-        by_mlx = nodes_by_mlx(program, self._recorder(_SURVEYED_ROWS))
+        by_mlx = yield from surveyed_in_pieces(program, self._recorder(_SURVEYED_ROWS))
         yield
         started = time.perf_counter()
         recorder = self._recorder(1 << (program.rows - 1).bit_length())
         recording = Recording(recorder, {}, _NO_LAYERS, states={}, by_mlx=by_mlx)
         given, outputs = places_of(program, recorder)
-        recording.record(program.program, given, list(outputs.values()))
+        yield from recording.record_in_pieces(program.program, given, list(outputs.values()))
         self._memory += recorder.allocated
         step = RecordedStep(
             recorder, (), recording.segments, nodes=recording.recorded, started=started
@@ -275,7 +276,14 @@ def _log_disabled(kind: str, shape: tuple[int, ...], problem: Exception) -> None
 
 
 def nodes_by_mlx(program: RowProgram, recorder: Recorder) -> list[Node]:
-    """Return the nodes that MLX computes between graphs.
+    """Return the nodes that MLX computes between graphs; see `surveyed_in_pieces`."""
+    return at_once(surveyed_in_pieces(program, recorder))
+
+
+def surveyed_in_pieces(
+    program: RowProgram, recorder: Recorder
+) -> Generator[None, None, list[Node]]:
+    """Find the nodes that MLX computes between graphs.
 
     Args:
         recorder: is written to.
@@ -288,7 +296,7 @@ def nodes_by_mlx(program: RowProgram, recorder: Recorder) -> list[Node]:
     others = [each for each in nodes if not program.has_rows(each)]
     survey = Survey(recorder, {}, _NO_LAYERS, states={}, by_mlx=others)
     given, outputs = places_of(program, recorder)
-    survey.record(program.program, given, list(outputs.values()))
+    yield from survey.record_in_pieces(program.program, given, list(outputs.values()))
     found = [*others, *(node for node, _ in survey.unsupported)]
     left, whole = (sum(map(products_of, each)) for each in (found, nodes))
     if 2 * left > whole:
@@ -309,6 +317,8 @@ def places_of(
     fields by name, and its outputs' buffers by value.
     """
     own = program.program
+    tables = {name: in_device_memory(each).view(mx.uint8) for name, each in program.tables.items()}
+    mx.eval(tables)
     sizes = dict.fromkeys(own.symbols, recorder.max_rows)
 
     def buffer(memory: mx.array) -> Buffer:
@@ -319,10 +329,7 @@ def places_of(
         size = prod(bound(kind.shape, sizes)) * kind.dtype.size
         return buffer(device_memory.unwritten((size,), mx.uint8))
 
-    buffers = {
-        name: buffer(in_device_memory(array).view(mx.uint8))
-        for name, array in program.tables.items()
-    }
+    buffers = {name: buffer(each) for name, each in tables.items()}
     buffers["features"] = unwritten(own.fields["features"])
     given = {name: Place(each.address, each) for name, each in buffers.items()}
     return given, {value: unwritten(value) for value in own.outputs}

@@ -236,3 +236,13 @@ def attention_heads(program: Program) -> dict[int, int]:
                 assert isinstance(heads, int), "heads are a fixed number"
                 found[layer] = heads
     return found
+
+
+def check_heads(q: HeadOperand, k: HeadOperand | None, v: HeadOperand | None) -> None:
+    """Raise `UnsupportedNode` if no kernel prepares heads this way."""
+    if k is not None and (k.rotate is None) != (q.rotate is None):
+        raise UnsupportedNode("attention that rotates queries alone")
+    if k is not None and (k.norm is None) != (q.norm is None):
+        raise UnsupportedNode("attention that normalises queries alone")
+    if v is not None and (v.rotate is not None or (v.norm and v.norm.weight("weight"))):
+        raise UnsupportedNode("attention with weighted norms of values")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -29,6 +29,7 @@ from quire.executor.graphs.operands import (
     Part,
     ProductMatrix,
     UnsupportedNode,
+    check_heads,
     is_plain,
     is_readable,
     product_matrix,
@@ -47,8 +48,10 @@ from quire.executor.graphs.small_sums import reduced_kernel, small_product_kerne
 from quire.executor.graphs.source import NotGenerated
 from quire.executor.graphs.states import LayerStates
 from quire.program.passes import PRODUCTS, RESHAPES, Uses
+from quire.program.pieces import at_once
 from quire.program.values import Node, Program
 
+NODES_A_PIECE = 100
 _FEW_OUTPUTS = 512
 """Most outputs of a matrix whose product is computed by one warp for each element."""
 
@@ -123,7 +126,13 @@ class Recording(
     def record(
         self, program: Program, given: Mapping[str, Place], outputs: Sequence[Buffer]
     ) -> list[Buffer]:
-        """Record the kernels of a program.
+        """Record the kernels of a program; see `record_in_pieces`."""
+        return at_once(self.record_in_pieces(program, given, outputs))
+
+    def record_in_pieces(
+        self, program: Program, given: Mapping[str, Place], outputs: Sequence[Buffer]
+    ) -> Generator[None, None, list[Buffer]]:
+        """Record the kernels of a program, those of `NODES_A_PIECE` nodes in each piece.
 
         Args:
             given: locations of the program's fields, by name.
@@ -135,6 +144,8 @@ class Recording(
         self._start(program, given, outputs)
         last, done = self._last_reads(program), list[int]()
         for number, node in enumerate(program.nodes):
+            if number and number % NODES_A_PIECE == 0:
+                yield
             if node in self._by_mlx:
                 self._segment(node)
             else:
@@ -365,7 +376,7 @@ class Recording(
         head_dim = spec.head_dim
         if not paged.takes(head_dim, spec.value_dim):
             raise UnsupportedNode(f"heads of {head_dim}, with values of {spec.value_dim}")
-        _check_heads(q, k, v)
+        check_heads(q, k, v)
         eps = {h.norm.attributes["eps"] for h in heads.values() if h and h.norm is not None}
         rotation = self._rotation(q, k)
         values = [each.part.source for each in heads.values() if each is not None]
@@ -417,16 +428,6 @@ class Recording(
             raise UnsupportedNode("a rotation by constant angles")
         pairs = self._width(cosines, 1)
         return Rotation(places[0], places[1], pairs, neighbours=q.rotate.attributes["neighbours"])
-
-
-def _check_heads(q: HeadOperand, k: HeadOperand | None, v: HeadOperand | None) -> None:
-    """Raise `UnsupportedNode` if no kernel prepares heads this way."""
-    if k is not None and (k.rotate is None) != (q.rotate is None):
-        raise UnsupportedNode("attention that rotates queries alone")
-    if k is not None and (k.norm is None) != (q.norm is None):
-        raise UnsupportedNode("attention that normalises queries alone")
-    if v is not None and (v.rotate is not None or (v.norm and v.norm.weight("weight"))):
-        raise UnsupportedNode("attention with weighted norms of values")
 
 
 def _gates_products(gate: Node, up: Node, join: Node) -> bool:

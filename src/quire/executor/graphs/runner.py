@@ -34,8 +34,9 @@ from quire.executor.graphs.step_check import NodeGraphs, StepCheck
 from quire.executor.graphs.step_graphs import StepGraphs, StepLaunch
 from quire.executor.inputs import StepInputs
 from quire.executor.step import Computed
+from quire.program.folding import simplified
 from quire.program.low_rank import LowRankFactors, arrays_of, shapes_of, with_low_rank
-from quire.program.passes import prepared, recordable, simplified, split_experts
+from quire.program.passes import prepared, recordable, split_experts
 from quire.program.trace import StepPrograms
 from quire.program.wanted_rows import FIELD, with_wanted_rows
 from quire.scheduler.plan import GraphRows, ScheduledSequence
