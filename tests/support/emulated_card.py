@@ -138,6 +138,9 @@ class _CUDA:
     kernel_language = "cuda"
     kernels = None
 
+    def free_memory(self) -> int:
+        return current_device().free_memory()
+
 
 def _own_stream() -> None:
     mx.set_default_stream(mx.new_stream(mx.cpu))

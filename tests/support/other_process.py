@@ -29,6 +29,7 @@ class OtherProcess(Contents):
     """Implements `Executor` by calls to one in a process of its own. `contents` is itself."""
 
     work_seconds: tuple[float, ...] = ()
+    planned_bytes = 0
 
     def __init__(self, loaded: LoadedModel, config: EngineConfig, **_: Any) -> None:
         super().__init__()

@@ -86,15 +86,15 @@ class Engine:
     ) -> None:
         self.step_times = step_times or MeasuredSteps()
         self.config = config
-        self._loaded = loaded
-        self._executor = executor
+        self._loaded, self._executor = loaded, executor
         self._media = RequestMedia(loaded.model.encoders)
         self._groups = KVLayout.of(loaded.model.layout).groups
         self._drafters = frozenset(each.name for each in drafters)
         self.adapters = RequestAdapters(executor.adapters, loaded, config)
         self._head = next((each for each in drafters if isinstance(each, HeadDrafter)), None)
         self._worthwhile = WorthwhileDrafts(self.step_times.generating.curve)
-        budget = kv_budget(config, loaded.parameter_bytes + executor.adapters.nbytes)
+        held = loaded.parameter_bytes + executor.adapters.nbytes
+        budget = kv_budget(config, held, planned=executor.planned_bytes)
         drafted = sum(each.kv_budget for each in drafters if isinstance(each, ModelDrafter))
         current_device().bound_steps(budget + drafted)
         vocabulary = loaded.model.vocab_size

@@ -64,7 +64,7 @@ class RoomCheck:
         while True:
             try:
                 _check_weights(self.config, weight_bytes)
-                budget = kv_budget(self.config, weight_bytes, unread=weight_bytes)
+                budget = kv_budget(self.config, 0, planned=weight_bytes)
                 _check_smallest(model, dtype, self.config, budget=budget)
                 return
             except NoRoom as lacking:
@@ -82,21 +82,21 @@ def _check_weights(config: EngineConfig, needed: int) -> None:
         )
 
 
-def kv_budget(config: EngineConfig, weights: int, *, unread: int = 0) -> int:
+def kv_budget(config: EngineConfig, held: int, *, planned: int = 0) -> int:
     """Return the bytes for KV blocks: as configured, or a share of the memory free beside the
     weights.
 
     Args:
-        weights: bytes that the weights take.
-        unread: bytes of weights still to be read, which count as free now.
+        held: bytes that weights and adapters take.
+        planned: bytes that weights or graphs of encoders will take, which count as free now.
 
     Raises:
         NoRoom: more is configured than there is; the message names both numbers.
     """
-    free = current_device().free_memory() - unread - config.reserved
+    free = current_device().free_memory() - planned - config.reserved
     share = free * current_device().kv_share
     if config.memory is not None:
-        free = min(free, config.memory - weights)
+        free = min(free, config.memory - held - planned)
         share = min(share, free)
     if config.kv_memory is None:
         return max(0, int(share / config.sharers))

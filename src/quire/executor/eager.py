@@ -76,6 +76,8 @@ class EagerExecutor:
             while that step runs; never by default. Where it cannot, the step is waited for.
     """
 
+    planned_bytes = 0
+
     def __init__(
         self,
         model: LanguageModel,

@@ -34,6 +34,11 @@ class Executor(Protocol):
         ...
 
     @property
+    def planned_bytes(self) -> int:
+        """Bytes that it may allocate later, beside the pools."""
+        ...
+
+    @property
     def work_seconds(self) -> tuple[float, ...]:
         """How long each rank of a split model took for the same work, see `EngineStats`; empty for
         a whole model.

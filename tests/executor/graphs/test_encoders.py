@@ -11,7 +11,9 @@ import mlx.core as mx
 import pytest
 
 from quire.core.config import EngineConfig
+from quire.core.errors import NoRoom
 from quire.core.media import MediaItem
+from quire.device.device import current_device
 from quire.engine.engine import Engine
 from quire.executor import factory
 from quire.executor.agreement import whole_error
@@ -53,6 +55,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 _SLOW = ("qwen2_5_vl", "lfm2_vl")
 SHAPE = (4, 8)
+MEMORY = 64 << 20
 PIECES = 13
 """Calls that trace and record graphs: at three numbers of items, which are then merged, by seven
 passes, and by two recordings."""
@@ -92,7 +95,7 @@ def prepare(
 def test_graphs_compute_what_the_encoder_does(family: str, extension: EmulatedExtension) -> None:
     """The same graphs for other features and for several items, in turns."""
     model = unpacked(FAMILIES[family])
-    encoder, graphs = model.encoders["image"], EncoderGraphs(model, extension)
+    encoder, graphs = model.encoders["image"], EncoderGraphs(model, extension, MEMORY)
     shape = shape_for(encoder)
     counts = (1, 2) if encoder.takes_several else (1,)
     for count in counts:
@@ -114,7 +117,7 @@ def test_graphs_compute_what_the_encoder_does(family: str, extension: EmulatedEx
 def test_items_are_encoded_in_the_pieces_of_plans(extension: EmulatedExtension) -> None:
     """Pieces of other items of the shape may come between."""
     model = unpacked(FAMILIES["gemma4"])
-    encoder, graphs = model.encoders["image"], EncoderGraphs(model, extension)
+    encoder, graphs = model.encoders["image"], EncoderGraphs(model, extension, MEMORY)
     pieces = encoder.pieces(SHAPE)
     drawn = random_features(model, "image", SHAPE)
     features = {bytes([n]): (drawn * (2 * n + 1)).astype(mx.uint8) for n in range(4)}
@@ -160,7 +163,7 @@ def test_shapes_that_come_again_have_graphs(
 ) -> None:
     monkeypatch.setattr(encoders, "_MOST_SHAPES", 2)
     model = unpacked(FAMILIES["gemma4"])
-    graphs = EncoderGraphs(model, extension)
+    graphs = EncoderGraphs(model, extension, MEMORY)
     asked = [(2, 4), (4, 4), (2, 4), (4, 6), (2, 4), (4, 4), (4, 4), (2, 4), (2, 4)]
     for shape in asked:
         finished(graphs.encode([item(shape)], random_features(model, "image", shape)))
@@ -173,7 +176,7 @@ def test_graphs_that_differ_or_take_longer_do_not_serve(
     extension: EmulatedExtension, monkeypatch: pytest.MonkeyPatch, wrong: bool, slow: bool
 ) -> None:
     model = unpacked(FAMILIES["gemma4"])
-    graphs, runs = EncoderGraphs(model, extension), list[int]()
+    graphs, runs = EncoderGraphs(model, extension, MEMORY), list[int]()
     run = graphs._run
 
     def noted(found: encoders._Graphs, features: mx.array) -> Encoded:
@@ -197,7 +200,7 @@ def test_large_items_run_eagerly(
 ) -> None:
     monkeypatch.setattr(encoders, "MOST_ROWS", 63)
     model = unpacked(FAMILIES["gemma4"])
-    graphs = EncoderGraphs(model, extension)
+    graphs = EncoderGraphs(model, extension, MEMORY)
     for _ in range(3):
         finished(graphs.encode([item(SHAPE)] * 2, random_features(model, "image", SHAPE, 2)))
     assert not traced
@@ -237,7 +240,7 @@ def test_tracing_and_recording_are_cut_in_pieces(
     of items need no tracing.
     """
     model = unpacked(FAMILIES["gemma4"])
-    graphs, done = EncoderGraphs(model, extension), list[tuple[int, str]]()
+    graphs, done = EncoderGraphs(model, extension, MEMORY), list[tuple[int, str]]()
 
     def noting(owner: Any, name: str, what: str) -> None:
         function = getattr(owner, name)
@@ -272,7 +275,7 @@ def test_tracing_and_recording_are_cut_in_pieces(
 def test_bounds_of_elements_are_no_tables(extension: EmulatedExtension) -> None:
     """A table of `rows` times a bound would take megabytes for each product."""
     model = unpacked(FAMILIES["gemma4"])
-    graphs = EncoderGraphs(model, extension)
+    graphs = EncoderGraphs(model, extension, MEMORY)
     prepare(graphs, model, SHAPE)
     (known,) = graphs._shapes.values()
     assert known.graphs[1] is not None
@@ -282,3 +285,34 @@ def test_bounds_of_elements_are_no_tables(extension: EmulatedExtension) -> None:
     ]
     assert "Maximum" in {each.kind for each in fused}
     assert {table.dtype for table in program.tables.values()} == {mx.float32}, "of angles alone"
+
+
+def test_graphs_stay_within_their_memory(extension: EmulatedExtension) -> None:
+    """What a shape needs counts once: graphs of other shapes share the memory of values."""
+    model = unpacked(FAMILIES["gemma4"])
+    graphs = EncoderGraphs(model, extension, MEMORY)
+    assert graphs.nbytes == 0
+    prepare(graphs, model, SHAPE)
+    first = graphs.nbytes
+    prepare(graphs, model, (2, 4))
+    assert first < graphs.nbytes < 1.5 * first
+    for few, recorded in ((first - 1, False), (first, True)):
+        graphs = EncoderGraphs(model, extension, few)
+        prepare(graphs, model, SHAPE)
+        (known,) = graphs._shapes.values()
+        assert (known.graphs[1] is not None) is recorded
+        assert graphs.nbytes == (first if recorded else 0)
+
+
+def test_the_kv_budget_leaves_the_memory_of_encoders(
+    extension: EmulatedExtension, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(factory, "open_cuda_graphs", lambda *given, **named: None)
+    free = 1 << 30
+    monkeypatch.setattr(type(current_device()), "free_memory", lambda self: free)
+    loaded = opened(FAMILIES["gemma4"], lambda model: None)
+    planned = free // 32
+    company = Company(loaded, EngineConfig("", kv_memory=free - planned))
+    assert executor_of(company.engine).planned_bytes == planned
+    with pytest.raises(NoRoom, match="kv-memory"):
+        Company(loaded, EngineConfig("", kv_memory=free - planned + 1))

@@ -17,6 +17,7 @@ import mlx.core as mx
 import numpy as np
 
 from quire.cache.specs import KVLayout
+from quire.core.figures import size
 from quire.core.media import MediaItem
 from quire.device.cuda.compiled import compiler
 from quire.device.cuda.driver import DriverError, card
@@ -71,11 +72,13 @@ class _Graphs:
         features: where they read the features.
         outputs: where they leave the rows, by value.
         graphs: made when the kernels are compiled.
+        nbytes: of features, outputs and tables.
         serves: whether they compute the encoder's rows in less time; None before that is known.
     """
 
     program: RowProgram
     step: RecordedStep
+    nbytes: int
     features: Buffer
     outputs: Mapping[int, Buffer]
     graphs: StepGraphs | None = None
@@ -106,12 +109,16 @@ class EncoderGraphs:
     its kernels are compiled in the background. Its first graphed items are encoded by the encoder
     as well: graphs serve only if they agree with it and take less time.
 
+    Args:
+        max_bytes: memory that they may take. A shape whose graphs need more has none.
+
     Attributes:
         made: number of calls that traced, recorded or checked, which takes long.
     """
 
-    def __init__(self, model: LanguageModel, extension: Extension) -> None:
+    def __init__(self, model: LanguageModel, extension: Extension, max_bytes: int) -> None:
         self.made = 0
+        self.max_bytes = max_bytes
         self._model, self._encoders = model, model.encoders
         self._extension, self._compiler = extension, compiler()
         self._library = open_library(DeviceRunner(self._compiler, extension), card())
@@ -125,6 +132,13 @@ class EncoderGraphs:
         self._copies: dict[int, tuple[mx.array, mx.array]] = {}
         self._last: Encoded = ()
         """The rows encoded last: the next graph writes where they were copied from."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the memory that graphs read and write."""
+        graphs = (each for known in self._shapes.values() for each in known.graphs.values())
+        own = sum(each.nbytes for each in graphs if each is not None)
+        return own + sum(each.nbytes for each in self._memory)
 
     def encode(self, items: Sequence[MediaItem], features: mx.array) -> Encoding:
         """Encode items of one kind and shape. A graph computes all pieces with the first one.
@@ -242,7 +256,7 @@ class EncoderGraphs:
         """Record the graphs of a number of items, in pieces.
 
         Raises:
-            UnsupportedNode: kernels compute too little of the program.
+            UnsupportedNode: kernels compute too little of the program, or memory does not suffice.
         """
         program = yield from RowProgram.in_pieces(traced, items)
         if not 0 < program.rows <= MOST_ROWS:
@@ -255,13 +269,18 @@ class EncoderGraphs:
         recording = Recording(recorder, {}, _NO_LAYERS, states={}, by_mlx=by_mlx)
         given, outputs = places_of(program, recorder)
         yield from recording.record_in_pieces(program.program, given, list(outputs.values()))
+        before = {id(each) for each in (*recorder.spare, *recorder.allocated)}
+        own = sum(each.nbytes for each in recorder.kept if id(each) not in before)
+        needed = self.nbytes + own + sum(each.nbytes for each in recorder.allocated)
+        if needed > self.max_bytes:
+            raise UnsupportedNode(f"{size(needed)} of {size(self.max_bytes)} would be used")
         self._memory += recorder.allocated
         step = RecordedStep(
             recorder, (), recording.segments, nodes=recording.recorded, started=started
         )
         features = given["features"].buffer
         assert features is not None, "features have memory"
-        return _Graphs(program, step, features=features, outputs=outputs)
+        return _Graphs(program, step, own, features=features, outputs=outputs)
 
     def _recorder(self, max_rows: int) -> Recorder:
         pointer, spare = self._extension.pointer, tuple(self._memory)

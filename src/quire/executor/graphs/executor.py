@@ -42,6 +42,7 @@ class GraphExecutor(EagerExecutor):
         self._encoders = encoders
         if encoders is not None:
             features = self.contents.features
+            self.planned_bytes = encoders.max_bytes
             self.media = EncoderCache(model.encoders, features, encode=encoders.encode)
         self._graphs = graphs
         self._factors: Factors | None = None

@@ -21,13 +21,18 @@ from quire.program.trace import NotLinear, steps_of, trace
 
 log = logging.getLogger("quire.engine")
 
+_MOST_ENCODER_BYTES = 512 << 20
+_ENCODER_SHARE = 1 / 32
+"""Of the memory that is free once weights are loaded, what graphs of encoders may take at most."""
+
 
 def open_encoder_graphs(model: LanguageModel) -> EncoderGraphs | None:
     """Return the CUDA graphs of a model's encoders; None on other devices and without encoders."""
     if current_device().kernel_language != "cuda" or not model.encoders:
         return None
     try:
-        return EncoderGraphs(model, load_extension())
+        most = min(_MOST_ENCODER_BYTES, int(current_device().free_memory() * _ENCODER_SHARE))
+        return EncoderGraphs(model, load_extension(), most)
     except NoExtension:  # `open_cuda_graphs` says why
         return None
 
