@@ -13,6 +13,7 @@ from quire.device.weights import Packing
 from quire.models.base import LanguageModel, named_layers, named_parameters
 from quire.models.layers.linear import use_device_products
 from quire.models.registry import build
+from quire.models.weights.layouts import store_joined
 from quire.models.weights.quantization import has_float_codes, pack_like, packed_twin
 from tests.support.packings import MXFP4, packed
 from tests.support.tiny_models import with_small_scores
@@ -56,6 +57,14 @@ def packed_model(
     model.load_weights(list(weights.items()))
     mx.eval(list(weights.values()))
     return model
+
+
+def join_matrices(model: LanguageModel) -> None:
+    """Mutates: store plain matrices that multiply the same rows as one, as for a CUDA device."""
+    weights = named_parameters(model)
+    store_joined(model, weights)
+    model.load_weights(list(weights.items()))
+    mx.eval(list(weights.values()))
 
 
 def _is_packed(module: nn.Module, group: int) -> bool:

@@ -62,6 +62,7 @@ class Device(ABC):
         weights_by_columns: whether matrices are multiplied faster when each of their columns lies
             in one run of memory.
         joins_products: whether matrices that multiply the same rows are stored as one.
+        joins_codes: whether those in codes are, too.
         shares_cores: whether steps compute on the cores that the server needs, too.
         starts_with_first_layer: whether launching a whole step takes nearly as long as the step.
             Then its first layer is launched alone, and the rest once what waits has gone out.
@@ -87,6 +88,7 @@ class Device(ABC):
     replaced_dtypes: Mapping[mx.Dtype, mx.Dtype] = MappingProxyType({})
     weights_by_columns: bool
     joins_products: bool
+    joins_codes: bool = True
     shares_cores: bool
     starts_with_first_layer: bool
     code_rows: int
@@ -299,7 +301,8 @@ class CUDA(GPU):
 
     replaced_dtypes = MappingProxyType({mx.float16: mx.bfloat16})  # the only type of graphs
     compiles_steps = False  # CUDA graphs run them
-    joins_products = False  # graphs join them by themselves
+    joins_products = True
+    joins_codes = False  # graphs join them by themselves
     code_rows = 0  # MLX 0.32.4 has kernels for some shapes of codes only, and fails for the others
     weight_code_bits = MappingProxyType({2: 4, 3: 4, 5: 8, 6: 8})  # tensor core kernels read these
     read_modes = frozenset({FP8, FP4})

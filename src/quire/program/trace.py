@@ -39,12 +39,14 @@ class StepPrograms:
     Attributes:
         body: from the step to normalised hidden states, `[T, hidden]`, or `[R, hidden]` narrowed.
         head: from `[R, hidden]` to logits `[R, vocab]`.
-        ending: the body with an end that computes wanted rows, see `with_wanted_rows`; None if
-            there is none.
+        joined: the body with fewer products, see `with_matrices_joined`; None if there is none.
+        ending: the body, joined if there is such a one, with an end that computes wanted rows, see
+            `with_wanted_rows`; None if there is none.
     """
 
     body: Program
     head: Program
+    joined: Program | None = None
     ending: Program | None = None
 
 

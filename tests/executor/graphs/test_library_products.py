@@ -30,7 +30,7 @@ from tests.support.emulated_cublas import VERSION, EmulatedCublas, emulate_cubla
 from tests.support.emulated_metal import why_not
 from tests.support.emulated_steps import EmulatedRunner
 from tests.support.grown import grown
-from tests.support.packed_models import in_codes, packed_model
+from tests.support.packed_models import in_codes, join_matrices, packed_model
 from tests.support.parity import prompts
 
 ROWS = 128
@@ -68,6 +68,25 @@ def test_the_library_computes_products_of_plain_matrices() -> None:
     assert not by_library(own)
     # Two launches more for queries, keys and values, and for the gate two.
     assert len(kernels) == len(own) + layers * (2 + 2)
+
+
+@pytest.mark.parametrize("ending", [False, True])
+def test_matrices_that_are_stored_as_one_are_multiplied_at_once(ending: bool) -> None:
+    model = packed_model(LLAMA, as_it_is)
+    join_matrices(model)
+    kernels = recorder_of(model, ROWS, library=Library(VERSION, ROWS), ending=ending).kernels
+    heads, layers, hidden, inner, dim = (
+        LLAMA[name]
+        for name in (
+            *("num_attention_heads", "num_hidden_layers", "hidden_size", "intermediate_size"),
+            "head_dim",
+        )
+    )
+    joined = heads * dim + 2 * LLAMA["num_key_value_heads"] * dim
+    expected = Counter({(hidden, joined): layers})
+    behind = [(heads * dim, hidden), (hidden, 2 * inner), (inner, hidden)]
+    expected += Counter((layers - ending) * behind)
+    assert by_library(kernels) == expected
 
 
 def test_products_of_wanted_rows_stay_with_own_kernels() -> None:
@@ -150,8 +169,13 @@ def test_steps_by_the_library_compute_what_the_model_does(
     monkeypatch.setattr(graph_cache, "open_library", lambda runner, _: open_library(runner, H200))
     config = EngineConfig("", kv_memory=64 << 20, prefix_cache=False, batch_invariant=invariant)
     wanted = [replace(each, max_tokens=3) for each in prompts([3, 2])]
-    served(opened(LLAMA, as_it_is), wanted, config)
+    loaded = opened(LLAMA, as_it_is)
+    join_matrices(loaded.model)
+    served(loaded, wanted, config)
     (whole,) = wholes
     assert any(rows > 1 for _, rows in whole.verified)
     assert all(whole.verified.values())
     assert bool(library.products) != invariant
+    if not invariant:
+        widest = max(outputs for outputs, _, _ in library.products)
+        assert widest == 512, "queries, keys and values at once"

@@ -40,9 +40,10 @@ from quire.executor.graphs.recorder import Buffer, Kernel, Recorder, launches
 from quire.executor.graphs.recording import Recording
 from quire.executor.graphs.states import unplaced_states
 from quire.models.base import LanguageModel
-from quire.models.layers.linear import use_device_products
+from quire.models.layers.linear import joined_matrices, use_device_products
 from quire.models.registry import build
 from quire.program.passes import prepared, recordable, simplified, split_experts
+from quire.program.side_by_side import with_matrices_joined
 from quire.program.trace import trace
 from quire.program.wanted_rows import FIELD as WANTED_FIELD
 from quire.program.wanted_rows import with_wanted_rows
@@ -162,7 +163,9 @@ def recorder_of(
     """
     layout, programs = KVLayout.of(model.layout), trace(model)
     whole = simplified(split_experts(programs.body))
-    body = prepared(with_wanted_rows(whole) if ending else whole)
+    whole = with_wanted_rows(whole) if ending else whole
+    joined = {} if library is None else joined_matrices(model)
+    body = prepared(with_matrices_joined(whole, joined))
     head = recordable(programs.head)
     inputs = InputLayout(len(layout.groups), MAX_ROWS, 100, address)
     pools = pools_of(layout, format, pools_at)

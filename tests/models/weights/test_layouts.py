@@ -1,4 +1,4 @@
-"""Matrices that multiply the same rows are stored as one on Apple silicon."""
+"""Matrices that multiply the same rows are stored as one on GPUs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from quire.device.device import current_device
+from quire.device.device import CUDA, Metal, current_device
 from quire.device.weights import PackedWeight, joined_by
 from quire.models.base import Module, named_parameters
-from quire.models.layers.linear import matrix_of, use_device_products
+from quire.models.layers.linear import joined_matrices, matrix_of, use_device_products
 from quire.models.registry import build
 from quire.models.weights.layouts import store_for_device, widen_codes, widened
 from quire.models.weights.quantization import pack_like
@@ -66,6 +66,20 @@ def test_joined_matrices_are_in_memory_once() -> None:
     mx.eval(weights)
     held = mx.get_active_memory() - before
     assert held <= 1.05 * sum(each.nbytes for each in weights.values())
+
+
+@pytest.mark.parametrize("packs", [False, True])
+def test_cuda_devices_join_plain_matrices_alone(
+    packs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA graphs multiply by several matrices in codes at once, wherever they lie."""
+    monkeypatch.setattr(Metal, "joins_codes", CUDA.joins_codes)
+    model, config = _stored(grown("llama"), packs), grown("llama")
+    joined = joined_matrices(model)
+    assert len(joined) == (0 if packs else 2 * config["num_hidden_layers"])
+    weights = named_parameters(model)
+    for paths, whole in joined.items():
+        assert mx.array_equal(mx.concatenate([weights[path] for path in paths]), whole)
 
 
 def test_layers_that_differ_are_not_joined() -> None:

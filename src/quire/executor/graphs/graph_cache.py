@@ -231,8 +231,13 @@ class GraphCache:
         """Return the program of graphs of `max_rows` rows, up to hidden states: of all rows, or if
         it has the field of wanted rows, of these.
         """
-        ending, wide = self._programs.ending, max_rows >= _ENDING_ROWS
-        return ending if ending and wide and not self._by_mlx else self._programs.body
+        programs, library = self._programs, self.library
+        if self._by_mlx:
+            return programs.body
+        if programs.ending is not None and max_rows >= _ENDING_ROWS:
+            return programs.ending
+        by_library = library is not None and library.serves(max_rows)
+        return programs.joined if programs.joined and by_library else programs.body
 
     def start(self, max_rows: int, format: KVFormat) -> bool:
         """Record a step, and compile its kernels in the background. Return whether all of them are

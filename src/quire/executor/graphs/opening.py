@@ -17,6 +17,7 @@ from quire.executor.graphs.exchange_check import verified_inboxes
 from quire.executor.graphs.operands import UnsupportedNode
 from quire.executor.graphs.runner import CUDAGraphs
 from quire.models.base import LanguageModel
+from quire.models.layers.linear import joined_matrices
 from quire.program.trace import NotLinear, steps_of, trace
 
 log = logging.getLogger("quire.engine")
@@ -78,6 +79,7 @@ def open_cuda_graphs(
             extension=load_extension(),
             batch_invariant=batch_invariant,
             inboxes=inboxes,
+            joined=joined_matrices(model),
             compiling=compiling,
         )
         graphs.check()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import mlx.core as mx
@@ -37,6 +38,7 @@ from quire.executor.step import Computed
 from quire.program.folding import simplified
 from quire.program.low_rank import LowRankFactors, arrays_of, shapes_of, with_low_rank
 from quire.program.passes import prepared, recordable, split_experts
+from quire.program.side_by_side import Joined, with_matrices_joined
 from quire.program.trace import StepPrograms
 from quire.program.wanted_rows import FIELD, with_wanted_rows
 from quire.scheduler.plan import GraphRows, ScheduledSequence
@@ -65,6 +67,7 @@ class CUDAGraphs:
             each other's bits.
         inboxes: memory by which the ranks of a split model exchange rows. All ranks run each step
             as a graph, or none does.
+        joined: matrices that lie side by side in memory.
         factors: of adapters, which the programs add; see `program.low_rank`.
         compiling: when kernels are compiled. Steps of ranks and batch-invariant steps cannot run
             eagerly meanwhile: they wait.
@@ -81,6 +84,7 @@ class CUDAGraphs:
         *,
         batch_invariant: bool = False,
         inboxes: Inboxes | None = None,
+        joined: Joined | None = None,
         factors: LowRankFactors = NO_FACTORS,
         compiling: Compiling = Compiling.AT_USE,
     ) -> None:
@@ -92,7 +96,7 @@ class CUDAGraphs:
         self._layout, self._pools = layout, pools
         self._extension = extension
         self._cache = GraphCache(
-            _recordable(programs),
+            _recordable(programs, joined),
             layout,
             pools,
             extension=extension,
@@ -419,14 +423,14 @@ def _problem_of(prepare: Callable[[], object]) -> str | None:
     return None
 
 
-def _recordable(programs: StepPrograms) -> StepPrograms:
-    body = split_experts(programs.body)
-    ending = with_wanted_rows(simplified(body))
-    return StepPrograms(
-        prepared(body),
-        recordable(programs.head),
-        prepared(ending) if FIELD in ending.fields else None,
-    )
+def _recordable(programs: StepPrograms, joined: Joined | None = None) -> StepPrograms:
+    body = simplified(split_experts(programs.body))
+    ending = with_wanted_rows(body)
+    found = StepPrograms(prepared(body), recordable(programs.head))
+    if joined:
+        found = replace(found, joined=prepared(with_matrices_joined(body, joined)))
+        ending = with_matrices_joined(ending, joined)
+    return replace(found, ending=prepared(ending)) if FIELD in ending.fields else found
 
 
 def _max_rows(rows: Sequence[ScheduledSequence], block_size: int) -> int:

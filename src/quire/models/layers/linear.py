@@ -19,7 +19,7 @@ from quire.device.weights import (
     PackedWeight,
     Packing,
 )
-from quire.models.base import named_layers
+from quire.models.base import Module, named_layers
 
 _STAND_INS = {FP8: Packing(32, 8, "mxfp8"), FP4: Packing(16, 4, "nvfp4")}
 """Packings of MLX whose layers are made for codes in modes that MLX does not have."""
@@ -106,8 +106,26 @@ def packed_layer(layer: nn.Linear | nn.Embedding, packing: Packing) -> nn.Module
 def matrix_of(layer: Any) -> Matrix:
     """Return the weight and bias of a linear layer whose weights are loaded."""
     weight = _packed(layer) if isinstance(layer, PackedLinear) else layer["weight"]
-    joined = layer.joined if isinstance(layer, Linear | PackedLinear) else None
-    return Matrix(weight, layer.get("bias"), joined)
+    return Matrix(weight, layer.get("bias"), _joined(layer))
+
+
+def joined_matrices(model: nn.Module) -> dict[tuple[str, ...], mx.array]:
+    """Return the matrices that store those of several layers, `[out of all, in]`, by the paths of
+    the layers' weights in order: plain ones, of layers without biases.
+    """
+    found: dict[tuple[str, ...], mx.array] = {}
+    for path, module in model.named_modules():
+        for names in module.same_rows if isinstance(module, Module) else ():
+            own = [name for name in names if name in module]
+            joined = {id(each): each for each in (_joined(module[name]) for name in own)}
+            (whole,) = joined.values() if len(joined) == 1 else (None,)
+            if whole is not None and whole.bias is None and isinstance(whole.weight, mx.array):
+                found[tuple(f"{path}.{name}.weight" for name in own)] = whole.weight
+    return found
+
+
+def _joined(layer: Any) -> JoinedMatrix | None:
+    return layer.joined if isinstance(layer, Linear | PackedLinear) else None
 
 
 def packing_of(module: Any) -> Packing:

@@ -100,7 +100,7 @@ def store_for_device(model: nn.Module, weights: dict[str, mx.array]) -> None:
     if current_device().weights_by_columns:
         _store_by_columns(model, weights)
     if current_device().joins_products:
-        _store_joined(model, weights)
+        store_joined(model, weights)
     if current_device().kernels is not None:
         _store_as_bfloat16(model, weights)
         _store_scales_narrow(model, weights)
@@ -121,7 +121,7 @@ def _store_by_columns(model: nn.Module, weights: dict[str, mx.array]) -> None:
             weights[name] = mx.contiguous(weights[name].T).T
 
 
-def _store_joined(model: nn.Module, weights: dict[str, mx.array]) -> None:
+def store_joined(model: nn.Module, weights: dict[str, mx.array]) -> None:
     """Store matrices that multiply the same rows one below the other.
 
     Each layer keeps its own rows of the joined matrix, which take no memory of their own.
@@ -145,7 +145,8 @@ def _are_joinable(
         return type(layer), packing, [(name, each.dtype, each.shape[1:]) for name, each in arrays]
 
     first, *others = (kind(*each) for each in zip(layers, paths, strict=True))
-    return type(layers[0]) in (Linear, PackedLinear) and all(each == first for each in others)
+    served = (Linear, PackedLinear) if current_device().joins_codes else (Linear,)
+    return type(layers[0]) in served and all(each == first for each in others)
 
 
 def _join(layers: Sequence[Any], paths: Sequence[str], weights: dict[str, mx.array]) -> None:
