@@ -9,7 +9,8 @@ import pytest
 
 from quire.device.device import open_device
 from quire.models.base import named_parameters
-from quire.program.passes import prepared, simplified
+from quire.program.folding import simplified
+from quire.program.passes import prepared
 from quire.program.side_by_side import with_matrices_joined
 from quire.program.trace import trace
 from quire.program.values import Program
