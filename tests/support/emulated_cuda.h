@@ -260,6 +260,17 @@ static inline void product16(float* c, uint a0, uint a1, uint a2, uint a3, uint 
 static inline void product(float* c, uint a0, uint a1, uint a2, uint a3, uint b0, uint b1) {
   emulated::multiply(c, {a0, a1, a2, a3, b0, b1}, emulated::brain_of);
 }
+static inline void byte_product(int* c, uint a0, uint a1, uint a2, uint a3, uint b0, uint b1) {
+  const uint own[6] = {a0, a1, a2, a3, b0, b1};
+  const emulated::Posts all = emulated::post(own, 6);
+  const int lane = emulated::current % 32, quad = lane % 4;
+  for (int i = 0; i < 4; i++)
+    for (int k = 0; k < 32; k++) {
+      const int from = k % 16 / 4, by = k % 4 * 8;
+      const uint left = all[lane / 4 * 4 + from][i / 2 + k / 16 * 2] >> by & 255;
+      c[i] += (int)left * (signed char)(all[(quad * 2 + i % 2) * 4 + from][4 + k / 16] >> by);
+    }
+}
 // A warp's part of wgmma: 16 rows of W, all of x. Pieces of 16 bytes of rows of 128 are swizzled.
 typedef unsigned long long Tile;
 static inline Tile tile_at(const void* tile) { return (Tile)tile; }

@@ -18,15 +18,17 @@ from quire.device.cuda import driver, warpgroup_gemm
 from quire.device.cuda.compiled import compiler
 from quire.device.cuda.driver import Card
 from quire.device.cuda.extension import load_extension
-from quire.device.cuda.skinny_gemm import SkinnyGemm
+from quire.device.cuda.skinny_gemm import DIGIT_BYTES, SkinnyGemm, takes_digits
 from quire.device.cuda.warpgroup_gemm import EXPERT_TILES, Cut, WarpgroupGemm
 from quire.device.cuda.wide_gemm import ROWS, WideGemm
+from quire.device.gpu_kernels import kernel_text
 from quire.device.weights import FP4, FP8, PackedWeight, Packing
 from quire.executor.graphs import product_kernels
 from quire.executor.graphs.arithmetic import gated as joined_by
 from quire.executor.graphs.coding_check import DeviceRunner, KernelRunner
 from quire.executor.graphs.operands import UNPACKED
 from quire.executor.graphs.recorder import EXPERT_TILE, Kernel, most_skinny_pairs
+from quire.executor.graphs.source import source_text
 from tests.device.cuda.cards import CARDS, H200
 from tests.support.emulated_steps import EmulatedRunner
 from tests.support.everyday import everyday
@@ -127,6 +129,24 @@ def random(*shape: int, seed: int) -> mx.array:
     return mx.random.normal(shape, key=mx.random.key(seed)).astype(mx.bfloat16)
 
 
+def digits_of(x: mx.array) -> mx.array:
+    """Return the records of rows that `store_digits` writes."""
+    rows, width = x.shape
+    records = mx.zeros((width // 64 * rows * DIGIT_BYTES // 4,), mx.uint32)
+    body = "const int at = threadIdx.x, row = blockIdx.x;"
+    body += f"for (int c = at * 8; c < {-(-width // 256) * 256}; c += 256)"
+    body += (
+        f"store_digits(to, row, {rows}, c, x + row * {width} + min(c, {width - 8}), c < {width});"
+    )
+    functions = kernel_text("quire.device.cuda", "digits.cuh")
+    parameters = ["const __nv_bfloat16* x", "uint4* to"]
+    source = source_text(parameters, [body], 32, constants={}, functions=functions)
+    runner = EmulatedRunner()
+    given = tuple(map(runner.address, (number(rows), x, records)))
+    runner.run(Kernel(source, (rows, 1, 1), 32, 0, given, ()))
+    return records
+
+
 def number(n: int) -> mx.array:
     return mx.array(np.array([n], np.int32))
 
@@ -221,6 +241,50 @@ def test_products_of_few_rows_are_those_of_the_weights(
     assert error(y, x.astype(mx.float32) @ numbers.T) < 4e-3
 
 
+@pytest.mark.parametrize(
+    ("packing", "rows"),
+    everyday(
+        product([AFFINE, Packing(128, 4, "affine")], [1, 2]),
+        lambda *case: case in [(AFFINE, 1), (AFFINE, 2)],
+    ),
+    ids=name_of,
+)
+def test_products_by_digits_are_those_of_float32(packing: Packing, rows: int) -> None:
+    """Whatever the numbers of a group: some alike, a large one among small ones, tiny ones, zeros,
+    and numbers that are not finite, in which all outputs are not."""
+    outputs, inputs = 32, 1280
+    *weight, numbers = matrix(outputs, inputs, packing, 0)
+    factors = np.ones((rows, inputs), np.float32)
+    factors[:, 64:128:16] = 1000
+    factors[:, 128:256] = 1e-30
+    factors[:, 256:384] = 0
+    factors[:, 384:] = 1 + np.arange(inputs - 384) % 7 * 0.01
+    x = (random(rows, inputs, seed=1) * mx.array(factors)).astype(mx.bfloat16)
+    gemm = replace(few(inputs, outputs, packing, rows), digits=True)
+    assert takes_digits(gemm)
+    source = product_kernels.linear(gemm, (outputs,), offsets=False)
+
+    def result(x: mx.array) -> mx.array:
+        y = mx.zeros((rows, outputs), mx.bfloat16)
+        grid = gemm.grid(sum(product_kernels.parts(gemm, (outputs,))))
+        run(source, gemm, [number(rows), digits_of(x), *weight, y], grid)
+        return y
+
+    def assert_rounded(x: mx.array, factor: float = 1.0) -> None:
+        expected = x.astype(mx.float32) @ numbers.T
+        found, rounded = (
+            error(factor * each.astype(mx.float32), factor * expected)
+            for each in (result(x), expected.astype(mx.bfloat16))
+        )
+        assert found < 1.005 * rounded
+
+    assert_rounded(x)
+    assert_rounded(mx.where(mx.arange(inputs) // 64 == 2, x, 0).astype(mx.bfloat16), factor=1e30)
+    for endless in (float("inf"), float("nan")):
+        broken = mx.where(mx.arange(inputs) == 100, endless, x).astype(mx.bfloat16)
+        assert not mx.isfinite(result(broken)).any().item()
+
+
 @pytest.mark.parametrize("kind", everyday([few, many], (few,).__contains__))
 @pytest.mark.parametrize(
     "packing", everyday(FLOATS, (FP4_OF_16, FP8_OF_128).__contains__), ids=name_of
@@ -304,7 +368,7 @@ def tiles_of(chosen: np.ndarray, size: int) -> tuple[mx.array, mx.array]:
     ids=["wide", "skinny-16", *(f"warpgroups-{rows}" for rows in EXPERT_TILES)],
 )
 @pytest.mark.parametrize("gating", everyday(GATINGS, ("clamped",).__contains__))
-@pytest.mark.parametrize("rows", everyday([1, 3, 20, 70], (3, 70).__contains__))
+@pytest.mark.parametrize("rows", everyday([1, 2, 3, 20, 70], (3, 70).__contains__))
 @pytest.mark.parametrize(
     "packing",
     everyday([AFFINE, UNPACKED, *FLOATS, *GROUPS_OF_32], (MXFP4,).__contains__),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from quire.device.cuda.driver import Card
-from quire.device.cuda.skinny_gemm import Cut, SkinnyGemm
+from quire.device.cuda.skinny_gemm import Cut, SkinnyGemm, takes_digits
 from tests.device.cuda.cards import CARDS, H200, RTX_4090
 
 ROWS = [1 << n for n in range(7)]
@@ -90,6 +92,17 @@ def test_one_row_gets_the_cuts_that_were_measured_on_an_h100() -> None:
     assert floats.cut == Cut(2, 8, 1, 2)
 
 
+def test_digits_of_one_row_get_the_cuts_that_were_measured_on_an_h100() -> None:
+    def cut(inputs: int, outputs: int, *kind: bool) -> Cut:
+        return SkinnyGemm(inputs, outputs, 64, 1, H200, *kind, digits=True).cut
+
+    assert cut(2816, 704, True, True) == Cut(1, 8, 2, 2)
+    assert cut(2816, 2112, True) == cut(4096, 14_336, True) == Cut(1, 4, 4, 2)
+    assert cut(2816, 8192) == cut(2560, 3072) == Cut(1, 4, 4, 2)
+    assert cut(4096, 6144) == Cut(2, 8, 2, 2)
+    assert cut(2816, 128) == Cut(1, 16, 2, 2)
+
+
 def test_products_that_gain_by_it_keep_all_of_one_row() -> None:
     def keeps(inputs: int, outputs: int, rows: int = 1, **more: bool) -> bool:
         return SkinnyGemm(inputs, outputs, 64, rows, H200, **more).keeps_row
@@ -100,6 +113,21 @@ def test_products_that_gain_by_it_keep_all_of_one_row() -> None:
     assert not keeps(2816, 2112, rows=2, gated=True)
     assert not keeps(4096, 14_336, gated=True)
     assert not keeps(4096, 4096)
+
+
+def test_products_of_one_and_two_rows_take_digits() -> None:
+    def takes(rows: int, group_size: int = 64, **more: Any) -> bool:
+        return takes_digits(SkinnyGemm(4096, 4096, group_size, rows, H200, **more))
+
+    assert takes(1)
+    assert takes(2, 128, gated=True)
+    assert takes(1, experts=True)
+    assert not takes(2, experts=True)
+    assert not takes(3)
+    assert not takes(1, group_size=32)
+    assert not takes(1, batch_invariant=True)
+    assert not takes(1, bits=8)
+    assert not takes(1, mode="mxfp4")
 
 
 @pytest.mark.parametrize("card", CARDS, ids=str)

@@ -36,7 +36,7 @@ from tests.executor.graphs.recorded import (
     streams_of,
 )
 from tests.executor.graphs.test_recording import FAMILIES
-from tests.support.emulated_card import emulate_card
+from tests.support.emulated_card import EmulatedCompiler, emulate_card
 from tests.support.emulated_coding import coding_emulated
 from tests.support.emulated_metal import why_not
 from tests.support.grown import grown
@@ -106,6 +106,31 @@ def test_prompts_are_read_in_steps_of_many_rows(
     further = 1 if format == KVFormat() else CODED
     loaded = opened(config or grown(family))
     compared.assert_agree(loaded, stored, rounds, names, further, counts=[128, 4])
+
+
+@pytest.mark.parametrize("rows", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", [pytest.param("llama", marks=pytest.mark.slow), "gemma4_moe"])
+def test_steps_of_few_rows_multiply_by_digits(
+    family: str, rows: int, compared: Compared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Norms write the digits of the rows that projections, gates and experts of one row read."""
+    read: set[str] = set()
+    functions = EmulatedCompiler.functions
+
+    def noted(self: EmulatedCompiler, sources: Sequence[str]) -> list[int]:
+        products = [each for each in map(str, sources) if "#define DIGITS 1\n" in each]
+        for name in ("EXPERTS", "GATED"):
+            read.update(name for each in products if f"#define {name} 1\n" in each)
+        return functions(self, sources)
+
+    monkeypatch.setattr(EmulatedCompiler, "functions", noted)
+    rounds = [
+        [replace(each, max_tokens=4) for each in requests]
+        for requests in streams_of([rows]) + streams_of([rows], "again ")
+    ]
+    names = [rounds[1][0].id]
+    compared.assert_agree(opened(FAMILIES[family]), PLAIN, rounds, names, counts=[rows])
+    assert read == ({"EXPERTS", "GATED"} if rows == 1 and family != "llama" else {"GATED"})
 
 
 @pytest.mark.parametrize("family", ["llama", pytest.param("gemma4_moe", marks=pytest.mark.slow)])

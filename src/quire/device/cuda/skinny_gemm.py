@@ -15,6 +15,10 @@ _RESERVED = 1 << 10
 """Bytes of shared memory that each thread block takes beside its own."""
 
 
+DIGIT_BYTES = 208
+"""Bytes of a record of `digits.cuh`: 64 elements of a row."""
+
+
 class Cut(NamedTuple):
     """How a product is cut: a thread block computes `16 * parts` rows of the matrix. Its warps
     share the columns.
@@ -50,6 +54,7 @@ class SkinnyGemm:
         bits: of a weight: 4 or 8 as codes, 16 as it is.
         mode: of codes, in MLX's terms; other than affine ones are floats.
         tile: most pairs of row and expert in a tile of experts, 8 or 16.
+        digits: rows are records of integers, see `digits.cuh`; if `takes_digits`.
     """
 
     inputs: int
@@ -63,6 +68,7 @@ class SkinnyGemm:
     bits: int = 4
     mode: str = "affine"
     tile: int = 8
+    digits: bool = False
 
     source: ClassVar[str] = "skinny_gemm.cuh"
     resident: ClassVar[int | None] = None
@@ -75,7 +81,9 @@ class SkinnyGemm:
         On an H100 experts' products and gates of few thread blocks gain by it. Others do not
         (`benchmarks/results/gpu-h100-2026-11-27-one-row.json`).
         """
-        if self.rows > 1 or self.bits != 4 or self.mode != "affine" or self.inputs > _SHORT_ROW:
+        if self.digits or self.rows > 1 or self.bits != 4 or self.mode != "affine":
+            return False
+        if self.inputs > _SHORT_ROW:
             return False
         return not self._is_odd if self.experts else self.gated and _is_narrow(self)
 
@@ -120,7 +128,7 @@ class SkinnyGemm:
         """Return the bytes of shared memory with another cut."""
         matrices = cut.parts * (2 if self.gated else 1)
         columns = _columns(self, tiles)
-        rows = 0 if self.keeps_row else 128 * columns
+        rows = 0 if self.keeps_row else (DIGIT_BYTES if self.digits else 128) * columns
         ring = cut.warps * cut.stages * cut.chunk * (128 * self.bits * matrices + rows)
         scales = 16 * matrices * self._row_of_scales + 2 * self.inputs * self.keeps_row
         return max(ring + scales, 512 * cut.warps * matrices * tiles)
@@ -152,6 +160,7 @@ class SkinnyGemm:
             "GATED": int(self.gated),
             "GROUP": self.group_size,
             "ONE_ROW": int(self.keeps_row),
+            "DIGITS": int(self.digits),
         }
 
     def cuts(self) -> Iterator[tuple[int, Cut]]:
@@ -232,11 +241,16 @@ class SkinnyGemm:
         """Return the cut for one row, which waits for the slowest warp of each thread block.
 
         Those of `benchmarks/gpu/one_row.py --cuts` on an H100, for the shapes of Gemma 4 26B-A4B
-        and Llama 3.1 8B; of odd experts by the shape of gpt-oss-20b.
+        and Llama 3.1 8B; of odd experts by the shape of gpt-oss-20b. Those of digits are in
+        `benchmarks/results/gpu-h100-2026-11-27-digits.json`.
         """
         most, groups = self.card.multiprocessors, self.inputs // 64
         if self._is_odd:
             return Cut(2, 8, 1, stages=2) if self.gated else Cut(2, 8, 1, stages=3)
+        if self.digits and self.gated:
+            return Cut(1, 8, 2, stages=2) if self.experts else Cut(1, 4, 4, stages=2)
+        if self.digits and self.outputs // 16 > most:
+            return Cut(1, 4, 4, stages=2) if groups <= 48 else Cut(2, 8, 2, stages=2)
         if self.experts:
             return Cut(1, 8, 2, stages=4) if self.gated else Cut(1, 4, 2, stages=4)
         if self.gated:
@@ -261,6 +275,14 @@ class SkinnyGemm:
         if self.rows <= 2 or self.bits != 4 or self.mode != "affine":
             return Cut(1, 4, 4, stages=2)
         return Cut(1, 4, 2, stages=2 if self._up_to_eight else 3)
+
+
+def takes_digits(gemm: SkinnyGemm) -> bool:
+    """Return whether a product can read digits: of one row, or of two without experts, by codes of
+    4 bits in groups of at least 64.
+    """
+    few = gemm.rows <= (1 if gemm.experts else 2) and not gemm.batch_invariant
+    return few and gemm.bits == 4 and gemm.mode == "affine" and gemm.group_size % 64 == 0
 
 
 def _fits(gemm: SkinnyGemm, cut: Cut, blocks: int) -> bool:

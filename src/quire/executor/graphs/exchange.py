@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import mlx.core as mx
 
@@ -117,7 +118,7 @@ class ExchangeRecording(ValueRecording):
         """Record a region of rows, with its sum of ranks' rows if it has one."""
         total = _total(node)
         if total is None:
-            self._generate(row_kernel, node)
+            self._generate(partial(row_kernel, digits=self._wanted_digits(node)), node)
             return
         kernel = self._summing.pop(node.outputs[0], None)
         if kernel is not None:

@@ -140,11 +140,11 @@ class MixtureRecording(ValueRecording):
         cut = recorder.gemm(
             weights[0], width, gated=gated, tiles=routed.max_tiles, tile=routed.tile
         )
-        gemm = self._fitting(cut)
+        gemm = self._fitting(cut, x)
         reads = [*self._read([x]), order, tiles]
         inner = recorder.buffer(2 * routed.pairs * width, reads)
         offsets = [recorder.weight(each) for each in biases if each is not None]
-        arguments = [self._place(x).address]
+        arguments = [self._multiplied(x, gemm)]
         arguments += [part for each in weights for part in recorder.matrix(each)]
         arguments += [*offsets, order.address, tiles.address, inner.address]
         joined, activation = _joined(experts)

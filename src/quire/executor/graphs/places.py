@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import mlx.core as mx
 
+from quire.device.cuda.skinny_gemm import DIGIT_BYTES, SkinnyGemm
+from quire.executor.graphs.digit_rows import can_read_digits, read_as_digits
 from quire.executor.graphs.operands import PARTS, Part, UnsupportedNode, row_width
 from quire.executor.graphs.product_kernels import Gemm
 from quire.executor.graphs.recorder import Buffer, Recorder
-from quire.executor.graphs.rows import RowKernel, row_kernel
+from quire.executor.graphs.rows import DigitRows, RowKernel, row_kernel
 from quire.executor.graphs.source import C_TYPES, NotGenerated
 from quire.program.passes import Uses
 from quire.program.values import FUSED, Form, Node, Program, Value
@@ -66,6 +68,8 @@ class ValueRecording:
     ) -> None:
         """Start a program whose fields and outputs have given locations."""
         self._program, self._uses = program, Uses(program)
+        self._digits: dict[int, int] = {}
+        """Addresses of the digits of those values whose kernels also write them."""
         self._places = {id: given[name] for name, id in program.fields.items()}
         self._targets = dict(zip(map(self._uses.source, program.outputs), outputs, strict=True))
 
@@ -109,11 +113,27 @@ class ValueRecording:
         places = map(self._place, values)
         return list(dict.fromkeys(each.buffer for each in places if each.buffer is not None))
 
-    def _written(self, value: int, reads: Sequence[Buffer]) -> Buffer:
-        """Allocate memory for a value that the next kernel writes."""
+    def _multiplied(self, x: int, gemm: Gemm) -> int:
+        """Return the address of the rows, or of their digits, that a product reads."""
+        if isinstance(gemm, SkinnyGemm) and gemm.digits:
+            return self._digits[self._uses.source(x)]
+        return self._place(x).address
+
+    def _wanted_digits(self, node: Node) -> DigitRows:
+        """Return the outputs of a region of rows of which products could read digits."""
+        offsets = {
+            value: self._bytes(self._program.values[value])
+            for value in node.outputs
+            if value not in self._targets and read_as_digits(self._recorder, value, self._uses)
+        }
+        return DigitRows(offsets, self._recorder.max_rows)
+
+    def _written(self, value: int, reads: Sequence[Buffer], more: int = 0) -> Buffer:
+        """Allocate memory for a value that the next kernel writes, and `more` bytes behind it."""
         target = self._targets.get(value)
         if target is None:
-            target = self._recorder.buffer(self._bytes(self._program.values[value]), reads)
+            size = self._bytes(self._program.values[value])
+            target = self._recorder.buffer(size + more, reads)
         self._places[value] = Place(target.address, target)
         return target
 
@@ -180,7 +200,11 @@ class ValueRecording:
         sources = [each.source for each in kernel.arguments if isinstance(each.source, int)]
         reads = self._read([each for each in sources if each not in node.outputs])
         for value in node.outputs:
-            self._written(value, reads)
+            size = self._bytes(self._program.values[value])
+            digits = size // 128 * DIGIT_BYTES if value in kernel.digits else 0
+            buffer = self._written(value, reads, digits)
+            if digits:
+                self._digits[value] = buffer.address + size
         writes = [*map(self._buffer, node.outputs), *more]
         arguments = [self._recorder.rows]
         for each in kernel.arguments:
@@ -199,7 +223,14 @@ class ValueRecording:
             shared=kernel.shared,
         )
 
-    def _fitting(self, gemm: Gemm) -> Gemm:
+    def _fitting(self, gemm: Gemm, x: int | None = None) -> Gemm:
+        """Return a product as it reads the rows of `x`: by their digits if these are there.
+
+        Raises:
+            UnsupportedNode: the card has too little shared memory for it.
+        """
+        if x is not None and self._uses.source(x) in self._digits and can_read_digits(gemm):
+            gemm = replace(gemm, digits=True)
         if not gemm.fits:
             shared = self._recorder.card.shared
             raise UnsupportedNode(

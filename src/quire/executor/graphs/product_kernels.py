@@ -193,6 +193,8 @@ def _product(
     functions: str = "",
 ) -> str:
     head, body = product_functions(), kernel_text(_PRODUCTS, gemm.source)
+    if isinstance(gemm, SkinnyGemm) and gemm.digits:
+        head += kernel_text(_PRODUCTS, "digits.cuh") + kernel_text(_PRODUCTS, "byte_product.cuh")
     if isinstance(gemm, WarpgroupGemm):
         head += gemm.functions
         parameters = [*parameters, *["float* sums", "unsigned* flags"] * gemm.sharing]

@@ -263,8 +263,8 @@ class Recording(
         reads = self._read([x])
         offsets = any(each is not None for each in biases)
         outputs = tuple(each.outputs for each in weights)
-        gemm = self._fitting(recorder.gemm(weights[0], sum(outputs), sharing=True))
-        arguments, writes = [recorder.rows, self._place(x).address], list[Buffer]()
+        gemm = self._fitting(recorder.gemm(weights[0], sum(outputs), sharing=True), x)
+        arguments, writes = [recorder.rows, self._multiplied(x, gemm)], list[Buffer]()
         for each, weight, bias in zip(nodes, weights, biases, strict=True):
             writes.append(self._written(each.outputs[0], reads))
             arguments += [*recorder.matrix(weight), writes[-1].address]
@@ -290,10 +290,10 @@ class Recording(
         weights, recorder = [product_matrix(gate), product_matrix(up)], self._recorder
         activation = gate_name(join.attributes["gating"])
         reads = self._read(gate.inputs)
-        outputs = weights[0].outputs
-        gemm = self._fitting(recorder.gemm(weights[0], outputs, gated=True, sharing=True))
+        outputs, (x, *_) = weights[0].outputs, gate.inputs
+        gemm = self._fitting(recorder.gemm(weights[0], outputs, gated=True, sharing=True), x)
         y = self._written(join.outputs[0], reads)
-        arguments = [recorder.rows, self._place(gate.inputs[0]).address]
+        arguments = [recorder.rows, self._multiplied(x, gemm)]
         arguments += [*recorder.matrix(weights[0]), *recorder.matrix(weights[1]), y.address]
         grid = gemm.grid(-(-outputs // gemm.width))
         source = product_kernels.gated(gemm, activation)
@@ -308,7 +308,7 @@ class Recording(
         gemm: Gemm | None = None
         if other is not None and _gates_products(product, product, join):
             weight = product_matrix(product)
-            gemm = self._fitting(recorder.gemm(weight, weight.outputs, sharing=True))
+            gemm = self._fitting(recorder.gemm(weight, weight.outputs, sharing=True), x)
         if other is None or not isinstance(gemm, SkinnyGemm):
             self._products(product)
             rest = tuple(each for each in node.arguments if each is not product)
@@ -318,7 +318,7 @@ class Recording(
         reads = self._read([x, other.source])
         y = self._written(join.outputs[0], reads)
         address = self._place(other.source).address + 2 * other.offset
-        arguments = [recorder.rows, self._place(x).address, *recorder.matrix(weight)]
+        arguments = [recorder.rows, self._multiplied(x, gemm), *recorder.matrix(weight)]
         arguments += [y.address, address]
         activation = gate_name(join.attributes["gating"])
         source = product_kernels.gated(gemm, activation, others=other.row)

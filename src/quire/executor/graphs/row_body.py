@@ -64,6 +64,11 @@ class Cut:
         return -(-self.width // self.part)
 
     @property
+    def has_groups(self) -> bool:
+        """Whether eight neighbouring threads have 64 contiguous elements of a row."""
+        return self.vector == 8 and self.part % 64 == 0 and self.lanes % 8 == 0
+
+    @property
     def constants(self) -> Mapping[str, int]:
         """The integers of a cut, by their names in the source."""
         names = {"WIDTH": self.width, "PART": self.part, "PARTS": self.parts, "PER": self.per}
@@ -131,12 +136,14 @@ class Stored:
     Attributes:
         dtype: type in memory.
         access: offsets and strides of its elements.
+        digits: whether its rows are also written as records of `digits.cuh`, to `digits<number>`.
     """
 
     number: int
     term: Term
     dtype: mx.Dtype
     access: Access
+    digits: bool = False
 
 
 class Body:
@@ -266,6 +273,9 @@ class Body:
             index += f" + {out.access.offset}" * (out.access.offset > 0)
             row = f"out{out.number} + (size_t)row * {out.access.row}"
             after.append(f"if (inside) store<{kind}, V>({row} + {index}, {name});")
+            if out.digits:
+                given = f"digits{out.number}, row, DIGIT_ROWS, r, {name}->at, inside"
+                after.append(f"store_digits({given});")
         loop = ["#pragma unroll", "for (int i = 0; i < V; i++) {", *inner, "}"]
         return [
             *self._sums_before(phase),

@@ -8,12 +8,13 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
 
 from quire.device.cuda.inboxes import Inboxes
+from quire.device.gpu_kernels import kernel_text
 from quire.executor.graphs.accesses import Access, Rows
 from quire.executor.graphs.arithmetic import SUPPORTED, expression, register_type, rounded
 from quire.executor.graphs.rank_sums import PIECE, rank_constants, summing_functions
@@ -48,6 +49,7 @@ class RowKernel:
         threads: threads of a thread block.
         cuts: the cut of rows for each `blockIdx.y`.
         shared: bytes of shared memory beside what the kernel declares.
+        digits: the values whose digits it also writes.
     """
 
     text: str
@@ -56,6 +58,7 @@ class RowKernel:
     threads: int
     cuts: tuple[Cut, ...]
     shared: int = 0
+    digits: frozenset[int] = frozenset()
 
     def grid(self, max_rows: int) -> tuple[int, int, int]:
         """Return the number of thread blocks for up to `rows` rows."""
@@ -63,19 +66,36 @@ class RowKernel:
         return across, len(self.cuts), 1
 
 
+@dataclass(frozen=True)
+class DigitRows:
+    """Values of up to `rows` rows of which a kernel also writes digits, see `digits.cuh`.
+
+    Attributes:
+        offsets: bytes from each value's first element to its digits.
+    """
+
+    offsets: Mapping[int, int]
+    rows: int
+
+
 def row_kernel(
-    program: Program, node: Node, inboxes: Inboxes | None = None, polls: int = 0
+    program: Program,
+    node: Node,
+    inboxes: Inboxes | None = None,
+    polls: int = 0,
+    digits: DigitRows | None = None,
 ) -> RowKernel:
     """Generate the kernel of a region, or of a single view, element-wise operation or norm.
 
     Args:
         inboxes: to which products send the rows of a sum of ranks; None without such a sum.
         polls: after how many looks a thread no longer waits for these; 0 waits without end.
+        digits: outputs of which digits are wanted. The kernel says of which it writes them.
 
     Raises:
         NotGenerated: the node contains an operation that row kernels do not support.
     """
-    return _Generator(program, node.fused, inboxes, polls=polls).kernel()
+    return _Generator(program, node.fused, inboxes, polls=polls).kernel(digits)
 
 
 class _Generator:
@@ -100,12 +120,14 @@ class _Generator:
         self._sums: list[list[tuple[str, str]]] = []
         """By phase: the name of a statistic, and what it is of its sum."""
 
-    def kernel(self) -> RowKernel:
-        stored = []
+    def kernel(self, digits: DigitRows | None) -> RowKernel:
+        stored, offsets = list[Stored](), {} if digits is None else digits.offsets
         for number, id in enumerate(self._region.outputs):
             term, dtype = self._term(id), self._program.values[id].dtype
             width = self._rows.width
-            stored.append(Stored(number, term, dtype, access=Access(0, width, ((width, 1),))))
+            writes = id in offsets and dtype == mx.bfloat16 and self._cut.has_groups
+            access = Access(0, width, ((width, 1),))
+            stored.append(Stored(number, term, dtype, access=access, digits=writes))
         self._arguments += map(Argument, self._region.outputs)
         leaves = tuple(self._leaves.values())
         lines = Body(self._cut, leaves, self._statements, sums=self._sums).lines(stored)
@@ -117,10 +139,21 @@ class _Generator:
             parameters.append("const long long* inboxes")
             constants |= {**rank_constants(self._inboxes), "POLLS": self._polls}
             functions = summing_functions()
+        written = {self._region.outputs[each.number]: each.number for each in stored if each.digits}
+        if digits is not None and written:
+            self._arguments += [Argument(id, offsets[id]) for id in written]
+            parameters += [f"uint4* digits{number}" for number in written.values()]
+            constants["DIGIT_ROWS"] = digits.rows
+            functions += kernel_text("quire.device.cuda", "digits.cuh")
         threads = cut.lanes * cut.groups
         text = source_text(parameters, lines, threads, constants=constants, functions=functions)
         return RowKernel(
-            text, tuple(self._arguments), self._rows.symbol, threads=threads, cuts=(cut,)
+            text,
+            tuple(self._arguments),
+            self._rows.symbol,
+            threads=threads,
+            cuts=(cut,),
+            digits=frozenset(written),
         )
 
     # -- values ----------------------------------------------------------------------------------

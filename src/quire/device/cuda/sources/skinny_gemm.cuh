@@ -14,6 +14,9 @@
 #ifndef ONE_ROW
 #define ONE_ROW 0
 #endif
+#ifndef DIGITS
+#define DIGITS 0
+#endif
   // y = x W^T, 8 * TILES rows a thread block, bfloat16; W as codes of 4 or 8 bits, or as it is (BITS 16).
   // A thread block makes 16 * PARTS rows of W (with GATED: of both matrices) for all rows of x. Its
   // warps share the columns, CHUNK groups of 64 at a time, and add up at the end. A warp copies
@@ -26,12 +29,18 @@
   // first products waits for the tiles. That of the last ones starts only when those have waited.
   // WHOLE: chunks have no rest. OTHERS: a gate multiplies other rows, each so many elements behind the one before.
   // With ONE_ROW all of x lies behind the scales, in the pairs in which codes of 4 bits are unpacked.
+  // With DIGITS, x are records of one or two rows, see `digits.cuh`. Columns of a product are digits of the rows in
+  // turn; as codes of odd columns stay in the high halves of their bytes, these count 16 times.
   // SENDS: y is also sent to the other ranks, whose sum another kernel computes.
   constexpr int SETS = GATED ? 2 : 1, MATRICES = SETS * PARTS;
   // In pieces of 16 bytes: a row's codes and a row of x in a chunk, a chunk's codes, a chunk.
   constexpr int CODES = CHUNK * BITS / 2, X = CHUNK * 8, ALL_CODES = MATRICES * 16 * CODES;
-  constexpr int STAGE = ALL_CODES + (ONE_ROW ? 0 : ROWS * X);
-  constexpr int SPAN = CHUNK < 2 ? 1 : 2, SCALES = SPAN * 64 < GROUP ? 1 : SPAN * 64 / GROUP;
+#if DIGITS
+  constexpr int X_PIECES = CHUNK * ROWS * DIGIT_PIECES, SPAN = CHUNK;
+#else
+  constexpr int X_PIECES = ONE_ROW ? 0 : ROWS * X, SPAN = CHUNK < 2 ? 1 : 2;
+#endif
+  constexpr int STAGE = ALL_CODES + X_PIECES, SCALES = SPAN * 64 < GROUP ? 1 : SPAN * 64 / GROUP;
   constexpr bool BY_GROUP = BITS == 4 && !FLOATS && GROUP == 32;
   constexpr int SUMS = BY_GROUP ? 2 : 1, TURN = BY_GROUP ? 4 : 1;
   extern __shared__ uint4 memory[];
@@ -134,6 +143,14 @@
 #endif
   uint4* const all_x = (uint4*)(scale_tile + ARRAYS * MATRICES * 16 * scale_row);
   for (int i = threadIdx.x; i < K / 8; i += WARPS * 32) all_x[i] = apart(row_of_x[i]);
+#elif DIGITS
+  const auto copy_x = [&](int chunk, int stage) {
+    if (chunk >= chunks) return;
+    #pragma unroll
+    for (int i = 0; i < X_PIECES; i += 32)
+      if (i + lane < X_PIECES && (WHOLE || chunk * X_PIECES + i + lane < K / 64 * ROWS * DIGIT_PIECES))
+        copy_of_line(ring + stage * STAGE + ALL_CODES + i + lane, (const uint4*)x + chunk * X_PIECES + i + lane);
+  };
 #else
   // Rows that nobody asks for are not copied: what is in their place makes columns that nobody reads.
   const int there = min(ROWS, count);
@@ -157,6 +174,8 @@
         copy_of_line(ring + stage * STAGE + ALL_CODES + row * X + (piece ^ row % 2 * TURN), x_from[i] + chunk * CHUNK * 64);
     }
   };
+#endif
+#if !ONE_ROW
   #pragma unroll
   for (int s = 0; s < STAGES; s++) {
     copy_x(warp + s * WARPS, s);
@@ -170,7 +189,11 @@
     for (int t = 0; t < TILES; t++)
       #pragma unroll
       for (int i = 0; i < 4; i++) acc[m][t][i] = 0.f;
-#if BITS == 4 && !FLOATS
+#if DIGITS
+  constexpr unsigned EVEN = 0x0F0F0F0Fu;
+  float biased[MATRICES][4] = {};  // by sums of x and biases
+#endif
+#if BITS == 4 && !FLOATS && !DIGITS
   const unsigned ones = 0x3f803f80u;
 #endif
   await_turns<STAGES - 1>();
@@ -201,7 +224,29 @@
       #pragma unroll
       for (int j = 0; j < SPAN; j++) {
         if (!WHOLE && chunk * CHUNK + span + j >= K / 64) break;
-#if BITS == 4 && !FLOATS
+#if DIGITS
+        const uint4* const record = now + ALL_CODES + (span + j) * ROWS * DIGIT_PIECES;
+        const uint4 some = record[r % ROWS * DIGIT_PIECES + min(r / 2, 2) * 4 + quad];
+        float4 last[ROWS];  // of a row: its unit, -INTEGER_BASE times it, the sum
+        #pragma unroll
+        for (int row = 0; row < ROWS; row++) last[row] = *(const float4*)(record + row * DIGIT_PIECES + 12);
+        #pragma unroll
+        for (int m = 0; m < MATRICES; m++) {
+          const uint4* const codes = now + (m * 16 + r) * CODES + turned((span + j) * 2, r);
+          const uint2 up = ((const uint2*)codes)[quad], low = ((const uint2*)(codes + 8 * CODES))[quad];
+          int c[4] = {INTEGER_BITS, INTEGER_BITS, INTEGER_BITS, INTEGER_BITS};
+          byte_product(c, up.x & EVEN, low.x & EVEN, up.x & ~EVEN, low.x & ~EVEN, some.x, some.y);
+          byte_product(c, up.y & EVEN, low.y & EVEN, up.y & ~EVEN, low.y & ~EVEN, some.z, some.w);
+          #pragma unroll
+          for (int i = 0; i < 4; i += 3 - ROWS) {
+            const float4 own = last[i % ROWS];
+            const float s = (float)scale[m][0][i / 2].of[j * 64 / GROUP];
+            const float o = (float)scale[m][1][i / 2].of[j * 64 / GROUP];
+            acc[m][0][i] = fmaf(s, fmaf(__int_as_float(c[i]), own.x, own.y), acc[m][0][i]);
+            biased[m][i] = fmaf(o, own.z, biased[m][i]);
+          }
+        }
+#elif BITS == 4 && !FLOATS
         unsigned a[MATRICES][2][8];
         float s[SUMS][MATRICES][2], o[SUMS][MATRICES][2];
         #pragma unroll
@@ -347,6 +392,18 @@
     end_turn();
     stage = stage + 1 < STAGES ? stage + 1 : 0;
   }
+#if DIGITS
+  const float place = quad < 3 ? __uint_as_float(127 + 8 * quad << 23) : 0.f;  // of a lane's digits
+  #pragma unroll
+  for (int m = 0; m < MATRICES; m++)
+    #pragma unroll
+    for (int i = 0; i < 4; i += 3 - ROWS) {
+      float sum = acc[m][0][i] * place;
+      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+      acc[m][0][i] = sum + biased[m][i];
+    }
+#endif
 #if SENDS
   char* inbox[RANKS];
   #pragma unroll
