@@ -172,8 +172,7 @@ class GraphCache:
             return found
 
         survey, ending = surveyed(self._programs.body), self._programs.ending
-        # Mixtures have not run on a card with no wanted row.
-        if ending and (_mixes_experts(ending) or surveyed(ending).unsupported):
+        if ending is not None and surveyed(ending).unsupported:
             self._programs = replace(self._programs, ending=None)
         for node, reason in survey.unsupported:
             if self._batch_invariant or node.uses_pools:
@@ -425,10 +424,6 @@ def _tile_rows(layout: KVLayout, heads: Mapping[int, int], tokens: int) -> list[
         rows = tile_rows(shape, card(), value_in_key=spec.value_in_key)
         found[group] = min(found[group], rows)
     return found
-
-
-def _mixes_experts(program: Program) -> bool:
-    return any(node.kind == "route" for node in program.nodes)
 
 
 def _buffer_of(address: int, array: mx.array) -> Buffer:
