@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import mlx.core as mx
 
 from quire.device.collectives import summed
+from quire.device.device import current_device
 from quire.models.base import ForwardContext, Module
 from quire.models.description import Description, Layer, NormPlacement, Rotation
 from quire.models.layers.rope import Rotate
@@ -161,9 +162,9 @@ class GatedLayer(DecoderLayer):
         if step.cross is None:
             return x
         y = self._mix(self.input_layernorm(x), step, rotate)
-        y = x + mx.tanh(self.cross_attn_attn_gate) * y
+        y = x + current_device().operations.tanh(self.cross_attn_attn_gate) * y
         fed = self._feed(self.post_attention_layernorm(y), step)
-        y = y + mx.tanh(self.cross_attn_mlp_gate) * fed
+        y = y + current_device().operations.tanh(self.cross_attn_mlp_gate) * fed
         attending = step.cross.attending
         return y if attending is None else mx.where(attending, y, x)
 

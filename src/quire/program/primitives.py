@@ -12,6 +12,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from quire.device.device import current_device
+
 Array = tuple[str, tuple[int, ...], mx.Dtype]
 """An array in a recording: its name, shape and type."""
 Meaning = Callable[[list[mx.array], tuple[Any, ...], tuple[int, ...]], Any]
@@ -133,12 +135,14 @@ def _convolved(x: list[mx.array], a: tuple[Any, ...], shape: tuple[int, ...]) ->
 _REDUCTIONS = (mx.all, mx.any, mx.sum, mx.prod, mx.min, mx.max)
 _BITS = (mx.bitwise_and, mx.bitwise_or, mx.bitwise_xor, mx.left_shift, mx.right_shift)
 _SAME_NAMES = """
-    Negative Sigmoid Tanh Exp Log1p Square Erf Expm1 Sin Cos Floor Abs Sign Round Add Subtract
+    Negative Sigmoid Exp Log1p Square Erf Expm1 Sin Cos Floor Abs Sign Round Add Subtract
     Multiply Divide Maximum Minimum Power LogAddExp Greater Less Remainder Equal
 """
 
 ELEMENTWISE: Mapping[str, Meaning] = {
     **{name: _plain(getattr(mx, name.lower())) for name in _SAME_NAMES.split()},
+    # As models compute it: some devices have a kernel.
+    "Tanh": lambda x, a, shape: current_device().operations.tanh(x[0]),
     "GreaterEqual": _plain(mx.greater_equal),
     "LessEqual": _plain(mx.less_equal),
     "NotEqual": _plain(mx.not_equal),

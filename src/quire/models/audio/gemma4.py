@@ -22,6 +22,7 @@ import numpy as np
 from quire.core.errors import ModelError, RequestError
 from quire.core.media import Pieces
 from quire.core.values import require
+from quire.device.device import current_device
 from quire.models.arguments import read_arguments
 from quire.models.base import CutEncoder, Encoding, Module
 from quire.models.layers.clipped import ClippedLinear, Projector
@@ -202,7 +203,7 @@ class Attention(Module):
         by_distance = q @ relative  # [blocks, heads, block, distances]
         index = mx.broadcast_to(distances.index, (*by_distance.shape[:2], *distances.index.shape))
         logits = q @ k.swapaxes(-1, -2) + mx.take_along_axis(by_distance, index, axis=-1)
-        logits = self._cap * mx.tanh(logits / self._cap)
+        logits = self._cap * current_device().operations.tanh(logits / self._cap)
         logits = mx.where(distances.visible & self._there(q.shape[0]), logits, -mx.inf)
         out = mx.softmax(logits, axis=-1) @ v
         rows = out.swapaxes(1, 2).reshape(-1, self._heads * self._head_dim)[: x.shape[0]]

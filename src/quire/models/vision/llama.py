@@ -120,9 +120,11 @@ class EncoderLayer(Module):
     def __call__(self, x: mx.array, real: int) -> mx.array:
         """`[N, hidden]` -> the same."""
         y = self.self_attn(self.input_layernorm(x), real)
-        x = x + (mx.tanh(self.gate_attn) * y if "gate_attn" in self else y)
+        x = x + (current_device().operations.tanh(self.gate_attn) * y if "gate_attn" in self else y)
         y = self.mlp(self.post_attention_layernorm(x))
-        fed: mx.array = mx.tanh(self.gate_ffn) * y if "gate_ffn" in self else y
+        fed: mx.array = (
+            current_device().operations.tanh(self.gate_ffn) * y if "gate_ffn" in self else y
+        )
         return x + fed
 
 
@@ -146,7 +148,7 @@ class TileEmbedding(Module):
     def __call__(self, shape: int) -> mx.array:
         """Return the embeddings for a grid: `[tiles, 1, hidden]`."""
         rows = embed(self.embedding, mx.array([shape]), self.gate.dtype)
-        return mx.tanh(self.gate) * rows.reshape(self._kind.tiles, 1, -1)
+        return current_device().operations.tanh(self.gate) * rows.reshape(self._kind.tiles, 1, -1)
 
 
 class PositionEmbedding(Module):
@@ -162,7 +164,7 @@ class PositionEmbedding(Module):
 
     def __call__(self, shape: int) -> mx.array:
         """Return the embeddings for a grid: `[tiles, rows, hidden]`."""
-        gate = mx.tanh(self.gate)
+        gate = current_device().operations.tanh(self.gate)
         rows = embed(self.tile_embedding, mx.array([shape]), self.gate.dtype)
         placed = gate * rows.reshape(self._kind.tiles, self._kind.rows, -1)
         return (1 - gate) * self.embedding + placed

@@ -14,6 +14,7 @@ import mlx.nn as nn
 import numpy as np
 
 from quire.device.collectives import summed
+from quire.device.device import current_device
 from quire.device.ranks import Part
 from quire.models.base import Encoding, ForwardContext, Module
 from quire.models.layers.attention import Attention, SelfAttention
@@ -74,7 +75,9 @@ class Tau(Module):
 
     def _factor(self, products: mx.array, by_place: mx.array) -> mx.array:
         # A head's factors depend on all heads.
-        return mx.tanh(summed(products, self._part)[:, self._own]) + by_place
+        return (
+            current_device().operations.tanh(summed(products, self._part)[:, self._own]) + by_place
+        )
 
 
 class TauSelfAttention(SelfAttention):
