@@ -288,6 +288,22 @@ def test_steps_follow_drafts_of_a_head_that_are_not_read(kind: str) -> None:
     assert simulation.followed > 0.8 * steps
 
 
+@pytest.mark.parametrize("place", range(20, 24))
+def test_an_answer_that_ends_while_its_next_step_runs_is_reused(place: int) -> None:
+    head = HeadDrafter()
+    simulation = Simulation(
+        GROUPS["full"], 4000, chunk=20, max_context=200, drafters=(head,), head=head
+    )
+    parts = SequenceParts(drafters=frozenset({head.name}))
+    prompt, end = (1, 2, 3, 4, 5), frozenset({simulation.token("first", place)})
+    simulation.add(Request("first", prompt, max_tokens=150, stop_token_ids=end), parts=parts)
+    simulation.run()
+    longer = (*prompt, *simulation.answers["first"], 9, 9)
+    simulation.add(Request("second", longer, max_tokens=2), parts=parts)
+    simulation.run()
+    assert simulation.ended["second"].cached_tokens >= len(longer) - 3
+
+
 @pytest.mark.parametrize("most", [0, 3], ids=["without drafts", "with drafts"])
 def test_a_sequence_with_a_drafter_sits_no_step_out(most: int) -> None:
     """Nor does its neighbour, whether the drafter finds drafts or not."""

@@ -312,8 +312,8 @@ class PrefixSharing:
         partial = progress.confirmed % self._size
         if not self._enabled or (partial and sequence.format.has_tail):
             return
-        if progress.computed > len(progress.tokens):
-            return
+        if self._recurrent and progress.computed > len(progress.tokens):
+            return  # the state is past what is known
         node = self._tail_node(sequence)
         if node is None or node.parent is None:
             return
