@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quire.program.primitives import ELEMENTWISE, VIEWS, compute
-from quire.program.values import Constant, Node, Program, depends_on_sizes
+from quire.program.values import Constant, Node, Program, bound, depends_on_sizes
 
 
 def fold_constants(program: Program) -> Program:
@@ -25,7 +25,8 @@ def fold_constants(program: Program) -> Program:
             continue
         inputs = [constants[id].array for id in node.inputs]
         dtypes = [program.values[id].dtype for id in node.outputs]
-        made = compute(node.kind, inputs, arguments=node.arguments, shape=shapes[0], dtypes=dtypes)  # type: ignore[arg-type]
+        shape = bound(shapes[0], {})
+        made = compute(node.kind, inputs, arguments=node.arguments, shape=shape, dtypes=dtypes)
         names = ", ".join(name for id in node.inputs if (name := constants[id].name))
         label = f"{node.kind}({names})" if names else ""
         constants |= {id: Constant(label, y) for id, y in zip(node.outputs, made, strict=True)}

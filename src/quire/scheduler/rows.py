@@ -44,7 +44,7 @@ class PlannedRows:
 
     @property
     def follows(self) -> bool:
-        """See `ScheduledSequence.follows`."""
+        """Whether the rows depend on which drafts of the previous step are right, or on guesses."""
         return self.behind > 0 or UNREAD in self.draft.tokens
 
     @property

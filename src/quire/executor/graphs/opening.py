@@ -22,9 +22,8 @@ from quire.program.trace import NotLinear, steps_of, trace
 
 log = logging.getLogger("quire.engine")
 
-_MOST_ENCODER_BYTES = 512 << 20
-_ENCODER_SHARE = 1 / 32
-"""Of the memory that is free once weights are loaded, what graphs of encoders may take at most."""
+_MOST_ENCODER_BYTES, _ENCODER_SHARE = 512 << 20, 1 / 32
+"""Limits of the memory of encoders' graphs: bytes, and a share of what the weights leave free."""
 
 
 def open_encoder_graphs(model: LanguageModel) -> EncoderGraphs | None:
