@@ -180,6 +180,8 @@ def test_many_answers_wake_the_program_once_each(llm: LLM, monkeypatch: pytest.M
     answers = llm.generate(prompts, max_tokens=12, temperature=0, ignore_eos=True)
     assert [each.usage.completion_tokens for each in answers] == [12] * len(prompts)
     assert woken <= len(prompts)
-    with llm.stream(prompts[0], max_tokens=12, temperature=0, ignore_eos=True) as stream:
-        assert "".join(stream) == answers[0].text
-    assert woken > len(prompts) + 1
+    (longer,) = llm.generate([prompts[0]], max_tokens=400, temperature=0, ignore_eos=True)
+    woken = 0
+    with llm.stream(prompts[0], max_tokens=400, temperature=0, ignore_eos=True) as stream:
+        assert "".join(stream) == longer.text
+    assert woken > 1

@@ -15,6 +15,7 @@ EVERYDAY = ("llama", "gemma4_moe")
     [each if each in EVERYDAY else pytest.param(each, marks=pytest.mark.slow) for each in LEVEL],
 )
 def test_a_step_launches_no_more_than_mlx_lms(name: str) -> None:
+    pytest.importorskip("mlx_lm", reason='mlx-lm is not installed (pip install -e ".[oracle]")')
     config = counted(name)
     own, theirs = launches(config), launches_of_mlx_lm(config)
     assert own.total() <= theirs.total() + MORE.get(name, 0), own - theirs
