@@ -68,9 +68,17 @@ def test_a_head_that_would_guess_in_vain_is_seldom_considered() -> None:
     lengths = Dear(lambda first, last: None)
     drafting = Drafting((drafter,), lengths, 100, clock=lambda: now, head=drafter)
     parts = SequenceParts(drafters=frozenset({drafter.name}))
-    sequence = Sequence(Request("r", (1, 2)), KVFormat(), b"", 0, parts)
+    sequence, later = (
+        Sequence(Request(str(number), (1, 2)), KVFormat(), b"", number, parts) for number in (0, 1)
+    )
     for _ in range(100):
         assert not drafting.wants_tokens([sequence])
         assert drafting.worth_guessing([sequence]) == 0
         now += 1.0
     assert considered < 10
+    before = considered
+    drafting.begin(later)
+    assert drafting.worth_guessing([sequence, later]) == 0
+    assert considered == before + 1, "another sequence begins to generate"
+    assert drafting.worth_guessing([sequence, later]) == 0
+    assert considered == before + 1

@@ -84,6 +84,18 @@ def test_asking_in_vain_takes_little_of_short_steps(asking_s: float, most: float
     assert most < 1.0 or oracle.asked > 0.9 * streams.steps
 
 
+def test_another_answer_is_asked_for_at_once() -> None:
+    """However long drafters were to be left alone after they had nothing for others."""
+    oracle = _AskedInVain(0.3e-3)
+    streams = TimedStreams({1: 1e-3, 64: 2e-3}, lambda sequences, rows: 0.0, oracle)
+    oracle.streams = streams
+    asked: list[int] = []
+    for number in range(20):
+        streams.serve(1, 16, first=number)
+        asked.append(oracle.asked)
+    assert sorted(set(asked)) == asked, "each answer of 16 tokens was asked for"
+
+
 LLAMA = {1: 2.1, 8: 2.5, 32: 3.9, 64: 5.1, 128: 6.7, 256: 10.1, 512: 14.0, 1024: 21.0, 2048: 36.0}
 """Milliseconds of a step by its rows: Llama 8B in 4 bits on an H100."""
 

@@ -70,6 +70,10 @@ class _Pauses:
         self.steps = 1
         self._left = self._lengths.steps_to_pass(asking_s, step_s) if in_vain else 0
 
+    def end(self) -> None:
+        """Ask for the next step."""
+        self._left = 0
+
 
 class Drafting:
     """Asks the drafters, chooses how many drafts a step verifies, and measures their acceptance.
@@ -119,6 +123,14 @@ class Drafting:
         """Number of drafted tokens that steps verified, by drafter."""
         self.accepted: Counter[str] = Counter()
         """Number of drafted tokens that were accepted, by drafter."""
+
+    def begin(self, sequence: Sequence) -> None:
+        """Note that a sequence has its first token. It is asked for at once: what drafts of others
+        were worth says nothing of its own.
+        """
+        if sequence.drafting is not None:
+            self._asking.end()
+            self._guessing.end()
 
     def wants_tokens(self, running: Seq[Sequence]) -> bool:
         """Return whether to plan the next step only after the running step's tokens are read.

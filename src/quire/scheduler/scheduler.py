@@ -263,6 +263,8 @@ class Scheduler:
     def _accept(self, sequence: Sequence, sampled: SampledTokens) -> None:
         progress = sequence.progress
         draft, tokens = progress.end(), sampled.tokens
+        if len(progress.tokens) == progress.prompt_length:
+            self.drafting.begin(sequence)
         foreseen = () if sequence.drafting is None else sequence.drafting.take_foreseen()
         if draft.tokens:
             tokens = tokens[: count_accepted(draft.tokens, tokens)]
