@@ -34,6 +34,8 @@ class Cut(NamedTuple):
     stages: int
 
 
+_SHORT_COLUMN = 1024
+"""Most elements of a row of an expert's matrix that two warps share."""
 _SHORT_ROW = 4096
 """Most elements of a row of which a thread block keeps all."""
 
@@ -189,14 +191,10 @@ class SkinnyGemm:
         alone = self.rows == 1 and not self.batch_invariant
         if alone and self.bits == 4 and (self.mode == "affine" or self._is_odd):
             return self._of_one_row()
+        if self.experts and alone:
+            return Cut(2, 4, 2, stages=2) if self.gated else Cut(1, 4, 2, stages=3)
         if self.experts:
-            return (
-                Cut(2, 4, 2, stages=2)
-                if self.gated and tiles == 1
-                else Cut(1, 4, 2, stages=3)
-                if alone
-                else Cut(2, 4, 1, stages=3)
-            )
+            return _cut_of_experts(self, tiles)
         if self.gated:
             return self._gated(tiles)
         blocks, most = self.outputs // 32, self.card.multiprocessors
@@ -302,6 +300,18 @@ def _chosen(gemm: SkinnyGemm) -> tuple[int, Cut]:
             return last
     assert last is not None, "there are cuts"
     return last
+
+
+def _cut_of_experts(gemm: SkinnyGemm, tiles: int) -> Cut:
+    """Return the cut for several rows. Of short columns, few warps have a part each.
+
+    `benchmarks/results/gpu-h100-2026-11-27-uneven-experts.json` has the times.
+    """
+    if gemm.inputs <= _SHORT_COLUMN or (tiles == 2 and not gemm.gated):
+        return Cut(4, 2, 1, stages=3)
+    if gemm.gated and not gemm._is_odd:
+        return Cut(1, 4, 2, stages=3) if tiles == 1 else Cut(2, 2, 2, stages=2)
+    return Cut(2, 4, 2, stages=2) if gemm.gated and tiles == 1 else Cut(2, 4, 1, stages=3)
 
 
 def _is_narrow(gemm: SkinnyGemm) -> bool:

@@ -16,6 +16,8 @@ EXPERT_TILES = (16, 32, 64, 128)
 _STAGES = (8, 6, 5, 4)
 _LEAST_STEPS = 4
 """Fewest steps of 64 columns for which a thread block is worth its start."""
+_FEW_PAIRS = 32
+"""Most pairs of a tile of experts for which two warpgroups are faster than four."""
 _COSTS_OF_CODES = {
     (256, 2): (0.78, 8.4),
     (128, 4): (0.89, 11.2),
@@ -149,7 +151,7 @@ class WarpgroupGemm:
     def cuts(self) -> list[Cut]:
         """Return the cuts that fit, the fastest first."""
         if self.experts:
-            cuts = [Cut(self.tile, 4)]
+            cuts = [Cut(self.tile, 2 if self.tile <= _FEW_PAIRS else 4)]
         else:
             cuts = sorted((Cut(*shape) for shape in self._costs), key=self._microseconds)
         return [cut for cut in cuts if self._shared(cut, _STAGES[-1]) <= self.card.shared]

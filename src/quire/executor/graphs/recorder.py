@@ -27,10 +27,6 @@ _SKINNY_ROWS, _FEW_ROWS = 32, 16
 """Most rows of a skinny GEMM, of which a thread block multiplies all; and of those for which it is
 the fastest, however large the matrix.
 """
-_LARGE_EXPERT = 4 << 20
-"""Fewest weights of an expert's matrix in 4 bits for which a skinny GEMM is the fastest with tiles
-of 16 pairs. It was measured on an H100 with 8.3 million (`benchmarks/results/gpu-runs.md`).
-"""
 _SMALL_MATRIX = 20 << 20
 """Most weights of a matrix for which a skinny GEMM is the fastest with more than `_FEW_ROWS`."""
 
@@ -92,14 +88,13 @@ def expert_tile(card: Card, pairs: int, experts: int) -> int:
     return next(fitting, EXPERT_TILES[-1])
 
 
-def most_skinny_pairs(weights: int, bits: int) -> int:
-    """Return the most pairs of a tile that a skinny GEMM multiplies.
+def most_skinny_pairs(bits: int) -> int:
+    """Return the most pairs of row and expert of a tile that a skinny GEMM multiplies.
 
     Args:
-        weights: of an expert's matrix.
         bits: of a weight.
     """
-    return 2 * EXPERT_TILE if bits == 4 and weights >= _LARGE_EXPERT else EXPERT_TILE
+    return 2 * EXPERT_TILE if bits == 4 else EXPERT_TILE
 
 
 @dataclass(slots=True, eq=False)
@@ -293,7 +288,7 @@ class Recorder:
         group_size, bits, mode = packing.group_size, packing.bits, packing.mode
         experts = matrix.experts > 1
         if experts:
-            many = tile > most_skinny_pairs(inputs * matrix.outputs, bits)
+            many = tile > most_skinny_pairs(bits)
         elif self.max_rows > _FEW_ROWS and sharing and self.card.warpgroups:
             weights = inputs * outputs * (1 + gated)
             many = self.max_rows > _SKINNY_ROWS or weights > _SMALL_MATRIX

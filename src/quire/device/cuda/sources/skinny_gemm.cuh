@@ -152,6 +152,8 @@
         copy_of_line(ring + stage * STAGE + ALL_CODES + i + lane, (const uint4*)x + chunk * X_PIECES + i + lane);
   };
 #else
+  // Rows that nobody asks for are not copied: what is in their place makes columns that nobody reads.
+  const int there = min(ROWS, count);
   constexpr int X_COPIES = (ROWS * X + 31) / 32;
   const T* x_from[X_COPIES];
   #pragma unroll
@@ -168,7 +170,7 @@
     #pragma unroll
     for (int i = 0; i < X_COPIES; i++) {
       const int row = (i * 32 + lane) / X, piece = lane % X;
-      if (row < ROWS && (WHOLE || chunk * CHUNK + piece / 8 < K / 64))
+      if (row < there && (WHOLE || chunk * CHUNK + piece / 8 < K / 64))
         copy_of_line(ring + stage * STAGE + ALL_CODES + row * X + (piece ^ row % 2 * TURN), x_from[i] + chunk * CHUNK * 64);
     }
   };

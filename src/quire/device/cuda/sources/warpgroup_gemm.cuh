@@ -127,7 +127,8 @@
 #if !(EXPERTS && FIRST)
       x_at += (size_t)(first + min(x_row, there - 1)) * (X_ROW / 8);
 #endif
-      // Of whole tiles all addresses are one and a constant. Beyond an edge, its row is copied again.
+      // Of whole tiles all addresses are one and a constant. Beyond the edge of W, its last row is copied again; of x
+      // nothing is copied, and products with what is in its place are not read.
       const bool whole_w = (part + 1) * WIDTH <= N;
       const auto copy_w = [&](int to) {
         if (whole_w) {
@@ -146,7 +147,8 @@
 #if EXPERTS && FIRST
         #pragma unroll 2
         for (int i = 0; i < X_STEP / COPYING; i++) {
-          const int place = first + min(x_row + i * X_PASS, there - 1);
+          if (x_row + i * X_PASS >= there) break;
+          const int place = first + x_row + i * X_PASS;
           copy_of_line(x_to + to * STAGE + i * COPYING, x_at + (size_t)(order[place] / TOP) * (X_ROW / 8));
         }
 #else
@@ -157,8 +159,8 @@
         } else {
           #pragma unroll 4
           for (int i = 0; i < X_STEP / COPYING; i++)
-            copy_of_line(x_to + to * STAGE + i * COPYING,
-                         x_at + (long long)max(min(i * X_PASS, there - 1 - x_row), 0) * (X_ROW / 8));
+            if (x_row + i * X_PASS < there)
+              copy_of_line(x_to + to * STAGE + i * COPYING, x_at + i * X_PASS * (X_ROW / 8));
         }
 #endif
         x_at += X;
