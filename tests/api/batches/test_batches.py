@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import os
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -185,6 +186,22 @@ def test_a_full_disk_is_no_unexpected_error(served: Served) -> None:
     assert raised.value.status_code == 507
     assert raised.value.response.headers["x-should-retry"] == "false"
     assert "disk is full" in raised.value.message
+
+
+@pytest.mark.parametrize("endpoint", ["files", "audio/transcriptions"])
+def test_without_a_folder_of_temporary_files_large_forms_are_refused(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, endpoint: str
+) -> None:
+    url = f"{served.url}/v1/{endpoint}"
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    answer = HTTP.post(url, files={"file": bytes(2 << 20)}, data={"purpose": "batch"})
+    assert answer.status_code == 507, answer.text
+    error = answer.json()["error"]
+    assert error["code"] == "storage_failed"
+    assert "folder of temporary files cannot be used (No such file" in error["message"]
+    assert str(tmp_path) not in error["message"]
+    small = HTTP.post(f"{served.url}/v1/files", files={"file": b"x"}, data={"purpose": "batch"})
+    assert small.status_code == 200, small.text
 
 
 def test_a_batch_ends_though_the_disk_is_full(

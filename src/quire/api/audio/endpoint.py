@@ -24,7 +24,7 @@ from quire.api.audio.requests import (
 )
 from quire.api.shared.context import Context, Reader, ServerContext
 from quire.api.shared.fold import collect
-from quire.api.shared.limits import form_of
+from quire.api.shared.forms import read_form
 from quire.api.shared.render import NoLogprobs
 from quire.core.errors import RequestError
 from quire.serving.generation import Prepared
@@ -112,7 +112,7 @@ async def _as_json(request: Request, limit: int) -> Request:
             code="invalid_type",
         )
     fields: dict[str, Any] = {}
-    async with form_of(request, limit).form(max_files=1, max_fields=64) as form:
+    async with read_form(request, limit, max_fields=64) as form:
         for name, value in form.multi_items():
             if isinstance(value, UploadFile):
                 if name != "file":

@@ -26,7 +26,7 @@ from quire.api.batches.store import (
 )
 from quire.api.shared.auth import caller_of
 from quire.api.shared.context import ServerContext
-from quire.api.shared.limits import form_of
+from quire.api.shared.forms import read_form
 from quire.api.shared.queries import page, read_fields, read_query
 from quire.api.shared.schema import Wire
 from quire.core.errors import NotFound, NotOffered, RequestError
@@ -102,8 +102,7 @@ class Files:
                 "The request must be multipart/form-data, with the file in 'file'.",
                 code="invalid_type",
             )
-        limited = form_of(request, _MOST_FILE_BYTES)
-        async with limited.form(max_files=1, max_fields=16) as form:
+        async with read_form(request, _MOST_FILE_BYTES, max_fields=16) as form:
             file, purpose = form.get("file"), form.get("purpose")
             if not isinstance(file, UploadFile):
                 raise RequestError("The form has no 'file'.", param="file")

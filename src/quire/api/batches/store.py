@@ -7,7 +7,6 @@ either the old or the new record.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import logging
@@ -16,12 +15,13 @@ import re
 import time
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 from quire.api.shared.auth import EVERYONE
+from quire.api.shared.storage import storage
 from quire.core.errors import NotFound, QuireError, RequestError, StorageFailed, TooLarge
 
 log = logging.getLogger("quire.batches")
@@ -29,6 +29,7 @@ log = logging.getLogger("quire.batches")
 DAY_S = 24 * 3600
 _ID = re.compile(r"(file-|batch_|msgbatch_)[0-9a-f]{32}", re.ASCII)
 _EVERYONE = "everyone"
+_FOLDER = "folder of files"
 
 Status = Literal[
     "validating",
@@ -45,19 +46,6 @@ Status = Literal[
 def new_id(prefix: str) -> str:
     """Return an id that no other file or batch has."""
     return f"{prefix}{uuid.uuid4().hex}"
-
-
-@contextmanager
-def _storage() -> Iterator[None]:
-    """Raise `StorageFailed` for an error of the folder. A full disk has an answer of its own."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise StorageFailed(
-            f"The server's folder of files cannot be used ({error.strerror}): ask its operator."
-        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +147,7 @@ class Records(Generic[Kept]):
         assert _ID.fullmatch(record.id)
         path = self.folder / f"{record.id}.json"
         partial = path.with_suffix(".tmp")
-        with _storage():
+        with storage(_FOLDER):
             with partial.open("w", encoding="utf-8") as file:
                 json.dump(asdict(record), file)
                 file.flush()
@@ -174,7 +162,7 @@ class Records(Generic[Kept]):
 
     def drop(self, record_id: str, *suffixes: str) -> None:
         """Delete a record with its contents."""
-        with _storage():
+        with storage(_FOLDER):
             for suffix in (*suffixes, ".json"):
                 self.path(record_id, suffix).unlink(missing_ok=True)
         self.forget(record_id)
@@ -240,7 +228,7 @@ class CallerFiles:
         file_id = file_id or new_id("file-")
         path, room, size = self.files.path(file_id), self.room(), 0
         try:
-            with _storage(), path.open("wb") as file:
+            with storage(_FOLDER), path.open("wb") as file:
                 for piece in contents:
                     size += len(piece)
                     if size > room:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from itertools import chain
 
 from starlette.requests import Request
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.api.shared.compression import check_coding, unpacked
 from quire.core.errors import Overloaded, RequestError, TooLarge
@@ -16,8 +16,6 @@ MAX_HEADER_BYTES = 32 << 10
 
 _BODIES = 16
 """Number of bodies of the largest size that may be held at a time."""
-_FIELDS = 1 << 20
-"""Most bytes of a form beside its files."""
 _SLOT = "quire.slot"
 _HELD_BYTES = 512 << 20
 """Most bytes of unstreamed answers held at a time. Log-probabilities take many times their text."""
@@ -61,24 +59,6 @@ async def read_body(request: Request, limit: int, counted: Counted) -> bytes:
 
 def _too_large(limit: int) -> TooLarge:
     return TooLarge(f"The body is larger than {limit} bytes.", code="request_too_large")
-
-
-def form_of(request: Request, limit: int) -> Request:
-    """Return a request whose form holds files of at most so many bytes together.
-
-    Reading it raises `TooLarge` for more; files go to disk meanwhile, not to memory.
-    """
-    left = limit + _FIELDS
-
-    async def receive() -> Message:
-        nonlocal left
-        message = await request.receive()
-        left -= len(message.get("body", b""))
-        if left < 0:
-            raise TooLarge(f"The file is larger than {limit} bytes.", code="file_too_large")
-        return message
-
-    return Request(request.scope, receive)
 
 
 def check_headers(request: Request) -> None:
