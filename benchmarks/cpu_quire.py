@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 from functools import partial
 
 from cpu_work import SHORT, Rates, Work, main
 
 from quire.core.config import EngineConfig
+from quire.core.processes import freeze_heap
 from quire.core.request import Request, SamplingParams
 from quire.device.device import open_device
 from quire.engine.assembly import assemble
@@ -42,8 +42,7 @@ def measure(work: Work) -> Rates:
     if (kernels := device.kernels) is not None:
         bits = f"{kernels.activation_bits}-bit activations"
         rates.computes = f"{kernels.instructions}, {kernels.threads} threads, {bits}"
-    gc.collect()
-    gc.freeze()  # as the engine's process does
+    freeze_heap()  # as the engine's process does
     for prompt in (SHORT, 2 * SHORT):  # segments are held against the model, in steps of each size
         add(engine, 0, prompt, 3)
         finish(engine)

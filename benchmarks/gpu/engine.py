@@ -23,6 +23,7 @@ from quire.attention.reference import ReferenceBackend
 from quire.core.config import EngineConfig
 from quire.core.kv_choice import parse_format
 from quire.core.kv_format import KVFormat
+from quire.core.processes import freeze_heap
 from quire.core.request import Request, SamplingParams
 from quire.device.device import current_device
 from quire.device.operations import Operations
@@ -94,6 +95,7 @@ def main(folder: str, out: Path, what: list[str]) -> None:
         speculate="off",  # random weights repeat themselves
     )
     engine = open_engine(config)
+    freeze_heap()  # as the engine's process does
     rows: list[dict[str, Any]] = [{"what": "open", "seconds": time.perf_counter() - started}]
     print(rows[0], flush=True)
     for name, prompts in bursts(1 if "once" in what else 3, widths_asked(what)):

@@ -22,6 +22,7 @@ from step_kernels import parts_of, recorded_kernels
 from workload import drawn
 
 from quire.core.config import EngineConfig
+from quire.core.processes import freeze_heap
 from quire.core.request import Request, SamplingParams
 from quire.engine.engine import Engine
 from quire.engine.factory import open_engine
@@ -177,6 +178,7 @@ def main() -> None:
         speculate="off",  # random weights repeat themselves
     )
     engine = open_engine(config)
+    freeze_heap()  # as the engine's process does
     found: dict[str, Any] = {"model": asked.folder, "loads": loads(engine, asked)}
     asked.out.write_text(json.dumps(found, indent=1))
     recorded = Recorded(engine._executor._graphs)  # type: ignore[attr-defined]

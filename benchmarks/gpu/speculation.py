@@ -14,7 +14,6 @@ the next one's launch. `parts` are what the host does meanwhile, and later, in m
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import random
@@ -31,6 +30,7 @@ import mlx.core as mx
 from workload import drawn
 
 from quire.core.config import EngineConfig
+from quire.core.processes import freeze_heap
 from quire.core.request import Request, SamplingParams
 from quire.device.device import current_device, open_device
 from quire.device.private import use_private_cache
@@ -296,8 +296,7 @@ def main(asked: argparse.Namespace) -> None:
         result.update(more, seconds=round(time.perf_counter() - begun, 1))
         asked.out.write_text(json.dumps(result, indent=1))
 
-    gc.collect()
-    gc.freeze()  # as the engine's process does
+    freeze_heap()  # as the engine's process does
     costs = step_costs(loaded, config, answers, open_shared)
     graphs.release()
     note(costs=costs)

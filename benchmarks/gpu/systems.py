@@ -71,6 +71,7 @@ class Quire:
 
         from quire.core.config import EngineConfig
         from quire.core.kv_choice import parse_format
+        from quire.core.processes import freeze_heap
         from quire.engine.factory import open_engine
         from quire.media.processors.gemma4 import Cutter
 
@@ -82,6 +83,7 @@ class Quire:
             kv_format=parse_format(kv_format),
         )
         self._engine = open_engine(config)
+        freeze_heap()  # as the engine's process does
         own = json.loads((folder / "config.json").read_text())
         self.sees = "vision_config" in own
         self._marks = [own.get(f"{name}_token_id", 0) for name in ("boi", "image", "eoi")]

@@ -15,6 +15,7 @@ from workload import drawn
 
 from engine import run
 from quire.core.config import EngineConfig
+from quire.core.processes import freeze_heap
 from quire.engine.factory import open_engine
 
 WIDTHS = "1,8,32,64,128,256"
@@ -24,6 +25,7 @@ def main(folder: str, out: Path, widths: str = WIDTHS, tokens: str = "60") -> No
     streams = [int(each) for each in widths.split(",")]
     config = EngineConfig(folder, kv_memory=30 << 30, max_sequences=max(streams), speculate="off")
     engine = open_engine(config)
+    freeze_heap()  # as the engine's process does
     rows: list[dict[str, Any]] = []
     for again in range(2):
         for count in streams:
