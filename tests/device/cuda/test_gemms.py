@@ -213,6 +213,22 @@ def test_warpgroups_multiply_by_codes_and_numbers(
     assert not flags.any().item()
 
 
+@pytest.mark.parametrize("rows", [0, 1, 65])
+def test_warpgroups_are_launched_for_more_rows_than_there_are(cut: Cut, rows: int) -> None:
+    """No thread block waits for one that has nothing to multiply."""
+    inputs, outputs, most_rows = 256, 48, 512
+    *weight, numbers = matrix(outputs, inputs, AFFINE, 0)
+    x, y = random(max(rows, 1), inputs, seed=1), mx.zeros((max(rows, 1), outputs), mx.bfloat16)
+    gemm = warpgroups(inputs, outputs, AFFINE, most_rows, sharing=True)
+    grid = gemm.grid(sum(product_kernels.parts(gemm, (outputs,))))
+    assert grid[0] > inputs // 64, "of one tile, some thread blocks have nothing"
+    sums, flags = mx.zeros((gemm.sums(grid[0]) // 4,)), mx.zeros((gemm.flags(grid[0]),), mx.uint32)
+    source = product_kernels.linear(gemm, (outputs,), offsets=False)
+    run(source, gemm, [number(rows), x, *weight, y, sums, flags], grid)
+    assert not flags.any().item()
+    assert error(y[:rows], x[:rows].astype(mx.float32) @ numbers.T) < 4e-3 if rows else not y.any()
+
+
 @pytest.mark.parametrize("rows", everyday([1, 3, 20], (3,).__contains__))
 @pytest.mark.parametrize(
     ("packing", "inputs"),

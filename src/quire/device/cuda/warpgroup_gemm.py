@@ -185,6 +185,7 @@ class WarpgroupGemm:
             "GATED": int(self.gated),
             "EXPERTS": int(self.experts),
             "SHARING": int(self.sharing),
+            "LEAST_STEPS": _LEAST_STEPS,
         }
 
     @property

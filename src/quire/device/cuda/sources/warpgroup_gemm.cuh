@@ -54,9 +54,15 @@
   const int words = w_shape[1];
 #endif
   const int K = words * 32 / BITS, all_steps = K / 64;
+  const int tiles_there = SHARING ? W_TILES * row_tiles : 0;
+  // There may be far fewer rows than the launch is for. Every block that others may wait for has LEAST_STEPS or more.
+  const int blocks = SHARING ? max(min((int)gridDim.x, tiles_there * all_steps / LEAST_STEPS), 1) : gridDim.x;
+  if (SHARING && (int)blockIdx.x >= blocks) {
+    READY;
+    return;
+  }
   // Tiles are numbered W tile by W tile. The first ones are shared: none where all blocks make as many whole ones, else
   // at least half a tile a block, so that a tile is cut in few pieces.
-  const int blocks = gridDim.x, tiles_there = SHARING ? W_TILES * row_tiles : 0;
   const int left = SHARING ? tiles_there % blocks : 0;
   const int shared_tiles = left > 0 && left < blocks / 2 && tiles_there > blocks ? left + blocks : left;
   const auto first_step_of = [&](int block) { return (int)((unsigned)shared_tiles * all_steps * block / blocks); };
