@@ -142,8 +142,8 @@ class Line:
         states = unplaced_states(layout, mx.bfloat16)
         survey = Survey(Recorder(8, id, inputs, H200), pools_of(layout), layout, states)
         given = {
-            "tokens.0": Place(inputs.tokens, None),
-            "positions.0": Place(inputs.positions, None),
+            "tokens": Place(inputs.tokens, None),
+            "positions": Place(inputs.positions, None),
         }
         survey.record(body, given, [Buffer(0, 0)])
         self.recorded += survey.nodes - len(survey.unsupported)

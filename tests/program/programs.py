@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,20 +47,19 @@ def replay(
     operations: Operations,
     given: Mapping[str, mx.array],
     sizes: Mapping[str, int],
-    steps: Sequence[ForwardContext] = (),
+    step: ForwardContext | None = None,
 ) -> list[mx.array]:
     """Return the outputs of a program, computed node by node.
 
     Args:
         given: the program's fields, by name.
         sizes: values of the symbols.
-        steps: forward contexts whose pools the program uses; the second is the one of
-            `sampled_rows_only`.
+        step: the forward context whose pools the program uses.
     """
     known = {id: each.array for id, each in program.constants.items()}
     known |= {id: given[name] for name, id in program.fields.items()}
     for node in program.nodes:
-        run_node(program, node, known=known, operations=operations, sizes=sizes, steps=steps)
+        run_node(program, node, known=known, operations=operations, sizes=sizes, step=step)
     return [known[id] for id in program.outputs]
 
 
@@ -78,25 +77,18 @@ class ProgramModel:
 
     def __call__(self, step: ForwardContext) -> mx.array:
         assert step.media is None, "media is not tried here"
-        narrowed = step.sampled_rows_only() if self._narrows() else None
         axes = 0 if step.positions.ndim == 1 else step.positions.shape[0]
-        variant = Variant(axes, narrowed is not None)
-        steps, sizes = [step], {"T": len(step.tokens)}
-        given: dict[str, mx.array] = {}
-        if narrowed is not None:
-            steps.append(narrowed[0])
-            given["wanted"], sizes["R"] = narrowed[1], len(narrowed[1])
-        for part, each in enumerate(steps):
-            given |= {f"tokens.{part}": each.tokens, f"positions.{part}": each.positions.T}
+        sizes = {"T": len(step.tokens)}
+        given = {"tokens": step.tokens, "positions": step.positions.T}
         self.steps += 1
-        body = self._traced(variant).body
-        if FIELD in body.fields.keys() - given.keys():
+        body = self._traced(Variant(axes)).body
+        if FIELD in body.fields:
             assert isinstance(step, StepInputs)
             step.narrowed = bool(step.wanted_rows)
             given[FIELD] = step.wanted if step.narrowed else mx.arange(len(step.tokens))
             sizes[WANTED] = len(given[FIELD])
             self.narrowed += step.narrowed
-        (hidden,) = replay(body, current_device().operations, given, sizes, steps)
+        (hidden,) = replay(body, current_device().operations, given, sizes, step)
         return hidden
 
     def logits(self, hidden: mx.array) -> mx.array:
@@ -104,9 +96,6 @@ class ProgramModel:
         sizes, operations = {"R": len(hidden)}, current_device().operations
         (logits,) = replay(head, operations, {"hidden": hidden}, sizes)
         return logits
-
-    def _narrows(self) -> bool:
-        return any(spec.kept is None for spec in self._model.layout)
 
     def _traced(self, variant: Variant) -> StepPrograms:
         if variant not in self._programs:

@@ -9,7 +9,6 @@ import pytest
 from quire.device.device import open_device
 from quire.program.passes import prepared, simplified
 from quire.program.trace import trace
-from quire.program.tracing import Variant
 from quire.program.values import Form, Program
 from quire.program.wanted_rows import FIELD, with_wanted_rows
 from tests.program.programs import CONFIGS, opened, worst_difference
@@ -54,8 +53,3 @@ def test_the_last_layer_behind_its_attention_has_wanted_rows(tmp_path: Path) -> 
     assert narrow.count("Gather") == 2, "the residual stream and attention's result"
     assert narrow.count("linear") == 4, "its output, and the MLP"
     assert narrow.count("rms_norm") == 2
-
-
-def test_programs_that_narrow_already_stay_as_they_are(tmp_path: Path) -> None:
-    body = trace(opened("gemma3n_text", tmp_path).model, Variant(narrowed=True)).body
-    assert with_wanted_rows(body) is body

@@ -12,7 +12,7 @@ from quire.program.values import Node, Program, Value, Weight
 
 LowRankFactors = Mapping[str, tuple[mx.array, mx.array]]
 """First and second factors, `[n, rank, in]` and `[n, rank, out]`, by the name of their weight."""
-NUMBERS = "adapters.0"
+NUMBERS = "adapters"
 """Name of the field with each row's number among the factors, int32 `[T]`."""
 
 
@@ -35,7 +35,7 @@ def with_low_rank(program: Program, factors: LowRankFactors) -> Program | None:
     Returns:
         None if a weight with factors is used otherwise than by a product of the step's rows.
     """
-    (rows,) = program.values[program.fields["tokens.0"]].shape
+    (rows,) = program.values[program.fields["tokens"]].shape
     values, nodes = dict(program.values), list[Node]()
     numbers = max(values) + 1
     values[numbers] = Value((rows,), mx.int32)

@@ -7,7 +7,7 @@ serves only nodes between two CUDA graphs or segments that kernels do not comput
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import mlx.core as mx
 
@@ -24,16 +24,21 @@ def run_node(
     known: dict[int, mx.array],
     operations: Operations,
     sizes: Mapping[str, int],
-    steps: Sequence[ForwardContext] = (),
+    step: ForwardContext | None = None,
 ) -> None:
-    """Compute one node, and add its outputs to `known`, arrays by the ids of values."""
+    """Compute one node, and add its outputs to `known`, arrays by the ids of values.
+
+    Args:
+        sizes: values of the program's symbols.
+        step: the forward context of nodes that read or write pools.
+    """
     if node.kind == FUSED:
         for each in node.arguments:
-            run_node(program, each, known=known, operations=operations, sizes=sizes, steps=steps)
+            run_node(program, each, known=known, operations=operations, sizes=sizes, step=step)
         return
     inputs = [known[id] for id in node.inputs]
     if node.is_operation:
-        found = _operation(node, inputs, operations=operations, steps=steps)
+        found = _operation(node, inputs, operations=operations, step=step)
     else:
         values = [program.values[id] for id in node.outputs]
         shape, arguments = bound(values[0].shape, sizes), bound(node.arguments, sizes)
@@ -44,7 +49,7 @@ def run_node(
 
 
 def _operation(
-    node: Node, inputs: list[mx.array], operations: Operations, steps: Sequence[ForwardContext]
+    node: Node, inputs: list[mx.array], operations: Operations, step: ForwardContext | None
 ) -> list[mx.array]:
     given = {k: v.value if isinstance(v, Weight) else v for k, v in node.attributes.items()}
     given |= dict(zip(node.roles, inputs, strict=True))
@@ -54,7 +59,7 @@ def _operation(
     if node.kind not in KEEPS_ORDER:
         found = getattr(operations, node.kind)(**given)
         return list(found) if isinstance(found, tuple) else [found]
-    step = steps[given.pop("part")]
+    assert step is not None, "a node that uses pools belongs to a step"
     if node.kind == "delta_rule":
         names = DeltaGates.__dataclass_fields__
         gates = DeltaGates(**{name: given.pop(name) for name in names})

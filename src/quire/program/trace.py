@@ -37,7 +37,7 @@ class StepPrograms:
     """The programs of a model for one kind of step.
 
     Attributes:
-        body: from the step to normalised hidden states, `[T, hidden]`, or `[R, hidden]` narrowed.
+        body: from the step to normalised hidden states, `[T, hidden]`.
         head: from `[R, hidden]` to logits `[R, vocab]`.
         joined: the body with fewer products, see `with_matrices_joined`; None if there is none.
         ending: the body, joined if there is such a one, with an end that computes wanted rows, see
@@ -81,7 +81,7 @@ def trace_body(model: LanguageModel, variant: Variant | None = None) -> Program:
     def body(operations: TracedOperations, given: Mapping[str, mx.array]) -> list[mx.array]:
         return [model(TracedStep(operations, model, how, given=given))]
 
-    return _trace(model, body, how.symbols, fields=how.fields)
+    return _trace(model, body, ("T",), fields=lambda sizes: how.fields(sizes["T"]))
 
 
 def steps_of(model: LanguageModel) -> Variant:
@@ -89,11 +89,7 @@ def steps_of(model: LanguageModel) -> Variant:
     encoders = model.encoders.values()
     if not encoders:
         return Variant()
-    how = Variant()
-    with traced_by(operations := TracedOperations(KnownWeights(named_parameters(model)))):
-        hidden = model(
-            TracedStep(operations, model, how, given=how.fields(_points(how.symbols)[0]))
-        )
+    hidden, _ = _text_step(model, KnownWeights(named_parameters(model)))
     levels = max(each.levels for each in encoders)
     media = hidden.shape[-1]
     return Variant(model.position_axes, media=media, levels=levels, dtype=hidden.dtype)
@@ -155,17 +151,25 @@ def trace_encoder_in_pieces(
 
 def multiplied(model: LanguageModel) -> frozenset[str]:
     """Return the paths of the weights that a step multiplies rows by."""
-    weights, how = KnownWeights(named_parameters(model)), Variant()
-    with traced_by(operations := TracedOperations(weights)):
-        model(TracedStep(operations, model, how, given=how.fields(_points(how.symbols)[0])))
+    weights = KnownWeights(named_parameters(model))
     found: set[str] = set()
-    for call in operations.calls:
+    for call in _text_step(model, weights)[1]:
         if call.kind in ("linear", "packed_linear"):
             found.add(call.attributes["weight"].name)
         elif call.kind == "experts":
             experts = call.attributes["experts"].value
             found |= {weights.weight(each.array).name for each in experts.matrices}
     return frozenset(found)
+
+
+def _text_step(model: LanguageModel, weights: KnownWeights) -> tuple[mx.array, list[Call]]:
+    """Run a model on a step of text; return the hidden states, whose numbers mean nothing, and the
+    calls.
+    """
+    how = Variant()
+    with traced_by(operations := TracedOperations(weights)):
+        hidden = model(TracedStep(operations, model, how, given=how.fields(rows=5)))
+    return hidden, operations.calls
 
 
 def _trace(
@@ -196,9 +200,9 @@ def _trace_in_pieces(
 def _points(symbols: Sequence[str]) -> list[dict[str, int]]:
     """Choose the sizes to trace at: a base point, one more for each symbol, and one for checking.
 
-    Sizes differ from each other, and there are fewer wanted rows than rows.
+    Sizes of one point differ from each other.
     """
-    base = {name: 4 if name == "R" else 5 + 2 * i for i, name in enumerate(symbols)}
+    base = {name: 5 + 2 * i for i, name in enumerate(symbols)}
     steps = [base | {name: base[name] + 2} for name in symbols]
     return [base, *steps, {name: size + 4 for name, size in base.items()}]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from quire.device.ranks import Part
 from quire.device.recurrence import DeltaGates
 from quire.device.rotation import Rotate
 from quire.device.weights import ExpertMatrices, GatedExperts, PackedWeight, PlainExperts
-from quire.models.base import CrossRows, ForwardContext, LanguageModel
+from quire.models.base import ForwardContext, LanguageModel
 from quire.models.media_rows import MediaRows
 from quire.program.values import Weight
 
@@ -229,46 +229,24 @@ class Variant:
     Attributes:
         axes: axes of positions; 0 means int32 `[T]`, more mean float32 `[T, axes]`, which the model
             sees as `[axes, T]`.
-        narrowed: whether sharing layers compute only the R wanted rows.
         media: width of the media rows that replace embeddings; 0 for none.
         levels: arrays of media rows; see `MediaRows`.
         dtype: type of media rows.
-        crossed: width of the E encoder rows that cross-attention layers read; 0 for none.
     """
 
     axes: int = 0
-    narrowed: bool = False
     media: int = 0
     levels: int = 1
     dtype: mx.Dtype = mx.float32
-    crossed: int = 0
 
-    @property
-    def symbols(self) -> tuple[str, ...]:
-        """The symbols of the sizes that its programs depend on."""
-        return (
-            "T",
-            *("R",) * self.narrowed,
-            *("E",) * bool(self.crossed),
-        )
-
-    def fields(self, sizes: Mapping[str, int]) -> dict[str, mx.array]:
-        """Return arrays with the shapes and types of a step of these sizes."""
-        made: dict[str, mx.array] = {}
-        for part, symbol in enumerate(("T", "R") if self.narrowed else ("T",)):
-            rows = sizes[symbol]
-            made[f"tokens.{part}"] = mx.zeros(rows, dtype=mx.int32)
-            shape, dtype = ((rows, self.axes), mx.float32) if self.axes else ((rows,), mx.int32)
-            made[f"positions.{part}"] = mx.zeros(shape, dtype=dtype)
-        if self.narrowed:
-            made["wanted"] = mx.zeros(sizes["R"], dtype=mx.int32)
+    def fields(self, rows: int) -> dict[str, mx.array]:
+        """Return arrays with the shapes and types of a step of so many rows, by name."""
+        shape, dtype = ((rows, self.axes), mx.float32) if self.axes else ((rows,), mx.int32)
+        made = {"tokens": mx.zeros(rows, mx.int32), "positions": mx.zeros(shape, dtype)}
         if self.media:
-            made["media.placed"] = mx.zeros((sizes["T"], 1), dtype=mx.bool_)
+            made["media.placed"] = mx.zeros((rows, 1), dtype=mx.bool_)
             for level in range(self.levels):
-                made[f"media.{level}"] = mx.zeros((sizes["T"], self.media), dtype=self.dtype)
-        if self.crossed:
-            made["attending"] = mx.ones((sizes["T"], 1), dtype=mx.bool_)
-            made["states"] = mx.zeros((sizes["E"], self.crossed))
+                made[f"media.{level}"] = mx.zeros((rows, self.media), dtype=self.dtype)
         return made
 
 
@@ -276,7 +254,7 @@ class TracedStep(ForwardContext):
     """The step that a model sees while it is traced.
 
     Args:
-        part: 1 for the step that `sampled_rows_only` returns.
+        given: the fields of `variant`.
     """
 
     def __init__(
@@ -285,21 +263,16 @@ class TracedStep(ForwardContext):
         model: LanguageModel,
         variant: Variant,
         given: Mapping[str, mx.array],
-        part: int = 0,
     ) -> None:
-        self._operations, self._model, self._variant = operations, model, variant
-        self._given, self._part = given, part
+        self._model, self._note = model, operations.note
         self._owner = KVLayout.of(model.layout).owner
-        positions = given[f"positions.{part}"]
-        media, cross = None, None
-        if variant.media and not part:
+        media = None
+        if variant.media:
             levels = tuple(given[f"media.{level}"] for level in range(variant.levels))
             media = MediaRows(given["media.placed"], levels)
-        if variant.crossed and not part:
-            cross = CrossRows(given["attending"], given["states"])
-        turned = positions.T if variant.axes else positions
-        super().__init__(media=media, cross=cross)
-        self.tokens, self.positions = given[f"tokens.{part}"], turned
+        super().__init__(media=media)
+        positions = given["positions"]
+        self.tokens, self.positions = given["tokens"], positions.T if variant.axes else positions
 
     def attend(
         self,
@@ -372,13 +345,5 @@ class TracedStep(ForwardContext):
         (y,) = self._note("state_space", given, (values.shape, values.dtype), layer=layer)
         return y
 
-    def sampled_rows_only(self) -> tuple[ForwardContext, mx.array] | None:
-        if not self._variant.narrowed or self._part:
-            return None
-        own = self._operations, self._model, self._variant, self._given
-        return TracedStep(*own, part=1), self._given["wanted"]
-
-    def _note(
-        self, kind: str, parameters: Mapping[str, Any], *outputs: Output, **attributes: Any
-    ) -> Sequence[mx.array]:
-        return self._operations.note(kind, parameters, *outputs, part=self._part, **attributes)
+    def sampled_rows_only(self) -> None:
+        return None

@@ -40,7 +40,7 @@ def recorded() -> tuple[Recorder, Recording, Survey]:
     rest = pools_of(layout), layout, unplaced_states(layout, mx.bfloat16)
     given = {
         name: Place(at, Buffer(at, 4 * ROWS))
-        for name, at in (("tokens.0", inputs.tokens), ("positions.0", inputs.positions))
+        for name, at in (("tokens", inputs.tokens), ("positions", inputs.positions))
     }
     survey = Survey(Recorder(ROWS, id, inputs, H200), *rest)
     survey.record(body, given, [Buffer(3, 0)])

@@ -28,7 +28,7 @@ def embedded(table: mx.array | PackedWeight, width: int, dtype: mx.Dtype) -> mx.
     values = {0: Value((T,), mx.int32), 1: Value((T, width), dtype)}
     attributes = {"table": Weight("table", table), "dtype": dtype}
     node = Node("embed", (0,), (1,), ("tokens",), (), attributes)
-    program = Program(("T",), {"tokens.0": 0}, {}, values, (node,), (1,))
+    program = Program(("T",), {"tokens": 0}, {}, values, (node,), (1,))
     kernel = embed_kernel(program, node)
     return run_kernel(program, kernel, {0: TOKENS}, [1], len(TOKENS), len(TOKENS) + 3)[1]
 

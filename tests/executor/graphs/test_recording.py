@@ -178,7 +178,7 @@ def recorder_of(
         library=library,
     )
     hidden, logits = Buffer(3, 0), Buffer(4, 0)
-    given = {"tokens.0": Place(inputs.tokens, None), "positions.0": Place(inputs.positions, None)}
+    given = {"tokens": Place(inputs.tokens, None), "positions": Place(inputs.positions, None)}
     given[WANTED_FIELD] = Place(inputs.wanted, None)
     recording = Recording(recorder, pools, layout, unplaced_states(layout, mx.bfloat16))
     recording.record(body, given, [hidden])

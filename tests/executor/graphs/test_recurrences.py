@@ -176,7 +176,7 @@ def recorded(
     out = len(values)
     values[out] = Value((symbol, *case.out), case.dtype)
     attributes = {name: Weight(name, array) for name, array in weights.items()}
-    attributes |= {"layer": 0, "part": 0, **case.attributes}
+    attributes |= {"layer": 0, **case.attributes}
     node = Node(case.kind, tuple(range(out)), (out,), tuple(case.rows), (), attributes)
     fields = {name: n for n, name in enumerate(case.rows)}
     program = Program(("T",), fields, {}, values, (node,), (out,))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 
@@ -50,20 +50,20 @@ class Segment:
         return [mx.contiguous(known[value]) for value in self.writes]
 
     def run(
-        self, graphed: mx.array, rows: int, steps: Sequence[ForwardContext] = ()
+        self, graphed: mx.array, rows: int, step: ForwardContext | None = None
     ) -> dict[int, mx.array]:
         """Compute the segment's nodes; return what they read and compute, by value.
 
         Args:
             graphed, rows: as for `compute`.
-            steps: the forward contexts of nodes that read or write pools.
+            step: the forward context of nodes that read or write pools.
         """
         program, sizes = self.program, dict.fromkeys(self.program.symbols, rows)
         known = {id: each.array for id, each in program.constants.items()}
         known |= buffered(program, self.reads, graphed, rows=rows)
         operations = current_device().operations
         for node in self.nodes:
-            run_node(program, node, known=known, operations=operations, sizes=sizes, steps=steps)
+            run_node(program, node, known=known, operations=operations, sizes=sizes, step=step)
         return known
 
 

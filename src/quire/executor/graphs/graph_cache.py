@@ -110,7 +110,7 @@ class GraphCache:
         runner = DeviceRunner(self._compiler, extension)
         by_library = has_plain_weights(programs.body) and not batch_invariant
         self.library = open_library(runner, card()) if by_library else None
-        positions = programs.body.values[programs.body.fields["positions.0"]].shape
+        positions = programs.body.values[programs.body.fields["positions"]].shape
         self._axes = bound(positions, {"T": 1})[1] if len(positions) > 1 else 0
         hidden = programs.body.values[programs.body.outputs[0]]
         width = hidden.shape[-1]
@@ -370,7 +370,7 @@ class GraphCache:
         known = [(at, inputs.array(at)) for at in by_row]
         known += [(recorder.address(array), array) for array in self.media]
         levels = (f"media.{level}" for level in range(len(self.media)))
-        names = "tokens.0", "positions.0", WANTED_ROWS, *levels
+        names = "tokens", "positions", WANTED_ROWS, *levels
         found = {
             name: Place(at, _buffer_of(at, array))
             for name, (at, array) in zip(names, known, strict=True)

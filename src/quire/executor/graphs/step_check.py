@@ -245,7 +245,7 @@ class StepCheck:
             mx.eval(output)
         written = self.before.of_layer(layer)
         self.before.write(layer, states)
-        known = node.alone.run(output, rows, [self._inputs])
+        known = node.alone.run(output, rows, self._inputs)
         pairs = _compared(node.node, found, known)
         if layer is not None:
             mx.eval(pairs)
@@ -305,7 +305,7 @@ def replayed(program: Program, inputs: StepInputs) -> mx.array:
     last = {id: number for number, node in enumerate(program.nodes) for id in node.inputs}
     operations = current_device().operations
     for number, node in enumerate(program.nodes):
-        run_node(program, node, known, operations=operations, sizes=sizes, steps=[inputs])
+        run_node(program, node, known, operations=operations, sizes=sizes, step=inputs)
         if node.uses_pools:  # before memory of layers adds up
             mx.eval([known[id] for id in node.outputs])
         for id in node.inputs:
@@ -317,7 +317,7 @@ def replayed(program: Program, inputs: StepInputs) -> mx.array:
 
 def _fields(program: Program, inputs: StepInputs, rows: int) -> dict[str, mx.array]:
     """Return a step's inputs by the names that programs have for them."""
-    found = {"tokens.0": inputs.tokens, "positions.0": inputs.positions.T}
+    found = {"tokens": inputs.tokens, "positions": inputs.positions.T}
     if inputs.adapted is not None:
         found[NUMBERS] = inputs.adapted.numbers
     if inputs.media is not None:

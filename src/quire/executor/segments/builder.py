@@ -319,7 +319,7 @@ class SegmentBuilder(StateInstructions, TableInstructions):
             raise UnsupportedNode("attention in both directions")
         group, owner = self._layout.group[layer], self._layout.owner[layer]
         spec = self._layout.groups[group].spec.attention
-        if own.get("chosen_by") is not None or own["part"] or spec is None or spec.value_in_key:
+        if own.get("chosen_by") is not None or spec is None or spec.value_in_key:
             raise UnsupportedNode("attention of this kind")
         if "sinks" in node.roles or spec.head_dim % MULTIPLE or spec.value_dim % MULTIPLE:
             raise UnsupportedNode("attention over heads of this size")

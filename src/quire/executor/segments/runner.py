@@ -169,7 +169,7 @@ class StepSegments:
     def _run(self, inputs: StepInputs, numbers: mx.array | None) -> Computed:
         stages = self.stages(Attends.of(inputs))
         program = stages.program
-        fields = {"tokens.0": inputs.tokens, "positions.0": inputs.positions}
+        fields = {"tokens": inputs.tokens, "positions": inputs.positions}
         if numbers is not None:
             fields[NUMBERS] = numbers
         known = stages.known(fields)
@@ -183,7 +183,7 @@ class StepSegments:
                 )
                 known.update(zip(stage.outputs, found, strict=True))
             else:
-                run_node(program, stage, known, operations=operations, sizes=sizes, steps=[inputs])
+                run_node(program, stage, known, operations=operations, sizes=sizes, step=inputs)
         self.steps += 1
         return Computed(known[program.outputs[0]], in_place=stages.in_place)
 
