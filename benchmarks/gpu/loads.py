@@ -125,7 +125,8 @@ def at_once(system: System, requests: Iterable[Asked]) -> Row:
     """Ask all requests at once, run steps until they have ended, and return the figures.
 
     `tokens_s` counts from the last of the first tokens to the first of the last ones, while all
-    generate; None if they never do.
+    generate; None if they never do. `last_tokens` is how many different last tokens the streams
+    have: random weights that make all rows alike, and so use too few experts, show there.
     """
     run = Run(system)
     run.add(*requests)
@@ -144,6 +145,7 @@ def at_once(system: System, requests: Iterable[Asked]) -> Row:
         "whole_tokens_s": round(whole / (ended - started), 1),
         "tokens_s": round(within / (end - first), 1) if end > first else None,
         "steps": run.steps,
+        "last_tokens": len({each.tokens[-1] for each in times}),
     }
 
 

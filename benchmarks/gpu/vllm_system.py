@@ -36,6 +36,8 @@ _AROUND_EXPERTS = ["lm_head", "model.embed_tokens", "model.layers.*.self_attn"]
 _AROUND_EXPERTS += ["model.layers.*.mlp.router"]
 """What is not in MXFP4, as gpt-oss names it."""
 _GROUP, _FP8_BLOCK, _MXFP4_GROUP = 64, 128, 32
+_AFTER_LAYERS = 0.1
+"""Weight of norms behind layers, as `shapes.py` has it."""
 _MOST_TOKENS = 24_000
 """Tokens of a sequence: the longest prompt of the loads, and its answer."""
 
@@ -138,6 +140,10 @@ def vllm_config(config: dict[str, Any]) -> dict[str, Any]:
 def fill_at_random(model: Any) -> None:
     """Draw a model's parameters in sizes that keep activations near 1, so that routers spread
     tokens over experts.
+
+    AWQ's zero points are 7 or 8 at random. The mean of 16 equally frequent codes is 7.5: with 8
+    alone all matrices share a part that grows from layer to layer, until all streams write the same
+    token and use the same experts.
     """
     import torch
 
@@ -160,13 +166,16 @@ def fill_at_random(model: Any) -> None:
             data.fill_(1 / (64 * math.sqrt(data.shape[-1] * _FP8_BLOCK)))
         elif not data.is_floating_point():
             if "qzeros" in last:
-                data.fill_(0x88888888 - (1 << 32))
+                data.random_(-(2**31), 2**31 - 1, generator=draw)
+                data.bitwise_and_(0x11111111).add_(0x77777777)  # int32 wraps around
             elif "qweight" in last or "weight_packed" in last:
                 data.random_(-(2**31), 2**31 - 1, generator=draw)
         elif "scales" in last:
             data.fill_(1 / (4.6 * math.sqrt(data.shape[-2] * _GROUP)))
         elif data.ndim >= 2:
             data.normal_(0, 1 / math.sqrt(data.shape[-1]), generator=draw)
+        elif "post_" in name:
+            data.fill_(_AFTER_LAYERS)
         else:
             data.fill_(float("norm" in name or "scale" in last or "scalar" in last))
 

@@ -53,6 +53,7 @@ def test_bursts_ask_all_at_once() -> None:
     assert [(row["streams"], row["steps"]) for row in rows] == [(1, 5), (3, 5)] * 2
     assert len({asked.prompt for asked in system.asked}) == 8
     assert all(row["tokens_s"] > 0 for row in rows)
+    assert {row["last_tokens"] for row in rows} == {1}  # every stream has the step's number
 
 
 def test_agents_share_a_prompt_and_read_their_answers_again() -> None:
