@@ -164,7 +164,7 @@ class PrefixSharing:
         cursor.parting = parting if worth else 0
         first = not cursor.started
         if first:
-            cursor.started, cursor.cached, cursor.miss = True, match.length, miss
+            cursor.begin(match.length, miss)
         return first
 
     def _beside_neighbours(

@@ -158,6 +158,8 @@ class PrefixCursor:
         started: whether the sequence has run.
         cached: number of prompt tokens reused when it first ran.
         miss: why no more were reused; None if all were, and before it first ran.
+        reason: the value of `Output.reuse`: `miss` as text, empty if all was reused; None before
+            the first run. It is made once, since every output has it.
     """
 
     __slots__ = (
@@ -170,6 +172,7 @@ class PrefixCursor:
         "node",
         "parting",
         "reading",
+        "reason",
         "registered",
         "started",
         "waits_on",
@@ -187,16 +190,13 @@ class PrefixCursor:
         self.started = False
         self.cached = 0
         self.miss: ReuseMiss | None = None
+        self.reason: str | None = None
         self._keys: list[bytes] = []
 
-    @property
-    def reason(self) -> str | None:
-        """The value of `Output.reuse`: the reason why reuse stopped; empty if all was reused, None
-        before the first run.
-        """
-        if not self.started:
-            return None
-        return "" if self.miss is None else str(self.miss)
+    def begin(self, cached: int, miss: ReuseMiss | None) -> None:
+        """Note what is reused when the sequence first runs."""
+        self.started, self.cached, self.miss = True, cached, miss
+        self.reason = "" if miss is None else str(miss)
 
     @property
     def waits_for_disk(self) -> bool:

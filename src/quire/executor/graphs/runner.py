@@ -260,7 +260,9 @@ class CUDAGraphs:
         if inputs.cross is not None or (inputs.media is not None and not self._cache.media):
             return False
         format = rows[0].format
-        return all(each.format == format and each.sampled == each.wanted for each in rows)
+        if any(each.pooled and not each.sampling for each in rows):
+            return False
+        return all(each.format is format or each.format == format for each in rows)
 
     def _graph_rows(
         self,
