@@ -63,12 +63,13 @@ class _AskedInVain(Oracle):
 
     def __init__(self, asking_s: float) -> None:
         super().__init__(lambda number: 0.0)
-        self.asking_s, self.asked = asking_s, 0
+        self.asking_s, self.asked, self.queries = asking_s, 0, 0
         self.streams: TimedStreams | None = None
 
     def propose(self, queries: Sequence[DraftQuery]) -> list[Draft | None]:
         assert self.streams is not None
         self.asked += 1
+        self.queries += len(queries)
         self.streams.time += self.asking_s
         return super().propose(queries)
 
@@ -94,6 +95,18 @@ def test_another_answer_is_asked_for_at_once() -> None:
         streams.serve(1, 16, first=number)
         asked.append(oracle.asked)
     assert sorted(set(asked)) == asked, "each answer of 16 tokens was asked for"
+
+
+def test_an_answer_that_begins_is_asked_for_without_its_neighbours() -> None:
+    """Answers begin one after the other, as those of many clients do."""
+    oracle = _AskedInVain(0.3e-3)
+    streams = TimedStreams({1: 1e-3, 64: 2e-3}, lambda sequences, rows: 0.0, oracle)
+    oracle.streams = streams
+    for number in range(200):
+        streams.add(Request(str(number), (0,), max_tokens=64))
+        streams.step()
+        streams.step()
+    assert 200 <= oracle.queries < 5 * 200
 
 
 LLAMA = {1: 2.1, 8: 2.5, 32: 3.9, 64: 5.1, 128: 6.7, 256: 10.1, 512: 14.0, 1024: 21.0, 2048: 36.0}

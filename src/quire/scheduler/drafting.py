@@ -15,6 +15,7 @@ from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
 from quire.scheduler.draft_lengths import Candidate, DraftLengths, most_drafts
+from quire.scheduler.draft_pauses import Pauses
 from quire.scheduler.draft_rates import REGAINED, AcceptanceRates
 from quire.scheduler.drafts import (
     UNREAD,
@@ -46,33 +47,6 @@ class _Asked(NamedTuple):
     sequence: Sequence
     state: DraftState
     query: DraftQuery
-
-
-class _Pauses:
-    """Spaces out questions that find no draft worth its rows, so that asking takes little time."""
-
-    def __init__(self, lengths: DraftLengths) -> None:
-        self._lengths = lengths
-        self._left = 0
-        self.steps = 1
-        """Number of steps since the last question, this one included."""
-
-    def passes(self) -> bool:
-        """Return whether to plan this step without asking."""
-        if self._left:
-            self._left -= 1
-            self.steps += 1
-            return True
-        return False
-
-    def asked(self, asking_s: float, step_s: float, *, in_vain: bool) -> None:
-        """Note how long asking took; for the times see `DraftLengths.steps_to_pass`."""
-        self.steps = 1
-        self._left = self._lengths.steps_to_pass(asking_s, step_s) if in_vain else 0
-
-    def end(self) -> None:
-        """Ask for the next step."""
-        self._left = 0
 
 
 class Drafting:
@@ -109,10 +83,12 @@ class Drafting:
         """Time of the last plan for which the engine asked `wants_tokens`."""
         self._step_s = 0.0
         """Seconds between the last two of these times."""
-        self._asking, self._guessing = _Pauses(lengths), _Pauses(lengths)
+        self._asking, self._guessing = Pauses(lengths), Pauses(lengths)
         """Pauses between questions to drafters ahead, and between those whether a head should
         guess.
         """
+        self._begun: set[int] = set()
+        """Numbers of sequences that began since drafters were asked."""
         self._rates = AcceptanceRates()
         self._trusted: dict[str, float] = {}
         """Factor of a drafter's time, which shrinks while it is not asked and nothing is measured.
@@ -125,11 +101,11 @@ class Drafting:
         """Number of drafted tokens that were accepted, by drafter."""
 
     def begin(self, sequence: Sequence) -> None:
-        """Note that a sequence has its first token. It is asked for at once: what drafts of others
-        were worth says nothing of its own.
+        """Note that a sequence has its first token. It is asked for at once, alone during a pause:
+        what drafts of others were worth says nothing of its own.
         """
         if sequence.drafting is not None:
-            self._asking.end()
+            self._begun.add(sequence.number)
             self._guessing.end()
 
     def wants_tokens(self, running: Seq[Sequence]) -> bool:
@@ -143,23 +119,30 @@ class Drafting:
         self._step_s, self._planned_at = started - self._planned_at, started
         if any(each.progress.unsettled and not self.follows(each) for each in running):
             return True
+        begun, self._begun = self._begun, set()
+        asked, steps = running, self._asking.steps
         if not any(self._guessed.values()) and self._asking.passes():
-            return False
-        wants = self._pays_ahead(running)
-        self._asking.asked(self._clock() - started, self._step_s, in_vain=not wants)
+            asked, steps = [each for each in running if each.number in begun], 1
+        rows = sum(each.progress.generated > 0 for each in running)
+        wants = self._pays_ahead(asked, rows, steps)
+        if wants or asked is running:
+            self._asking.asked(self._clock() - started, self._step_s, in_vain=not wants)
         return wants
 
-    def _pays_ahead(self, running: Seq[Sequence]) -> bool:
+    def _pays_ahead(self, sequences: Seq[Sequence], rows: int, steps: int) -> bool:
         """Return whether drafting pays for a sequence whose last token is on the device.
 
         Drafts of the head count where they are read first.
+
+        Args:
+            rows: of the next step without drafts.
+            steps: number of steps since these sequences were asked.
         """
-        asked = _asked([(each, each.tokens_left) for each in running if each.progress.pending])
+        asked = _asked([(each, each.tokens_left) for each in sequences if each.progress.pending])
         if not asked:
             return False
         # The first guess is of the token on the device: what follows it would be drafted.
-        rows = sum(each.progress.generated > 0 for each in running)
-        found = self._propose(asked, rows, ahead=True)
+        found = self._propose(asked, rows, ahead=True, steps=steps)
         ahead = list[Candidate]()
         for each in asked:
             best = found.get(each.query.number)
@@ -311,11 +294,14 @@ class Drafting:
 
     # -- within --------------------------------------------------------------------------------
 
-    def _propose(self, asked: Seq[_Asked], rows: int, *, ahead: bool) -> dict[int, _Found]:
+    def _propose(
+        self, asked: Seq[_Asked], rows: int, *, ahead: bool, steps: int = 1
+    ) -> dict[int, _Found]:
         """Return each sequence's most promising draft, by sequence number.
 
         Args:
             rows: rows of the step without drafts.
+            steps: number of steps since these sequences were asked.
             ahead: whether each sequence's last token is still unread. Drafters that need it are not
                 asked; their acceptance rates stand for what they would find.
 
@@ -328,7 +314,9 @@ class Drafting:
             if guessed == 0:
                 continue
             if guessed is None and not drafter.looks_ahead:
-                own = self._worth_asking(drafter, own, best=best, rows=rows, ahead=ahead)
+                own = self._worth_asking(
+                    drafter, own, best=best, rows=rows, ahead=ahead, steps=steps
+                )
                 token_s = self._token_s(drafter, len(own))
             if ahead and not drafter.looks_ahead:
                 for each in own:
@@ -361,6 +349,7 @@ class Drafting:
         rows: int,
         *,
         ahead: bool,
+        steps: int,
     ) -> list[_Asked]:
         """Return the sequences whose best draft may come from a drafter, if any is worth verifying.
 
@@ -378,13 +367,13 @@ class Drafting:
                 candidates.append(Candidate(rate, each.query.limit, token_s, reading_s=reading_s))
         lengths = self._lengths.choose(candidates, rows, beginning=ahead)
         if token_s:
-            self._trust(drafter, asked=any(lengths), steps=self._asking.steps)
+            self._trust(drafter, asked=any(lengths), steps=steps)
         chosen = []
         for each, length in zip(leading, lengths, strict=True):
             if length:
                 chosen.append(each._replace(query=each.query._replace(limit=length)))
             else:
-                self._rates.reconsider(each.state, (drafter.name, 0), self._asking.steps)
+                self._rates.reconsider(each.state, (drafter.name, 0), steps)
         return chosen
 
     def _token_s(self, drafter: Drafter, sequences: int) -> float:

@@ -1,0 +1,32 @@
+"""Pauses between questions to drafters. Pure Python."""
+
+from __future__ import annotations
+
+from quire.scheduler.draft_lengths import DraftLengths
+
+
+class Pauses:
+    """Spaces out questions that find no draft worth its rows, so that asking takes little time."""
+
+    def __init__(self, lengths: DraftLengths) -> None:
+        self._lengths = lengths
+        self._left = 0
+        self.steps = 1
+        """Number of steps since the last question, this one included."""
+
+    def passes(self) -> bool:
+        """Return whether to plan this step without asking."""
+        if self._left:
+            self._left -= 1
+            self.steps += 1
+            return True
+        return False
+
+    def asked(self, asking_s: float, step_s: float, *, in_vain: bool) -> None:
+        """Note how long asking took; for the times see `DraftLengths.steps_to_pass`."""
+        self.steps = 1
+        self._left = self._lengths.steps_to_pass(asking_s, step_s) if in_vain else 0
+
+    def end(self) -> None:
+        """Ask for the next step."""
+        self._left = 0
