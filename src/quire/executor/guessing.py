@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -68,19 +69,18 @@ class FinalStates(NamedTuple):
         return int32(drafts)
 
 
-class Guesser(Protocol):
-    """Guesses what follows the tokens that a step samples."""
+class Guesser(ABC):
+    """Guesses what follows the tokens that a step samples.
 
-    @property
-    def layers(self) -> range:
-        """Layers whose keys and values it writes."""
-        ...
+    Attributes:
+        layers: layers whose keys and values it writes.
+        arrays: arrays of the last step that must be evaluated, beside guesses, keys and values.
+    """
 
-    @property
-    def arrays(self) -> tuple[mx.array, ...]:
-        """Arrays of the last step that must be evaluated, beside guesses, keys and values."""
-        ...
+    layers = range(0)
+    arrays: tuple[mx.array, ...] = ()
 
+    @abstractmethod
     def guess(
         self, states: FinalStates, tokens: mx.array, kept: mx.array | None, *, count: int
     ) -> mx.array | None:
@@ -92,18 +92,13 @@ class Guesser(Protocol):
             tokens: int32 `[R]`, the sampled ones.
             kept: see `FinalStates.last_kept`.
         """
-        ...
 
-    def read(self, inputs: StepInputs, hidden: mx.array) -> None:
+    def read(self, inputs: StepInputs, hidden: mx.array) -> None:  # noqa: B027  # most need not
         """Take in a step that samples nothing; `hidden` is `[T, hidden]`."""
-        ...
 
 
-class HeadGuesser:
+class HeadGuesser(Guesser):
     """Guesses by a head without layers of its own, which needs the sampled rows alone."""
-
-    layers = range(0)
-    arrays = ()
 
     def __init__(self, guesser: TokenGuesser) -> None:
         self.guesser = guesser
@@ -117,11 +112,8 @@ class HeadGuesser:
             return self.guesser(states.sampled, tokens, count)
         return self.guesser(states.sampled[kept], tokens[kept], count)
 
-    def read(self, inputs: StepInputs, hidden: mx.array) -> None:
-        pass
 
-
-class LayerGuesser:
+class LayerGuesser(Guesser):
     """Guesses by the checkpoint's head, whose layer reads every row of every step.
 
     After its first guess it goes on from its own state and guess, as if these were the model's.
@@ -130,8 +122,6 @@ class LayerGuesser:
     Args:
         model: a model with a head.
     """
-
-    arrays = ()
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
@@ -153,29 +143,19 @@ class LayerGuesser:
             if number:
                 ahead = self._model.look_ahead(ahead, guesses[-1], further.next(guesses[-1]))
             guesses.append(mx.argmax(self._model.logits(ahead), axis=-1).astype(mx.int32))
-        whole = mx.stack(guesses, axis=1)
-        return whole if kept is None else whole[kept]
+        return _of_sequences(guesses, kept)
 
     def read(self, inputs: StepInputs, hidden: mx.array) -> None:
         self._model.look_ahead(hidden, _known_next(inputs), inputs)
 
 
-class LayersGuesser:
+class LayersGuesser(LayerGuesser):
     """Guesses by several heads of the checkpoint, each from the states of the one before.
 
     The layer of each head reads every row of every step. A head's row needs the token as far behind
     it as the head guesses ahead; where that is not known yet, the guess of the head before stands
     for it, also if it turns out to be wrong.
-
-    Args:
-        model: a model with heads.
     """
-
-    arrays = ()
-
-    def __init__(self, model: LanguageModel) -> None:
-        self._model = model
-        self.layers = range(len(model.own_layout), len(model.layout))
 
     def guess(
         self, states: FinalStates, tokens: mx.array, kept: mx.array | None, *, count: int
@@ -191,8 +171,8 @@ class LayersGuesser:
         guesses = self._chain(inputs, states.hidden, following, fronts=fronts, count=count)
         if not count:
             return None
-        whole = mx.stack(guesses[:count], axis=1)
-        return whole if len(samples) == len(lasts) else whole[int32(samples)]
+        every = len(samples) == len(lasts)
+        return _of_sequences(guesses[:count], None if every else int32(samples))
 
     def read(self, inputs: StepInputs, hidden: mx.array) -> None:
         fronts = int32(inputs.last_rows())
@@ -224,15 +204,12 @@ class LayersGuesser:
         return guesses
 
 
-class AssistantGuesser:
+class AssistantGuesser(Guesser):
     """Guesses by an assistant of Gemma 4, which reads the model's keys and writes none.
 
     Args:
         model: the model, which shares its keys with the assistant.
     """
-
-    layers = range(0)
-    arrays = ()
 
     def __init__(self, model: Gemma4, assistant: Assistant) -> None:
         self._model = model
@@ -251,11 +228,18 @@ class AssistantGuesser:
             logits, hidden = self._assistant(hidden, embedding, step, positions=step.positions + 1)
             tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
             guesses.append(tokens)
-        whole = mx.stack(guesses, axis=1)
-        return whole if kept is None else whole[kept]
+        return _of_sequences(guesses, kept)
 
-    def read(self, inputs: StepInputs, hidden: mx.array) -> None:
-        pass
+
+def _of_sequences(guesses: Sequence[mx.array], rows: mx.array | None) -> mx.array:
+    """Return guesses side by side, int32 `[N, count]`.
+
+    Args:
+        guesses: int32 `[R]` each.
+        rows: the row of each sequence, `[N]`; None if every row is one.
+    """
+    whole = mx.stack(list(guesses), axis=1)
+    return whole if rows is None else whole[rows]
 
 
 def _next(inputs: StepInputs, rows: Sequence[int], tokens: mx.array) -> mx.array:

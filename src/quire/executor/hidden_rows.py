@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from quire.executor.guessing import FinalStates
+from quire.executor.guessing import FinalStates, Guesser
 from quire.executor.inputs import StepInputs
 from quire.models.base import LanguageModel
 from quire.scheduler.plan import ScheduledSequence
@@ -49,17 +49,15 @@ class _Run:
             self.start += min(before, len(first))
 
 
-class HiddenRows:
+class HiddenRows(Guesser):
     """The hidden states of each sequence's latest rows, kept for a drafter.
 
-    It has a guesser's interface, because steps hand their states to guessers; it drafts nothing.
+    It is a guesser because steps hand their states to guessers; it guesses nothing.
 
     Args:
         model: the model whose states are captured.
         most_bytes: bytes of states that are kept; beyond these the oldest rows go.
     """
-
-    layers = range(0)
 
     def __init__(self, model: LanguageModel, most_bytes: int = _MOST_BYTES) -> None:
         self._model = model
@@ -67,7 +65,6 @@ class HiddenRows:
         self._runs: dict[int, _Run] = {}
         """By sequence number, the one whose rows were computed longest ago first."""
         self._nbytes = 0
-        self.arrays: tuple[mx.array, ...] = ()
 
     # -- what steps give -----------------------------------------------------------------------
 
