@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from quire.executor.graphs.encoders import CALLS, MOST_ROWS, nodes_by_mlx
+from quire.executor.graphs.encoders import CALLS, MOST_ROWS, surveyed_in_pieces
 from quire.executor.graphs.layout import InputLayout
 from quire.executor.graphs.operands import UnsupportedNode
 from quire.executor.graphs.recorder import Recorder
 from quire.program.passes import RESHAPES
+from quire.program.pieces import at_once
 from quire.program.rows import RowProgram
 from quire.program.trace import trace_encoder
 from quire.program.values import FUSED, Node
@@ -42,7 +43,7 @@ def line(name: str, kind: str) -> str:
     given = 64, id, InputLayout(0, 1, 1, id)
     front = f"| `{CONFIGS[name]['model_type']}` | {kind} |"
     try:
-        others = nodes_by_mlx(program, Recorder(*given, card=H200))
+        others = at_once(surveyed_in_pieces(program, Recorder(*given, card=H200)))
     except UnsupportedNode:
         return f"{front} - | |"
     nodes = [each for each in program.program.nodes if each.kind not in RESHAPES]

@@ -12,14 +12,7 @@ from math import prod
 from quire.program.folding import pruned, simplified
 from quire.program.pieces import at_once
 from quire.program.primitives import ELEMENTWISE
-from quire.program.values import (
-    FUSED,
-    Form,
-    Node,
-    Program,
-    Size,
-    Value,
-)
+from quire.program.values import FUSED, Form, Node, Program, Size, Value
 
 _identity = id  # `id` names values here
 
@@ -252,10 +245,8 @@ def _prepares_heads(
     return found
 
 
-_OF_ROWS = frozenset(
-    {*ELEMENTWISE, "rms_norm", "layer_norm", "activate", "gated", "weighted_sum"} - {"Arange"}
-)
-_NORMS = frozenset({"rms_norm", "layer_norm"})
+NORMS = frozenset({"rms_norm", "layer_norm"})
+_OF_ROWS = frozenset({*ELEMENTWISE, *NORMS, "activate", "gated", "weighted_sum"} - {"Arange"})
 
 
 def join_rows(program: Program) -> Program:
@@ -311,7 +302,7 @@ def _compatible(program: Program, nodes: Iterable[Node]) -> bool:
     for node in nodes:
         elements.add(_elements(program, node))
         sums += node.kind == "summed"
-        if node.kind in _NORMS:
+        if node.kind in NORMS:
             widths.add(program.values[node.outputs[0]].shape[-1])
     return len(elements) == 1 and len(widths) <= 1 and sums <= 1
 

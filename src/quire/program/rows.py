@@ -15,9 +15,7 @@ import mlx.core as mx
 from quire.program.folding import simplified
 from quire.program.passes import PRODUCTS, Uses, recordable_in_pieces
 from quire.program.pieces import at_once
-from quire.program.values import FUSED, Form, Node, Program, Value, bound
-
-_ROWS = Form(0, (("T", 1),))
+from quire.program.values import FUSED, ROWS, Node, Program, Value, bound
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +57,7 @@ class RowProgram:
             if rows and _is_table(fixed, uses, id, rows=rows)
         }
         values = {
-            id: Value((_ROWS, *each.shape[1:]), each.dtype)
+            id: Value((ROWS, *each.shape[1:]), each.dtype)
             for id, each in fixed.values.items()
             if rows
             and each.shape[:1] == (rows,)
@@ -89,7 +87,7 @@ class RowProgram:
         if not elements and found & program.constants.keys():
             return False
         first = (program.values[id].shape[:1] for id in found - program.constants.keys())
-        return all(each == (_ROWS,) for each in first) and all(
+        return all(each == (ROWS,) for each in first) and all(
             _by_row(program, each) for each in products
         )
 

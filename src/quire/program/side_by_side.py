@@ -8,11 +8,10 @@ from itertools import accumulate
 
 import mlx.core as mx
 
-from quire.program.values import Form, Node, Program, Value, Weight
+from quire.program.values import ROWS, Node, Program, Value, Weight
 
 Joined = Mapping[tuple[str, ...], mx.array]
 """Matrices side by side, `[outputs of all, inputs]`, by their paths in order."""
-_ROWS = Form(0, (("T", 1),))
 
 
 def with_matrices_joined(program: Program, joined: Joined) -> Program:
@@ -56,7 +55,7 @@ def _alike(program: Program) -> list[list[Node]]:
         if node.kind != "linear" or node.weight("bias") is not None or len(node.inputs) > 1:
             continue
         weight = node.weight("weight")
-        rows = program.values[node.outputs[0]].shape[0] == _ROWS
+        rows = program.values[node.outputs[0]].shape[0] == ROWS
         if rows and isinstance(weight, mx.array) and weight.ndim == 2:
             found.setdefault(node.inputs[0], []).append(node)
     return [nodes for nodes in found.values() if len(nodes) > 1]

@@ -31,6 +31,8 @@ class Form:
 
 
 Size = int | Form
+ROWS = Form(0, (("T", 1),))
+"""The number of a step's rows, T."""
 
 
 def bound(value: Any, sizes: Mapping[str, int]) -> Any:

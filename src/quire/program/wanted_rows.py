@@ -6,23 +6,24 @@ other row needs the rest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 
+from quire.program.passes import RESHAPES
 from quire.program.primitives import ELEMENTWISE
-from quire.program.values import Form, Node, Program, Value, depends_on_sizes
+from quire.program.values import ROWS, Form, Node, Program, Value, depends_on_sizes
 
 FIELD = "wanted"
 """Name of the field with the wanted rows' numbers: int32 `[R]`."""
-_ALL, WANTED = "T", "R"
-"""Symbols of the numbers of all rows, and of wanted rows."""
+WANTED = "R"
+"""Symbol of the number of wanted rows."""
 _BY_ROW = frozenset(
     {
         *(ELEMENTWISE.keys() - {"Arange"}),
-        *("Reshape", "Flatten", "Unflatten", "ExpandDims", "Squeeze", "StopGradient"),
+        *RESHAPES,
         *("Broadcast", "Slice", "Split", "Transpose", "Concatenate", "Reduce", "Softmax"),
         *("linear", "packed_linear", "rms_norm", "layer_norm", "activate", "gated"),
         *("route", "experts", "expert_outputs", "weighted_sum", "by_head"),
@@ -80,9 +81,8 @@ def _end(program: Program) -> list[Node]:
 def _have_rows(program: Program, values: Iterable[int]) -> bool:
     """Return whether the first axis of each value is that of all rows, and no other axis varies."""
     shapes = (program.values[id].shape for id in values)
-    rows = Form(0, ((_ALL, 1),))
     return all(
-        shape and shape[0] == rows and not depends_on_sizes(tuple(shape[1:])) for shape in shapes
+        shape and shape[0] == ROWS and not depends_on_sizes(tuple(shape[1:])) for shape in shapes
     )
 
 
@@ -96,5 +96,5 @@ def _renamed(part: Any) -> Any:
         return tuple(map(_renamed, part))
     if not isinstance(part, Form):
         return part
-    names: Mapping[str, str] = {_ALL: WANTED}
-    return replace(part, terms=tuple((names.get(name, name), n) for name, n in part.terms))
+    terms = ((WANTED if name == "T" else name, n) for name, n in part.terms)
+    return replace(part, terms=tuple(terms))

@@ -31,7 +31,9 @@ def run_kernel(
 
     Nothing behind the arrays may be read or written.
     """
-    shapes = {id: bound(program.values[id].shape, {kernel.symbol: rows}) for id in outputs}
+    shapes = {
+        id: bound(program.values[id].shape, dict.fromkeys(program.symbols, rows)) for id in outputs
+    }
     memory: dict[int, np.ndarray] = {}
     for id, shape in shapes.items():
         zeros = mx.zeros(shape, program.values[id].dtype)
@@ -49,7 +51,7 @@ def run_kernel(
 
     addresses = [int(kept[0].ctypes.data), *map(address, kernel.arguments)]
     grid = kernel.grid(room)
-    launch(Kernel(kernel.text, grid, kernel.threads, kernel.shared, tuple(addresses), ()))
+    launch(Kernel(kernel.text, grid, kernel.threads, 0, tuple(addresses), ()))
     return {
         id: mx.array(each).view(program.values[id].dtype).reshape(shapes[id])
         for id, each in memory.items()

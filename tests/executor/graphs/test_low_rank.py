@@ -14,7 +14,7 @@ from quire.core.request import Request
 from quire.device.operations import Operations
 from quire.executor.graphs.executor import GraphExecutor
 from quire.executor.graphs.graph_cache import GraphCache
-from quire.executor.graphs.low_rank import LowRankProduct
+from quire.executor.graphs.low_rank import THREADS, LowRankProduct
 from quire.executor.graphs.recorder import Kernel
 from quire.models.base import named_parameters
 from quire.models.weights.loader import LoadedModel
@@ -71,7 +71,7 @@ def test_rows_get_the_products_of_their_own_factors(sizes: tuple[int, int, int])
         (product.second, product.second_grid(rows + 1), (step, own, low, chosen, outer, to)),
     ):
         places = tuple(int(each.ctypes.data) for each in named)
-        launch(Kernel(source, grid, product.threads, 0, places, ()))
+        launch(Kernel(source, grid, THREADS, 0, places, ()))
     found = mx.array(to).view(mx.bfloat16).reshape(rows, -1)
     assert mx.array_equal(found[1], plain[1]).item(), "a row without an adapter keeps its bits"
     np.testing.assert_allclose(

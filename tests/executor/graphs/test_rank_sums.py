@@ -21,7 +21,7 @@ from quire.executor.graphs.places import Place
 from quire.executor.graphs.recorder import Buffer, Kernel, Recorder
 from quire.executor.graphs.recording import Recording
 from quire.program.passes import prepared
-from quire.program.values import Form, Node, Program, Value, Weight
+from quire.program.values import ROWS, Node, Program, Value, Weight
 from tests.support.emulated_card import SMALL
 from tests.support.emulated_metal import why_not
 from tests.support.emulated_steps import launch, memory_of
@@ -56,7 +56,7 @@ def chain(part: Part, *, by_product: bool = True) -> Program:
         own = {"weight": norm, "eps": 1e-5}
         nodes.append(Node("rms_norm", (added,), (normed,), ("x",), attributes=own))
         x, h = normed, added
-    value = Value((Form(0, (("T", 1),)), WIDTH), mx.bfloat16)
+    value = Value((ROWS, WIDTH), mx.bfloat16)
     values = dict.fromkeys(range(x + 1), value)
     return prepared(Program(("T",), {"x": 0, "h": 1}, {}, values, tuple(nodes), (x, h)))
 

@@ -81,7 +81,6 @@ class Rows:
         value: the value that sets the number of elements in a row.
 
     Attributes:
-        symbol: the program's symbol for the number of rows.
         width: elements of a row.
     """
 
@@ -90,9 +89,8 @@ class Rows:
         symbols = {name for n in shape if isinstance(n, Form) for name, _ in n.terms}
         if len(symbols) != 1:
             raise NotGenerated(f"the shape {program.values[value]} has no rows")
-        (self.symbol,) = symbols
-        self.width = prod(bound(shape, {self.symbol: 1}))
-        if prod(bound(shape, {self.symbol: 3})) != 3 * self.width:
+        self.width = prod(bound(shape, dict.fromkeys(symbols, 1)))
+        if prod(bound(shape, dict.fromkeys(symbols, 3))) != 3 * self.width:
             raise NotGenerated(f"the shape {program.values[value]} has other elements beside rows")
         self._program = program
         self._makers = {id: each for each in node.arguments for id in each.outputs}

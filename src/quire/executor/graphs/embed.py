@@ -9,10 +9,15 @@ import mlx.core as mx
 from quire.device.weights import TILE, PackedWeight
 from quire.executor.graphs.accesses import Rows
 from quire.executor.graphs.arithmetic import rounded
-from quire.executor.graphs.float_codes import FLOAT_CODES
 from quire.executor.graphs.row_body import LINE, Cut
 from quire.executor.graphs.rows import Argument, RowKernel
-from quire.executor.graphs.source import C_TYPES, WEIGHT_TYPES, NotGenerated, source_text
+from quire.executor.graphs.source import (
+    C_TYPES,
+    FLOAT_CODES,
+    WEIGHT_TYPES,
+    NotGenerated,
+    source_text,
+)
 from quire.program.values import Node, Program
 
 _BITS = frozenset({2, 3, 4, 5, 6, 8})
@@ -100,7 +105,7 @@ def _looked_up(
     parameters += [f"{C_TYPES[dtype]}* out0"]
     text = source_text(parameters, body, cut.lanes * cut.groups, constants=cut.constants)
     arguments = (Argument(numbers), *map(Argument, table), Argument(out))
-    return RowKernel(text, arguments, rows.symbol, threads=cut.lanes * cut.groups, cuts=(cut,))
+    return RowKernel(text, arguments, cut.lanes * cut.groups, cuts=(cut,))
 
 
 def _codes(table: PackedWeight, dtype: mx.Dtype) -> tuple[list[mx.array], list[str]]:

@@ -38,7 +38,6 @@ from quire.executor.graphs.recording import Recording
 from quire.executor.graphs.step_graphs import RecordedStep, StepGraphs, StepLaunch
 from quire.models.base import Encoding, LanguageModel
 from quire.program.passes import PRODUCTS, RESHAPES
-from quire.program.pieces import at_once
 from quire.program.rows import RowProgram
 from quire.program.trace import trace_encoder_in_pieces
 from quire.program.values import FUSED, Node, Program, bound
@@ -292,11 +291,6 @@ class EncoderGraphs:
 
 def _log_disabled(kind: str, shape: tuple[int, ...], problem: Exception) -> None:
     log.info("CUDA graphs of %s items of shape %s disabled: %s", kind, shape, problem)
-
-
-def nodes_by_mlx(program: RowProgram, recorder: Recorder) -> list[Node]:
-    """Return the nodes that MLX computes between graphs; see `surveyed_in_pieces`."""
-    return at_once(surveyed_in_pieces(program, recorder))
 
 
 def surveyed_in_pieces(

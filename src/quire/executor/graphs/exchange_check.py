@@ -17,7 +17,7 @@ from quire.executor.graphs.coding_check import DeviceRunner, KernelRunner
 from quire.executor.graphs.exchange import Exchange
 from quire.executor.graphs.recorder import Kernel
 from quire.executor.graphs.rows import row_kernel
-from quire.program.values import Form, Node, Program, Value
+from quire.program.values import ROWS, Node, Program, Value
 
 _ROWS, _FEW_ROWS, _INPUTS, _WIDTH = 40, 8, 64, 8192
 _POLLS = 1 << 22
@@ -81,7 +81,7 @@ class SumKernels:
         self._product = product_kernels.linear(
             self._gemm, (_WIDTH,), offsets=False, inboxes=inboxes
         )
-        value = Value((Form(0, (("T", 1),)), _WIDTH), mx.bfloat16)
+        value = Value((ROWS, _WIDTH), mx.bfloat16)
         node = Node("summed", (0,), (1,), roles=("x",), attributes={"part": inboxes.part})
         program = Program(
             symbols=("T",),
@@ -115,9 +115,7 @@ class SumKernels:
         )
         arguments = tuple(map(runner.address, (rows, y, found, self._inboxes.table)))
         grid, threads = self._sum.grid(_FEW_ROWS), self._sum.threads
-        runner.run(
-            Kernel(self._sum.text, grid, threads, shared=self._sum.shared, arguments=arguments)
-        )
+        runner.run(Kernel(self._sum.text, grid, threads, shared=0, arguments=arguments))
         if mx.array_equal(found, total.astype(mx.bfloat16)).item():
             return ""
         return "the sum of rows that products send through the ranks' memory is wrong"

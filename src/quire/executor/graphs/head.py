@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from quire.device.cuda.codes import readable
 from quire.device.cuda.driver import Card
 from quire.device.cuda.packed import product_functions
 from quire.device.gpu_kernels import kernel_text
@@ -14,7 +15,7 @@ from quire.device.ranks import WHOLE, Part
 from quire.device.weights import PackedWeight
 from quire.executor.graphs import kernels, product_kernels
 from quire.executor.graphs.exchange import Exchange, record_exchange
-from quire.executor.graphs.operands import ProductMatrix, UnsupportedNode, readable
+from quire.executor.graphs.operands import ProductMatrix
 from quire.executor.graphs.recorder import Buffer, Recorder
 from quire.program.values import Program
 
@@ -163,9 +164,8 @@ def served_head(program: Program, card: Card) -> ServedHead | None:
     first = nodes[0] if nodes else None
     if first is None or first.kind != "packed_linear" or first.weight("bias") is not None:
         return None
-    try:
-        weight = readable(first.weight("weight"), 32, 256)
-    except UnsupportedNode:
+    weight: PackedWeight = first.weight("weight")
+    if not _is_read(weight):
         return None
     caps = {
         float(program.constants[id].array.item())  # type: ignore[arg-type]  # of one float
@@ -181,3 +181,10 @@ def served_head(program: Program, card: Card) -> ServedHead | None:
         return None
     served = ServedHead(weight, softcap, part)
     return served if served.kernel(64, card).fits else None
+
+
+def _is_read(weight: PackedWeight) -> bool:
+    """Return whether `head.cuh` reads a matrix: affine codes of 4 bits, not in tiles."""
+    outputs, words = weight.codes.shape
+    affine = weight.biases is not None and weight.packing.bits == 4 and not weight.tiled
+    return affine and outputs % 32 == 0 and words * 8 % 256 == 0 and readable(weight)

@@ -49,6 +49,4 @@ def joined_kernel(program: Program, node: Node) -> RowKernel:
     kind, threads = C_TYPES[value.dtype], max(cut.lanes * cut.groups for cut in cuts)
     parameters = [f"const {kind}* in{number}" for number in range(len(cuts))] + [f"{kind}* out0"]
     text = source_text(parameters, lines, threads, constants={})
-    return RowKernel(
-        text, (*arguments, Argument(out)), whole.symbol, threads=threads, cuts=tuple(cuts)
-    )
+    return RowKernel(text, (*arguments, Argument(out)), threads, cuts=tuple(cuts))

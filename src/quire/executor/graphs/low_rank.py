@@ -17,7 +17,7 @@ from quire.executor.graphs.places import ValueRecording, shown
 from quire.executor.graphs.source import C_TYPES, NotGenerated, source_text
 from quire.program.values import Node
 
-_THREADS = 128
+THREADS = 128
 _EACH = 8
 """Number of neighbouring columns that a thread reads, where rows have a multiple of it."""
 
@@ -41,17 +41,13 @@ class LowRankProduct:
     def rank(self) -> int:
         return self.inner.shape[1]
 
-    @property
-    def threads(self) -> int:
-        return _THREADS
-
     def first_grid(self, max_rows: int) -> tuple[int, int, int]:
         """Return the thread blocks of the first kernel: one for each element of its result."""
         return self.rank, max_rows, 1
 
     def second_grid(self, max_rows: int) -> tuple[int, int, int]:
         """Return the thread blocks of the second kernel."""
-        return -(-self.outer.shape[-1] // (_THREADS * self._outputs_each)), max_rows, 1
+        return -(-self.outer.shape[-1] // (THREADS * self._outputs_each)), max_rows, 1
 
     @property
     def first(self) -> str:
@@ -86,8 +82,8 @@ class LowRankProduct:
             "if (threadIdx.x == 0) low[(size_t)row * RANK + r] = sum[0];",
         ]
         parameters = [f"const {x}* x", "const int* numbers", f"const {factor}* inner", "float* low"]
-        constants = {"INPUTS": inputs, "RANK": self.rank, "EACH": each, "THREADS": _THREADS}
-        return source_text(parameters, body, _THREADS, constants=constants)
+        constants = {"INPUTS": inputs, "RANK": self.rank, "EACH": each, "THREADS": THREADS}
+        return source_text(parameters, body, THREADS, constants=constants)
 
     @property
     def second(self) -> str:
@@ -123,8 +119,8 @@ class LowRankProduct:
         parameters = [f"const {y}* plain", "const float* low", "const int* numbers"]
         parameters += [f"const {factor}* outer", f"{y}* y"]
         sizes = {"OUTPUTS": self.outer.shape[-1], "RANK": self.rank}
-        constants = {**sizes, "EACH": self._outputs_each, "THREADS": _THREADS}
-        return source_text(parameters, body, _THREADS, constants=constants)
+        constants = {**sizes, "EACH": self._outputs_each, "THREADS": THREADS}
+        return source_text(parameters, body, THREADS, constants=constants)
 
     @property
     def _outputs_each(self) -> int:
@@ -157,7 +153,7 @@ class LowRankRecording(ValueRecording):
         recorder.add(
             first,
             product.first_grid(recorder.max_rows),
-            product.threads,
+            THREADS,
             arguments=[*arguments, low.address],
             reads=reads,
             writes=[low],
@@ -168,7 +164,7 @@ class LowRankRecording(ValueRecording):
         recorder.add(
             second,
             product.second_grid(recorder.max_rows),
-            product.threads,
+            THREADS,
             arguments=[*arguments, recorder.weight(product.outer), to.address],
             reads=reads,
             writes=[to],

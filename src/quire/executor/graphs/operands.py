@@ -9,7 +9,6 @@ import mlx.core as mx
 
 from quire.device.activations import Gating
 from quire.device.cuda.codes import SCALES
-from quire.device.cuda.codes import readable as read_by_products
 from quire.device.cuda.packed import ACTIVATIONS
 from quire.device.weights import PackedWeight, Packing
 from quire.program.passes import Uses
@@ -193,35 +192,9 @@ def is_readable(node: Node) -> bool:
     return True
 
 
-def readable(weight: PackedWeight, rows: int, columns: int) -> PackedWeight:
-    """Return a 4-bit matrix that kernels read.
-
-    Raises:
-        UnsupportedNode: its codes are of another kind, or its number of rows is no multiple of the
-            kernel's.
-    """
-    packing = weight.packing
-    if weight.biases is None or weight.tiled or packing.bits != 4:
-        raise UnsupportedNode(f"codes of {packing.bits} bits in mode {packing.mode}")
-    if (
-        weight.codes.shape[-2] % rows
-        or weight.codes.shape[-1] * 8 % columns
-        or not read_by_products(weight)
-    ):
-        shape = f"{weight.codes.shape[-2]} x {weight.codes.shape[-1] * 8}"
-        raise UnsupportedNode(f"a matrix of {shape}, in groups of {packing.group_size}")
-    return weight
-
-
 def is_plain(gating: Gating) -> bool:
     """Whether a product's kernel can compute a gate when it stores its result."""
     return gating.plain and gating.activation in ACTIVATIONS
-
-
-def gate(gating: Gating) -> str:
-    if not is_plain(gating):
-        raise UnsupportedNode(f"the gate {gating}")
-    return gating.activation
 
 
 def attention_heads(program: Program) -> dict[int, int]:

@@ -220,7 +220,6 @@ class ValueRecording:
             arguments=arguments,
             reads=reads,
             writes=writes,
-            shared=kernel.shared,
         )
 
     def _fitting(self, gemm: Gemm, x: int | None = None) -> Gemm:

@@ -11,8 +11,13 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from quire.device.weights import PackedWeight
-from quire.executor.graphs.float_codes import FLOAT_CODES
-from quire.executor.graphs.source import C_TYPES, WEIGHT_TYPES, NotGenerated, source_text
+from quire.executor.graphs.source import (
+    C_TYPES,
+    FLOAT_CODES,
+    WEIGHT_TYPES,
+    NotGenerated,
+    source_text,
+)
 
 _THREADS = 128
 _BITS = frozenset({2, 3, 4, 5, 6, 8})

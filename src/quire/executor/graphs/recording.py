@@ -34,9 +34,6 @@ from quire.executor.graphs.operands import (
     is_readable,
     product_matrix,
 )
-from quire.executor.graphs.operands import (
-    gate as gate_name,
-)
 from quire.executor.graphs.places import Place, shown
 from quire.executor.graphs.plain_products import PlainProduct
 from quire.executor.graphs.pools import LayerPool, TailCoding
@@ -288,7 +285,7 @@ class Recording(
                 self._recorder.release(self._buffer(each.outputs[0]))
             return
         weights, recorder = [product_matrix(gate), product_matrix(up)], self._recorder
-        activation = gate_name(join.attributes["gating"])
+        activation = join.attributes["gating"].activation
         reads = self._read(gate.inputs)
         outputs, (x, *_) = weights[0].outputs, gate.inputs
         gemm = self._fitting(recorder.gemm(weights[0], outputs, gated=True, sharing=True), x)
@@ -320,7 +317,7 @@ class Recording(
         address = self._place(other.source).address + 2 * other.offset
         arguments = [recorder.rows, self._multiplied(x, gemm), *recorder.matrix(weight)]
         arguments += [y.address, address]
-        activation = gate_name(join.attributes["gating"])
+        activation = join.attributes["gating"].activation
         source = product_kernels.gated(gemm, activation, others=other.row)
         grid = gemm.grid(-(-weight.outputs // gemm.width))
         recorder.add_product(gemm, source, grid, arguments=arguments, reads=reads, writes=[y])

@@ -20,10 +20,9 @@ from quire.executor.graphs.arithmetic import SUPPORTED, expression, register_typ
 from quire.executor.graphs.rank_sums import PIECE, rank_constants, summing_functions
 from quire.executor.graphs.row_body import Body, Cut, Leaf, Statement, Stored, Term
 from quire.executor.graphs.source import C_TYPES, NotGenerated, literal, literal_of, source_text
+from quire.program.passes import NORMS
 from quire.program.primitives import VIEWS
 from quire.program.values import Node, Program
-
-NORMS = frozenset({"rms_norm", "layer_norm"})
 
 
 @dataclass(frozen=True)
@@ -45,19 +44,15 @@ class RowKernel:
 
     Attributes:
         text: the source of `kernel`. Its first argument is the number of rows; `arguments` follow.
-        symbol: the program's symbol for the number of rows.
         threads: threads of a thread block.
         cuts: the cut of rows for each `blockIdx.y`.
-        shared: bytes of shared memory beside what the kernel declares.
         digits: the values whose digits it also writes.
     """
 
     text: str
     arguments: tuple[Argument, ...]
-    symbol: str
     threads: int
     cuts: tuple[Cut, ...]
-    shared: int = 0
     digits: frozenset[int] = frozenset()
 
     def grid(self, max_rows: int) -> tuple[int, int, int]:
@@ -150,7 +145,6 @@ class _Generator:
         return RowKernel(
             text,
             tuple(self._arguments),
-            self._rows.symbol,
             threads=threads,
             cuts=(cut,),
             digits=frozenset(written),

@@ -8,10 +8,12 @@ launch), so work before `wait_for_others()` is hidden.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import mlx.core as mx
 
 from quire.device.gpu_kernels import kernel_text
+from quire.device.weights import FP4, FP8
 
 C_TYPES: Mapping[mx.Dtype, str] = {
     mx.float32: "float",
@@ -30,6 +32,23 @@ ROUNDED: Mapping[mx.Dtype, str] = {
     mx.float16: "as_half",
 }
 """Functions of `rows.cuh` that round a float to a type; kernels compute in float32."""
+
+
+class FloatCodes(NamedTuple):
+    """The functions of `rows.cuh` that read codes which are floats, and their scales."""
+
+    code: str
+    scale: str
+
+
+FLOAT_CODES: Mapping[str, FloatCodes] = {
+    "mxfp4": FloatCodes("e2m1_number", "e8m0_number"),
+    "nvfp4": FloatCodes("e2m1_number", "e4m3_number"),
+    "mxfp8": FloatCodes("e4m3_number", "e8m0_number"),
+    FP8: FloatCodes("e4m3_number", "number"),
+    FP4: FloatCodes("e2m1_number", "number"),
+}
+"""By MLX's modes of quantization."""
 
 # A kernel may be launched while the one before still runs (programmatic dependent launch): what it
 # does before it waits is hidden.

@@ -8,10 +8,7 @@ from math import prod
 from operator import mul
 from typing import Any
 
-from quire.program.values import Form, Node, Size, Value
-
-ROWS = Form(0, (("T", 1),))
-"""The first axis of values that have a row for each of the step's."""
+from quire.program.values import ROWS, Node, Size, Value
 
 MULTIPLE = 16
 """Sizes of heads and channels must be multiples of this: the kernels' longest vector."""

@@ -15,9 +15,8 @@ from quire.executor.segments.builder import Segment
 from quire.executor.segments.exact import refused_nodes
 from quire.executor.segments.stages import Stages, staged
 from quire.models.base import LanguageModel, Module
-from quire.program.folding import simplified
+from quire.program.folding import convert_tables, simplified
 from quire.program.replay import run_node
-from quire.program.tables import convert_tables
 from quire.program.trace import Field, NotLinear, trace_rows
 from quire.program.values import Value
 

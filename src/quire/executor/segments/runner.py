@@ -23,10 +23,9 @@ from quire.executor.segments.rows import LogitsSegment
 from quire.executor.segments.stages import Stages, staged
 from quire.executor.step import Computed
 from quire.models.base import LanguageModel
-from quire.program.folding import simplified
+from quire.program.folding import convert_tables, simplified
 from quire.program.low_rank import NUMBERS, with_low_rank
 from quire.program.replay import run_node
-from quire.program.tables import convert_tables
 from quire.program.trace import NotLinear, trace_body
 from quire.program.values import KEEPS_ORDER, Program
 from quire.sampling.sampler import may_move
