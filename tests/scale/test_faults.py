@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 from collections.abc import Iterator
@@ -13,12 +14,18 @@ import httpx
 import psutil
 import pytest
 
+from quire.core.config import EngineConfig, ModelConfig, ServerConfig
+from quire.core.errors import ModelError
+from quire.serving.engine_client import refuse
 from tests.e2e.client import Client
 from tests.scale.applications import Load, application
 from tests.support.child import Child, quire_serve
 from tests.support.waiting import wait_until
 
 pytest.importorskip("ray")
+from quire.scale.deployments import Scaling
+from quire.scale.local import local_opener
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 STREAMS = 16
@@ -143,6 +150,17 @@ def test_a_dead_replica_is_replaced(both: Child) -> None:
     with Client(both.url) as client:
         assert client.complete("2 and then", max_tokens=4)["choices"][0]["text"]
     both.wait_idle()
+
+
+def test_a_ray_that_does_not_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(**_: Any) -> None:
+        raise Exception("The current node timed out during startup.")  # as Ray does
+
+    monkeypatch.setattr("ray.init", late)
+    opener = local_opener(Scaling(2))
+    config = ModelConfig(EngineConfig("quire-demo"), ServerConfig())
+    with pytest.raises(ModelError, match="Ray did not start the replicas: The current node timed"):
+        asyncio.run(opener(config, lambda _: None, refuse))
 
 
 def test_replicas_come_and_go_without_a_lost_request(child: Child) -> None:

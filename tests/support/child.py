@@ -127,6 +127,9 @@ def quire_serve(folder: Path, *arguments: str, module: str = "quire") -> Iterato
 
 
 def _wait_ready(process: subprocess.Popen[bytes], log: Path) -> str:
+    """Return the server's URL once it answers. A slow machine has time as long as the log grows or
+    processes start: those of Ray alone are a dozen.
+    """
     urls: list[str] = []
 
     def ready() -> bool:
@@ -134,7 +137,12 @@ def _wait_ready(process: subprocess.Popen[bytes], log: Path) -> str:
         urls[:] = re.findall(r"at (http://\S+)/v1", log.read_text())
         return bool(urls) and _answers(urls[0])
 
-    wait_until(ready, log.read_text)
+    server = psutil.Process(process.pid)
+
+    def steps() -> object:
+        return log.stat().st_size, {each.pid for each in server.children(recursive=True)}
+
+    wait_until(ready, log.read_text, progress=steps)
     return urls[0]
 
 

@@ -42,28 +42,36 @@ def local_opener(scaling: Scaling) -> Opener:
 
 
 def _start(config: ModelConfig, scaling: Scaling) -> Any:
-    """Start Ray and the replicas; return their handle once all are ready."""
-    shared = scaling.most_replicas
-    cores = os.cpu_count() or 1
+    """Start Ray and the replicas; return their handle once all are ready.
+
+    Raises:
+        ModelError: Ray or the replicas did not start. For its own start Ray has limits of time that
+            no option changes: 15 s for an agent's port, 30 s for the node.
+    """
+    try:
+        gpus = _start_ray(scaling)
+        cores, shared = os.cpu_count() or 1, scaling.most_replicas
+        engine = config.engine if gpus else _shared(config.engine, shared, cores)
+        scaling = replace(scaling, gpus=1 if gpus else 0)
+        deployment = replicas(engine, config.serving, scaling)
+        return serve.run(deployment, name=_APPLICATION, route_prefix=None)
+    except Exception as error:  # Ray raises plain exceptions, too
+        _stop()
+        raise ModelError(f"Ray did not start the replicas: {error}") from error
+
+
+def _start_ray(scaling: Scaling) -> float:
+    """Start Ray and Ray Serve on this machine; return how many GPUs it has."""
     ray.init(
-        num_cpus=max(cores, shared),
+        num_cpus=max(os.cpu_count() or 1, scaling.most_replicas),
         include_dashboard=False,
         log_to_driver=True,
         logging_level=logging.WARNING,
         configure_logging=False,
         _node_ip_address="127.0.0.1",
     )
-    gpus = ray.cluster_resources().get("GPU", 0)
-    engine = config.engine if gpus else _shared(config.engine, shared, cores)
-    scaling = replace(scaling, gpus=1 if gpus else 0)
     serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
-    try:
-        return serve.run(
-            replicas(engine, config.serving, scaling), name=_APPLICATION, route_prefix=None
-        )
-    except RuntimeError as error:
-        _stop()
-        raise ModelError(f"the replicas did not start: {error}") from error
+    return float(ray.cluster_resources().get("GPU", 0))
 
 
 def _shared(engine: EngineConfig, replicas: int, cores: int) -> EngineConfig:
@@ -74,8 +82,9 @@ def _shared(engine: EngineConfig, replicas: int, cores: int) -> EngineConfig:
 
 
 def _stop() -> None:
-    serve.shutdown()
-    ray.shutdown()
+    if ray.is_initialized():  # otherwise Ray Serve would start Ray to shut it down
+        serve.shutdown()
+        ray.shutdown()
 
 
 async def _stop_in_thread() -> None:
