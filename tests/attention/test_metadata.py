@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from quire.attention.cpu import paged_tables, tables_of_few
 from quire.attention.metadata import AttentionMetadata, build_metadata
 from quire.attention.reference.cuts import cut
+from quire.attention.rows import RowLists
 from quire.cache.specs import AttentionSpec, FullKV, WindowKV
 from quire.core.kv_format import KVFormat
 from tests.attention.rows import HandRows
@@ -229,5 +230,6 @@ def test_tables_of_few_rows_are_those_of_metadata(
         for start, count in spans
     ]
     ops = SimpleNamespace(Tables=lambda numbers, sizes: (numbers.tolist(), sizes))
-    found = tables_of_few(ops, rows, 0, spec=spec, block_size=SIZE)
+    few = RowLists(rows)
+    found = tables_of_few(ops, few, few.of_group(0, spec, SIZE))
     assert found == paged_tables(ops, build_metadata(0, spec, rows, SIZE))

@@ -10,9 +10,8 @@ import numpy as np
 
 from quire.attention.backend import AttentionBackend, AttentionCase, PreparedAttention, Scoring
 from quire.attention.metadata import AttentionMetadata
-from quire.attention.rows import AttentionRows, RowLists
+from quire.attention.rows import GroupLists, RowLists
 from quire.cache.formats.base import CodedLayout, LayerStore, PackedStore, WrittenBlocks
-from quire.cache.specs import AttentionSpec
 from quire.core.arrays import Ints
 from quire.device.cpu.kernels import CPUKernels
 
@@ -136,26 +135,13 @@ def paged_tables(ops: Any, metadata: AttentionMetadata) -> Any:
     return ops.Tables(mx.array(np.concatenate(tables)), [len(each) for each in tables])
 
 
-def tables_of_few(
-    ops: Any,
-    rows: Sequence[AttentionRows],
-    group: int,
-    spec: AttentionSpec,
-    block_size: int,
-    *,
-    behind: int = 0,
-    move: Move | None = None,
-) -> Any:
+def tables_of_few(ops: Any, few: RowLists, own: GroupLists, move: Move | None = None) -> Any:
     """Return `paged_tables` of few rows in plain blocks, none of which sees later rows.
 
     Args:
-        rows: one entry a sequence.
-        group, spec: of the KV group.
-        behind: the most rows by which a sequence may begin earlier.
-        move: moves keys back with these rows; None if all begin where they say.
+        own: the lists of the KV group.
+        move: moves keys back with the rows; None if all begin where they say.
     """
-    few = RowLists(rows)
-    own = few.of_group(group, spec, block_size, behind=behind)
     tables = (
         own.block_table,
         own.table_starts,

@@ -71,28 +71,25 @@ class RowLists:
 
     Attributes:
         query_starts, keys, lengths: see `AttentionMetadata`.
+
+    Args:
+        behind: block tables begin early enough for rows that begin so many rows earlier.
     """
 
-    def __init__(self, sequences: Sequence[AttentionRows]) -> None:
-        self._sequences = sequences
+    def __init__(self, sequences: Sequence[AttentionRows], behind: int = 0) -> None:
+        self._sequences, self._behind = sequences, behind
         spans = [range(each.start, each.start + each.count) for each in sequences]
         self.query_starts = array("i", accumulate(map(len, spans), initial=0))
         self.keys = array("i", chain.from_iterable(spans))
         self.lengths = array("i", [span.stop for span in spans])
         self._spans = spans
 
-    def of_group(
-        self, group: int, spec: AttentionSpec, block_size: int, *, behind: int = 0
-    ) -> GroupLists:
-        """Return the rows' lists in a KV group.
-
-        Args:
-            behind: tables begin early enough for rows that begin so many rows earlier.
-        """
+    def of_group(self, group: int, spec: AttentionSpec, block_size: int) -> GroupLists:
+        """Return the rows' lists in a KV group."""
         first_visible = array("i", map(spec.first_visible, self.keys))
         firsts = [first_visible[row] // block_size for row in self.query_starts[:-1]]
-        if behind:
-            earliest = [max(0, span.start - behind) for span in self._spans]
+        if self._behind:
+            earliest = [max(0, span.start - self._behind) for span in self._spans]
             firsts = [spec.first_visible(key) // block_size for key in earliest]
         lasts = [(length - 1) // block_size for length in self.lengths]
         table, starts = block_tables(group, self._sequences, firsts, lasts=lasts)

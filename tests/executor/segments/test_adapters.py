@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import pytest
 
 from quire.core.config import EngineConfig
-from quire.device.device import current_device, open_device
 from quire.executor.executor import Executor
 from quire.executor.factory import open_executor
 from quire.executor.segments.executor import SegmentExecutor
@@ -26,15 +24,6 @@ from quire.program.trace import multiplied
 from tests.executor.segments.test_segments import assert_equal, packed
 from tests.program.programs import opened
 from tests.support.parity import Company, Generated, prompts
-
-
-@pytest.fixture(autouse=True)
-def kernels() -> Iterator[None]:
-    open_device("auto", threads=1)
-    if current_device().kernels is None:
-        pytest.skip("segments are made of the compiled kernels")
-    yield
-    open_device("auto")
 
 
 def drawn(loaded: LoadedModel, rank: int, seed: int) -> LowRank:

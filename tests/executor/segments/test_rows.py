@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import mlx.core as mx
-import pytest
 
 from quire.core.config import EngineConfig
 from quire.demo import MODEL_DIR
-from quire.device.device import current_device, open_device
 from quire.engine.draft_opening import open_drafters
 from quire.executor.guessing import HeadGuesser
 from quire.executor.segments.builder import Segment
@@ -17,15 +13,6 @@ from quire.executor.segments.rows import LogitsSegment, RowSegments
 from quire.executor.segments.runner import open_segments
 from quire.models.draft_head import Guesses, TokenGuesser
 from quire.models.weights.loader import open_model
-
-
-@pytest.fixture(autouse=True)
-def kernels() -> Iterator[None]:
-    open_device("auto", threads=1)
-    if current_device().kernels is None:
-        pytest.skip("segments are made of the compiled kernels")
-    yield
-    open_device("auto")
 
 
 def drafting_guesser() -> TokenGuesser:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from mlx.utils import tree_unflatten
 from quire.cli.progress import silent
 from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
-from quire.device.device import current_device, open_device
+from quire.device.device import open_device
 from quire.device.weights import Packing
 from quire.engine.assembly import assemble
 from quire.executor.factory import open_executor
@@ -34,15 +34,6 @@ from tests.support.work import counted
 
 PLAIN = KVFormat()
 EVERYDAY = ["llama", "gemma4_moe", "qwen3_5_moe"]
-
-
-@pytest.fixture(autouse=True)
-def kernels() -> Iterator[None]:
-    open_device("auto", threads=1)
-    if current_device().kernels is None:
-        pytest.skip("segments are made of the compiled kernels")
-    yield
-    open_device("auto")
 
 
 def answers(

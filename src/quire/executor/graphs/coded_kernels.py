@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from quire.attention.paged import cuda as paged
 from quire.attention.paged import decoding, packed
 from quire.attention.paged import portable_kernels as portable
-from quire.device.gpu_kernels import kernel_text
 from quire.executor.graphs import kernels
-from quire.executor.graphs.source import source_text
+from quire.executor.graphs.source import own_text, source_text
 from quire.executor.graphs.token_kernels import Attend, code_parameters
 
 LONGEST = 576
@@ -91,7 +90,7 @@ def decode_prompts(shape: paged.Shape, codes: portable.Codes, *, in_key: bool) -
     }
     return kernels.source_text(
         parameters,
-        "wait_for_others();\n" + kernel_text(kernels.OWN, "decode_prompts.cuh"),
+        "wait_for_others();\n" + own_text("decode_prompts.cuh"),
         DECODING_THREADS,
         defines=defines,
         head=kernels.HALF + decoding.head(),
@@ -138,7 +137,7 @@ def gather(
         f"#define key_more key_{last}",
         decoding.head(),
     ]
-    body = kernel_text(kernels.OWN, "gather_codes.cuh")
+    body = own_text("gather_codes.cuh")
     return source_text(
         [*parameters, "T* to"], [body], threads, constants=own, functions="\n".join(lines)
     )

@@ -16,7 +16,7 @@ from quire.executor.graphs.operands import UnsupportedNode, row_width
 from quire.executor.graphs.places import ValueRecording
 from quire.executor.graphs.recorder import Buffer, Recorder
 from quire.executor.graphs.rows import RowKernel, row_kernel
-from quire.executor.graphs.source import C_TYPES, ROUNDED, NotGenerated, source_text
+from quire.executor.graphs.source import C_TYPES, ROUNDED, NotGenerated, own_text, source_text
 from quire.program.passes import RESHAPES
 from quire.program.values import FUSED, Node
 
@@ -81,7 +81,7 @@ class Exchange:
         element, piece = C_TYPES[self.dtype], _PIECES[self._bytes]
         parameters = ["const long long* inboxes", f"const {element}* x", f"{element}* y"]
         body = [f"typedef {element} E;", f"typedef {piece} Piece;", "wait_for_others();"]
-        body.append(kernel_text("quire.executor.graphs", "exchange.cuh"))
+        body.append(own_text("exchange.cuh"))
         return source_text(parameters, body, THREADS, constants=constants, functions=_SENDING)
 
 

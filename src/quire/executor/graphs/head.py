@@ -10,13 +10,13 @@ import mlx.core as mx
 from quire.device.cuda.codes import readable
 from quire.device.cuda.driver import Card
 from quire.device.cuda.packed import product_functions
-from quire.device.gpu_kernels import kernel_text
 from quire.device.ranks import WHOLE, Part
 from quire.device.weights import PackedWeight
 from quire.executor.graphs import kernels, product_kernels
 from quire.executor.graphs.exchange import Exchange, record_exchange
 from quire.executor.graphs.operands import ProductMatrix
 from quire.executor.graphs.recorder import Buffer, Recorder
+from quire.executor.graphs.source import own_text
 from quire.program.values import Program
 
 _MOST_BLOCKS = 4
@@ -95,7 +95,7 @@ class Head:
             "CAP": kernels.number(self.cap or 0.0),
             "GELU": 0,
         }
-        head, body = product_functions(), kernel_text("quire.executor.graphs", "head.cuh")
+        head, body = product_functions(), own_text("head.cuh")
         resident = 2 if self.tiles == 1 else 1
         return kernels.source_text(
             parameters, body, 32 * self.warps, defines=defines, head=head, resident=resident

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from quire.device.gpu_kernels import kernel_text
 from quire.executor.graphs import product_kernels
 from quire.executor.graphs.operands import ProductMatrix, UnsupportedNode
 from quire.executor.graphs.places import ValueRecording
-from quire.executor.graphs.source import C_TYPES, source_text
+from quire.executor.graphs.source import C_TYPES, own_text, source_text
 from quire.program.values import Node
 
 _THREADS = 128
@@ -47,7 +46,7 @@ class HeadRecording(ValueRecording):
         }
         parameters = [x.parameter("x"), cosines.parameter("cosines"), sines.parameter("sines")]
         parameters += [f"{C_TYPES[value.dtype]}* y"]
-        body = [kernel_text("quire.executor.graphs", "rotate.cuh")]
+        body = [own_text("rotate.cuh")]
         text = source_text(parameters, body, _THREADS, constants=constants)
         operands = x, cosines, sines
         reads = list(dict.fromkeys(each.buffer for each in operands if each.buffer is not None))

@@ -10,8 +10,8 @@ import mlx.core as mx
 from quire.cache.formats.base import vector_sizes
 from quire.cache.formats.tokens import TokenStore
 from quire.device.cuda.encoding import Kind, coding_text
-from quire.device.gpu_kernels import kernel_text
 from quire.executor.graphs import kernels
+from quire.executor.graphs.source import own_text
 
 THREADS = 128
 _TABLES = ("signs", "edges")
@@ -162,5 +162,5 @@ class Heads:
             parameters += self.coding.parameters
             defines = {**defines, **self.coding.defines}
             head = kernels.HALF + coding_text() + head
-        body = kernel_text("quire.executor.graphs", "heads.cuh")
+        body = own_text("heads.cuh")
         return kernels.source_text(parameters, body, THREADS, defines=defines, head=head)

@@ -9,13 +9,13 @@ import mlx.core as mx
 import numpy as np
 
 from quire.attention.paged.portable_kernels import Codes
-from quire.device.gpu_kernels import in_device_memory, kernel_text
+from quire.device.gpu_kernels import in_device_memory
 from quire.executor.graphs import coded_kernels
 from quire.executor.graphs.layout import GroupInputs
 from quire.executor.graphs.operands import UnsupportedNode
 from quire.executor.graphs.places import Place, ValueRecording
 from quire.executor.graphs.recorder import Buffer, Recorder
-from quire.executor.graphs.source import source_text
+from quire.executor.graphs.source import own_text, source_text
 from quire.program.values import Node, Program
 
 _SCORES = 1 << 22
@@ -263,5 +263,5 @@ def kernel_source(
     name: str, parameters: Sequence[str], constants: Mapping[str, int], threads: int
 ) -> str:
     """Return the source of a kernel; see `source.source_text`."""
-    body = kernel_text("quire.executor.graphs", f"{name}.cuh")
+    body = own_text(f"{name}.cuh")
     return source_text(parameters, [body], threads, constants=constants)

@@ -14,9 +14,7 @@ from quire.attention.paged.warpgroups import PromptTiles, prompt_tiles
 from quire.cache.formats.packing import Affine, affine_coding
 from quire.device.cuda.driver import Card
 from quire.device.gpu_kernels import kernel_text
-from quire.executor.graphs.source import DEPENDENCIES
-
-OWN = "quire.executor.graphs"
+from quire.executor.graphs.source import DEPENDENCIES, own_text
 
 TAIL_THREADS = 256
 TAILED = (
@@ -257,7 +255,7 @@ def code_tails(kv_heads: int, key_dim: int, value_dim: int, codes: packed.Codes)
     parameters += ["const int* tails", "const float* signs", "const long long* stores"]
     return source_text(
         parameters,
-        kernel_text(OWN, "code_tails.cuh"),
+        own_text("code_tails.cuh"),
         TAIL_THREADS,
         defines=_block_coding(kv_heads, key_dim, value_dim, codes=codes),
         head=_coding_head(),
@@ -277,7 +275,7 @@ def code_written(kv_heads: int, key_dim: int, value_dim: int, codes: packed.Code
     parameters += [f"const T* tail_{of}s" for of in kinds] + [f"T* {of}s" for of in kinds]
     return source_text(
         parameters,
-        kernel_text(OWN, "code_written.cuh"),
+        own_text("code_written.cuh"),
         TAIL_THREADS,
         defines=_block_coding(kv_heads, key_dim, value_dim, codes=codes),
         head=_coding_head() + paged.source("copy"),
@@ -285,9 +283,7 @@ def code_written(kv_heads: int, key_dim: int, value_dim: int, codes: packed.Code
 
 
 def _coding_head() -> str:
-    return (
-        HALF + kernel_text("quire.device.cuda", "coding.cuh") + kernel_text(OWN, "code_block.cuh")
-    )
+    return HALF + kernel_text("quire.device.cuda", "coding.cuh") + own_text("code_block.cuh")
 
 
 def _block_coding(

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from quire.device.cuda.inboxes import COUNTS, SUM_SLOT, Inboxes, sum_slots
 from quire.device.gpu_kernels import kernel_text
+from quire.executor.graphs.source import own_text
 
 PIECE = 8
 """Bytes that are sent at once."""
@@ -35,7 +36,7 @@ def sending_functions() -> str:
 
 def summing_functions() -> str:
     """Return the functions by which a row kernel sums rows."""
-    own = kernel_text("quire.executor.graphs", "rank_sums.cuh")
+    own = own_text("rank_sums.cuh")
     return "".join(kernel_text(_CUDA, name) for name in ("received.cuh", "rounds.cuh")) + own
 
 

@@ -12,10 +12,9 @@ from quire.device.cuda.delta_rule import THREADS as _THREADS
 from quire.device.cuda.delta_rule import DeltaRule
 from quire.device.gpu_kernels import kernel_text
 from quire.device.recurrence import UNIT_EPS
-from quire.executor.graphs.kernels import OWN
 from quire.executor.graphs.operands import UnsupportedNode
 from quire.executor.graphs.places import Operand, ValueRecording
-from quire.executor.graphs.source import C_TYPES, ROUNDED, source_text
+from quire.executor.graphs.source import C_TYPES, ROUNDED, own_text, source_text
 from quire.executor.graphs.states import MAX_TARGETS, LayerStates, StateArray
 from quire.program.values import Node
 
@@ -44,7 +43,7 @@ class StateRecording(ValueRecording):
             "BIASED": int(bias.address != 0),
             "SILU": int(node.attributes["silu"]),
         }
-        lines = [f"#define ROUNDED {ROUNDED[dtype]}", kernel_text(OWN, "convolve.cuh")]
+        lines = [f"#define ROUNDED {ROUNDED[dtype]}", own_text("convolve.cuh")]
         operands = {"x": x, "taps": taps, "bias": bias}
         blocks = -(-channels // _THREADS)
         self._advance(node, state, operands, lines=lines, blocks=blocks, constants=constants)
@@ -99,7 +98,7 @@ class StateRecording(ValueRecording):
             **{f"{name.upper()}_ROW": operands[name].row for name in names[:-1]},
         }
         blocks = -(-heads * dim * lanes // _THREADS)
-        lines = [kernel_text(OWN, "state_space.cuh")]
+        lines = [own_text("state_space.cuh")]
         self._advance(node, state, operands, lines=lines, blocks=blocks, constants=constants)
 
     def _advance(

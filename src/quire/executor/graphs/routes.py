@@ -12,12 +12,11 @@ from quire.device.mixture import Router
 from quire.executor.graphs import kernels
 from quire.executor.graphs.operands import UnsupportedNode
 from quire.executor.graphs.recorder import EXPERT_TILE
-from quire.executor.graphs.source import C_TYPES
+from quire.executor.graphs.source import C_TYPES, own_text
 from quire.models.layers.routers import SigmoidRouter, SoftmaxRouter, SparseMixer
 
 ROUTE_THREADS = 1024
 SCORING_THREADS = 128
-_OWN = "quire.executor.graphs"
 _MOST_EXPERTS, _MOST_CHOSEN = 1024, 32
 
 
@@ -68,7 +67,7 @@ class Route:
         """
         parameters = [*self._parameters(), "int* order", "int* tiles"]
         defines = {**self._defines(), "TILE": tile, "MOST": max_tiles}
-        body = kernel_text(_OWN, "route.cuh") + "__syncthreads();\n" + self._grouping()
+        body = own_text("route.cuh") + "__syncthreads();\n" + self._grouping()
         return kernels.source_text(parameters, body, ROUTE_THREADS, defines=defines)
 
     def alone(self) -> str:
@@ -78,14 +77,14 @@ class Route:
         """
         parameters = [*self._parameters(), "int* order", "int* tiles"]
         defines = {**self._defines(), "ALONE": 1}
-        return kernels.source_text(parameters, kernel_text(_OWN, "route.cuh"), 32, defines=defines)
+        return kernels.source_text(parameters, own_text("route.cuh"), 32, defines=defines)
 
     def scoring(self) -> str:
         """Return the source of a kernel that routes, in thread blocks of `SCORING_THREADS`.
 
         Parameters: rows, logits, corrections, factors of experts, chosen, weights.
         """
-        body = kernel_text(_OWN, "route.cuh")
+        body = own_text("route.cuh")
         return kernels.source_text(
             self._parameters(), body, SCORING_THREADS, defines=self._defines()
         )

@@ -66,6 +66,11 @@ __device__ __forceinline__ void wait_for_others() {
 """
 
 
+def own_text(name: str) -> str:
+    """Return a file of this package's `sources/`; see `kernel_text`."""
+    return kernel_text("quire.executor.graphs", name)
+
+
 class NotGenerated(Exception):
     """Raised if no kernel can be generated; the message says why."""
 

@@ -72,6 +72,11 @@ class Segment:
     states: tuple[tuple[int, str], ...]
     state_groups: tuple[int, ...]
 
+    def compute(self, given: list[mx.array]) -> list[mx.array]:
+        """Return the outputs of a segment that reads no pools."""
+        found: list[mx.array] = self.native.run(given)
+        return found
+
 
 class SegmentBuilder(StateInstructions, TableInstructions):
     """Collects instructions for nodes, in order. A node that is refused leaves no instruction.

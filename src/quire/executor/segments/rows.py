@@ -16,7 +16,6 @@ from quire.executor.segments.exact import refused_nodes
 from quire.executor.segments.stages import Stages, staged
 from quire.models.base import LanguageModel, Module
 from quire.program.folding import convert_tables, simplified
-from quire.program.replay import run_node
 from quire.program.trace import Field, NotLinear, trace_rows
 from quire.program.values import Value
 
@@ -35,17 +34,8 @@ class RowSegments:
 
     def __call__(self, *rows: mx.array) -> list[mx.array]:
         """Return the outputs for arguments `[T, ...]`, in the order of the program's fields."""
-        program = self.stages.program
-        known = self.stages.known(dict(zip(program.fields, rows, strict=True)))
-        operations, sizes = current_device().operations, {"T": len(rows[0])}
-        for stage in self.stages.order:
-            if isinstance(stage, Segment):
-                given = [known[id] for id in stage.given]
-                found = stage.native.run(given)
-                known.update(zip(stage.outputs, found, strict=True))
-            else:
-                run_node(program, stage, known, operations=operations, sizes=sizes)
-        return [known[id] for id in program.outputs]
+        fields = dict(zip(self.stages.program.fields, rows, strict=True))
+        return self.stages.run(fields, len(rows[0]), Segment.compute)
 
 
 def open_row_segments(module: nn.Module, fields: Mapping[str, Field]) -> RowSegments | None:

@@ -6,11 +6,13 @@ import logging
 from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import cache, cached_property, partial
+from itertools import chain
 from typing import Any
 
 import mlx.core as mx
 
 from quire.attention.cpu import paged_tables, tables_of_few
+from quire.attention.rows import RowLists
 from quire.cache.pools import Pools
 from quire.cache.specs import KVLayout
 from quire.device.device import current_device
@@ -25,7 +27,6 @@ from quire.executor.step import Computed
 from quire.models.base import LanguageModel
 from quire.program.folding import convert_tables, simplified
 from quire.program.low_rank import NUMBERS, with_low_rank
-from quire.program.replay import run_node
 from quire.program.trace import NotLinear, trace_body
 from quire.program.values import KEEPS_ORDER, Program
 from quire.sampling.sampler import may_move
@@ -167,45 +168,13 @@ class StepSegments:
 
     def _run(self, inputs: StepInputs, numbers: mx.array | None) -> Computed:
         stages = self.stages(Attends.of(inputs))
-        program = stages.program
         fields = {"tokens": inputs.tokens, "positions": inputs.positions}
         if numbers is not None:
             fields[NUMBERS] = numbers
-        known = stages.known(fields)
-        operations, sizes = current_device().operations, {"T": len(inputs.tokens)}
-        rows = _AttentionRows(self._ops, self._layout, inputs)
-        state_rows = cache(inputs.state_rows)
-        for stage in stages.order:
-            if isinstance(stage, Segment):
-                found = self._computed(
-                    stage, inputs, known, rows=rows, state_rows=state_rows, at_once=stages.in_place
-                )
-                known.update(zip(stage.outputs, found, strict=True))
-            else:
-                run_node(program, stage, known, operations=operations, sizes=sizes, step=inputs)
+        rows = _SegmentRows(self._ops, self._layout, inputs, at_once=stages.in_place)
+        (hidden,) = stages.run(fields, len(inputs.tokens), rows.compute, step=inputs)
         self.steps += 1
-        return Computed(known[program.outputs[0]], in_place=stages.in_place)
-
-    def _computed(
-        self,
-        segment: Segment,
-        inputs: StepInputs,
-        known: Mapping[int, mx.array],
-        rows: _AttentionRows,
-        state_rows: Callable[[int], mx.array],
-        at_once: bool,
-    ) -> list[mx.array]:
-        attention = inputs.attention
-        found: list[mx.array] = segment.native.run(
-            [known[id] for id in segment.given],
-            [rows.tables(group) for group in segment.groups],
-            rows.keys if segment.groups else None,
-            [array for store in attention.stores(segment.layers) for array in store.arrays()],
-            [attention.states(layer)[name] for layer, name in segment.states],
-            [state_rows(group) for group in segment.state_groups],
-            at_once=at_once,
-        )
-        return found
+        return Computed(hidden, in_place=stages.in_place)
 
     def _verified(
         self,
@@ -239,42 +208,60 @@ class StepSegments:
         return Computed(run_eagerly())
 
 
-class _AttentionRows:
-    """The rows of a step as segments attend them, made at first use."""
+class _SegmentRows:
+    """The rows of a step as segments read them. What they read of a group is made at first use.
 
-    def __init__(self, ops: Any, layout: KVLayout, inputs: StepInputs) -> None:
-        self._ops, self._layout, self._inputs = ops, layout, inputs
+    Args:
+        at_once: whether segments alone touch the pools, see `Stages.in_place`.
+    """
+
+    def __init__(self, ops: Any, layout: KVLayout, inputs: StepInputs, *, at_once: bool) -> None:
+        self._ops, self._layout, self._inputs, self._at_once = ops, layout, inputs, at_once
         self._tables: dict[int, Any] = {}
-        few = len(inputs.tokens) <= _FEW_ROWS
-        self._few = few and not any(each.media for each in inputs.sequences)
+        self._state_rows = cache(inputs.state_rows)
+        following = inputs.following
+        self._move = None if following is None else following.moved
+        self._few: RowLists | None = None
+        if len(inputs.tokens) <= _FEW_ROWS and not any(each.media for each in inputs.sequences):
+            behind = 0 if following is None else following.behind
+            self._few = RowLists(inputs.sequences, behind)
+
+    def compute(self, segment: Segment, given: list[mx.array]) -> list[mx.array]:
+        """Return the outputs of a segment, which writes to the pools.
+
+        Args:
+            given: arrays of `segment.given`.
+        """
+        attention = self._inputs.attention
+        found: list[mx.array] = segment.native.run(
+            given,
+            [self._tables_of(group) for group in segment.groups],
+            self._keys if segment.groups else None,
+            [array for store in attention.stores(segment.layers) for array in store.arrays()],
+            [attention.states(layer)[name] for layer, name in segment.states],
+            [self._state_rows(group) for group in segment.state_groups],
+            at_once=self._at_once,
+        )
+        return found
 
     @cached_property
-    def keys(self) -> mx.array:
+    def _keys(self) -> mx.array:
         """Each row's own key, the same in each group, int32 `[T]`."""
-        rows, following = self._inputs.sequences, self._inputs.following
-        keys = int32([key for each in rows for key in range(each.start, each.end)])
-        return keys if following is None else following.moved(keys, range(len(keys)))
+        spans = (range(each.start, each.end) for each in self._inputs.sequences)
+        keys = int32([*chain.from_iterable(spans)] if self._few is None else self._few.keys)
+        return keys if self._move is None else self._move(keys, range(len(keys)))
 
-    def tables(self, group: int) -> Any:
+    def _tables_of(self, group: int) -> Any:
         """Return the tables of a KV group in the extension's form."""
         if group not in self._tables:
-            self._tables[group] = self._made(group)
+            attention, spec = self._inputs.attention, self._layout.groups[group].spec.attention
+            if self._few is None or spec is None:
+                found = paged_tables(self._ops, attention.metadata(group))
+            else:
+                lists = self._few.of_group(group, spec, attention.block_size)
+                found = tables_of_few(self._ops, self._few, lists, move=self._move)
+            self._tables[group] = found
         return self._tables[group]
-
-    def _made(self, group: int) -> Any:
-        attention, spec = self._inputs.attention, self._layout.groups[group].spec.attention
-        if not self._few or spec is None:
-            return paged_tables(self._ops, attention.metadata(group))
-        following = self._inputs.following
-        return tables_of_few(
-            self._ops,
-            self._inputs.sequences,
-            group,
-            spec=spec,
-            block_size=attention.block_size,
-            behind=0 if following is None else following.behind,
-            move=None if following is None else following.moved,
-        )
 
 
 def _divided(program: Program, layout: KVLayout, ops: Any, attention: Attends) -> Stages:

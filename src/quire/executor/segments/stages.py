@@ -10,9 +10,12 @@ from typing import Any
 import mlx.core as mx
 
 from quire.cache.specs import KVLayout
+from quire.device.device import current_device
 from quire.executor.segments.builder import Segment, SegmentBuilder
 from quire.executor.segments.places import UnsupportedNode
+from quire.models.base import ForwardContext
 from quire.program.passes import PRODUCTS
+from quire.program.replay import run_node
 from quire.program.values import Node, Program
 
 
@@ -33,13 +36,30 @@ class Stages:
         """Whether segments alone touch the pools, which they write to where these lie."""
         return not any(isinstance(each, Node) and each.uses_pools for each in self.order)
 
-    def known(self, fields: Mapping[str, mx.array]) -> dict[int, mx.array]:
-        """Return the arrays that are known before a step, by the ids of values.
+    def run(
+        self,
+        fields: Mapping[str, mx.array],
+        rows: int,
+        compute: Callable[[Segment, list[mx.array]], Sequence[mx.array]],
+        step: ForwardContext | None = None,
+    ) -> list[mx.array]:
+        """Return the program's outputs.
 
         Args:
             fields: arrays of the program's fields, by name.
+            rows: number of rows, T.
+            compute: returns a segment's outputs for the arrays that it is given.
+            step: see `run_node`.
         """
-        return self._constants | {id: fields[name] for name, id in self.program.fields.items()}
+        program, operations = self.program, current_device().operations
+        known = self._constants | {id: fields[name] for name, id in program.fields.items()}
+        for stage in self.order:
+            if isinstance(stage, Segment):
+                found = compute(stage, [known[id] for id in stage.given])
+                known.update(zip(stage.outputs, found, strict=True))
+            else:
+                run_node(program, stage, known, operations=operations, sizes={"T": rows}, step=step)
+        return [known[id] for id in program.outputs]
 
     @cached_property
     def _constants(self) -> dict[int, mx.array]:
