@@ -10,21 +10,25 @@ import pytest
 
 from quire.attention.backend import AttentionCase, PreparedAttention, Scoring
 from quire.attention.metadata import AttentionMetadata, build_metadata
-from quire.attention.paged import PagedBackend, check, cuda, decoding, packed
+from quire.attention.paged import PagedBackend, check, cuda, decoding, packed, tiling
 from quire.attention.paged.backend import kernels_serve
 from quire.attention.paged.check import differs
 from quire.attention.paged.prompts import side_by_side
 from quire.attention.paged.tiles import cut, score_numbers
+from quire.attention.paged.tiling import Tiling
 from quire.attention.paged.warpgroups import PromptTiles
 from quire.attention.reference import ReferenceBackend
 from quire.cache.formats.base import LayerStore, WrittenBlocks
 from quire.cache.specs import AttentionSpec, FullKV, WindowKV
 from quire.core.kv_format import KVFormat
-from quire.device.gpu_kernels import Kernel
+from quire.device.gpu_kernels import Kernel as DeviceKernel
 from quire.executor.graphs import kernels as decode
+from quire.executor.graphs.recorder import Kernel
 from tests.attention.rows import HandRows
+from tests.executor.graphs.emulated import bits_of
 from tests.support.emulated_cuda import emulate
-from tests.support.emulated_metal import why_not
+from tests.support.emulated_metal import guarded, why_not
+from tests.support.emulated_steps import launch
 from tests.support.everyday import everyday
 from tests.support.nvrtc import assert_compiles
 
@@ -260,7 +264,7 @@ class _SinglePrepared(PreparedAttention):
         return mx.where(mx.isnan(done), joined, done)
 
 
-def _emulated(source: str, inputs: list[str], outputs: list[str], shared: int = 0) -> Kernel:
+def _emulated(source: str, inputs: list[str], outputs: list[str], shared: int = 0) -> DeviceKernel:
     header, _, rest = source.partition('extern "C"')
     body = rest[rest.index("{") + 1 : rest.rindex("}")]
     return emulate("single", inputs, outputs, body, header, shared)
@@ -287,15 +291,26 @@ def test_sources_for_single_rows_agree_with_the_reference(
 
 
 class _Prompts(ReferenceBackend):
-    """Attention by warpgroups, as recorded steps read prompts."""
+    """Attention by warpgroups, as recorded steps read prompts.
+
+    Args:
+        at_once: see `Tiling`.
+
+    Attributes:
+        most: for each launch, into how many pieces a tile was cut.
+    """
+
+    def __init__(self, at_once: int) -> None:
+        super().__init__()
+        self._at_once, self.most = at_once, list[int]()
 
     def prepare(self, metadata: AttentionMetadata) -> PreparedAttention:
-        return _PromptsPrepared(metadata)
+        return _PromptsPrepared(metadata, self._at_once, self.most)
 
 
 class _PromptsPrepared(PreparedAttention):
-    def __init__(self, metadata: AttentionMetadata) -> None:
-        self._metadata = metadata
+    def __init__(self, metadata: AttentionMetadata, at_once: int, most: list[int]) -> None:
+        self._metadata, self._at_once, self._most = metadata, at_once, most
 
     def forward(
         self, q: mx.array, store: LayerStore, written: WrittenBlocks | None, scoring: Scoring
@@ -306,20 +321,20 @@ class _PromptsPrepared(PreparedAttention):
         shape = cuda.Shape(q.dtype, dim, dim, kv_heads, group, block, capped, sinks is not None)
         tiles = PromptTiles(shape)
         (part,) = cut(told, 0, 1, tiles.rows)
-        names = ["q", "keys", "values", "tiles", "table", "visible", "numbers"]
-        given = [q, *store.arrays(), mx.array(part.tiles), mx.array(told.block_table)]
+        cut_tiles = Tiling(tiles.rows, shape.blocks, at_once=self._at_once).shared(part.tiles)
+        self._most.append(int((cut_tiles[:, 5] & 255).max()))
+        given = [q, *store.arrays(), mx.array(cut_tiles), mx.array(told.block_table)]
         given += [mx.array(part.visible), score_numbers(scoring.scale, scoring.softcap)]
-        if sinks is not None:
-            names, given = [*names, "sinks"], [*given, sinks.astype(q.dtype)]
-        source = decode.attend_prompts(tiles)
-        (found,) = _emulated(source, names, ["result"], tiles.shared)(
-            inputs=given,
-            grid=(len(part.tiles) * tiles.threads, kv_heads * (group // shape.part), 1),
-            threadgroup=(tiles.threads, 1, 1),
-            output_shapes=[q.shape],
-            output_dtypes=[q.dtype],
-        )
-        return found
+        given += [mx.full(q.shape, 7, q.dtype)]
+        given += [] if sinks is None else [sinks.astype(q.dtype)]
+        given += [mx.zeros((len(cut_tiles) * shape.blocks * tiles.piece,), mx.uint8)]
+        given += [mx.zeros((len(cut_tiles) * shape.blocks,), mx.int32)]
+        memory = [guarded(bits_of(each)) for each in given]
+        addresses = tuple(int(each.ctypes.data) for each in memory)
+        source, grid = decode.attend_prompts(tiles), (len(cut_tiles), shape.blocks, 1)
+        launch(Kernel(source, grid, tiles.threads, shared=tiles.shared, arguments=addresses))
+        assert not memory[-1].any(), "the next launch begins with zeros"
+        return mx.array(memory[7]).view(q.dtype).reshape(q.shape)
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
@@ -338,13 +353,17 @@ class _PromptsPrepared(PreparedAttention):
     ),
     ids=str,
 )
+@pytest.mark.parametrize("at_once", [0, 40], ids=["whole", "pieces"])
 def test_warpgroups_attend_as_the_reference(
-    spec: AttentionSpec, group: int, extras: bool, monkeypatch: pytest.MonkeyPatch
+    spec: AttentionSpec, group: int, extras: bool, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(tiling, "_PIECE_COST", 1)  # so that few keys are cut, too
     monkeypatch.setitem(check._TOLERANCE, mx.bfloat16, 8e-3)  # sinks are rounded
     heads = group * spec.kv_heads
     case = AttentionCase(PLAIN, spec, 64, heads, 1, mx.bfloat16, extras, extras)
-    assert differs(_Prompts(), case, check.SPANS) is None
+    backend = _Prompts(at_once)
+    assert differs(backend, case, check.SPANS) is None
+    assert (max(backend.most) > 1) == bool(at_once)
 
 
 def _forget() -> None:

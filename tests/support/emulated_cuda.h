@@ -405,6 +405,7 @@ static inline void turned_matrices(uint* to, const void* row) {
     to[i] = (uint)high << 16 | low;
   }
 }
+static inline void __threadfence() {}
 static inline void meet(int barrier, int threads) {
   using namespace emulated;
   const int turn = meetings[barrier];

@@ -11,16 +11,17 @@ import numpy as np
 from quire.attention.metadata import AttentionMetadata
 from quire.attention.paged import packed
 from quire.attention.paged.cuda import shape_of
-from quire.attention.paged.warpgroups import tile_rows
+from quire.attention.paged.tiling import Tiling
+from quire.attention.paged.warpgroups import tiling_of
 from quire.cache.formats.base import LayerStore
 from quire.cache.specs import AttentionSpec, KVLayout
+from quire.device.cuda.driver import Card
 from quire.executor.graphs import kernels
 from quire.executor.graphs.graph_cache import MAX_ROWS
 from quire.executor.graphs.layer_attention import HeadRows, LayerAttention
 from quire.executor.graphs.layout import (
     InputLayout,
     group_of,
-    max_tiles,
     step_type,
     write_group,
 )
@@ -70,6 +71,7 @@ def attended(
     sinks: mx.array | None = None,
     *,
     many: bool = False,
+    card: Card = SMALL,
 ) -> mx.array:
     """Run the kernels from a layer's products to its result, `[T, heads, value_dim]`.
 
@@ -86,22 +88,24 @@ def attended(
     workspaces = Workspaces(KVLayout.of((spec,)), metadata.block_size, tokens=4096)
     dims = spec.head_dim, spec.value_dim, spec.kv_heads
     shape = shape_of(*dims, heads, metadata.block_size, capped=False, sinks=False)
-    each = tile_rows(shape, SMALL, value_in_key=spec.value_in_key) if many else None
-    tiles, blocks = ([each], workspaces.blocks) if each else ([], [])
-    inputs = InputLayout(1, room, 500, runner.address, tile_rows=tiles, workspace=blocks)
+    tilings, blocks = list[Tiling](), list[int]()
+    if many:
+        tilings.append(tiling_of(shape, card, value_in_key=spec.value_in_key))
+        blocks += workspaces.blocks
+    inputs = InputLayout(1, room, 500, runner.address, tilings=tilings, workspace=blocks)
     step = empty_step(room)
     step["rows"][0, 0] = count
     prompts = PromptRows.of(metadata) if many else None
-    write_group(group_of(step, 0), metadata, 0, tile_rows=each, prompts=prompts)
+    tiling = tilings[0] if many else None
+    write_group(group_of(step, 0), metadata, 0, tiling=tiling, prompts=prompts)
     table = [metadata.block_table]
     if prompts is not None:
-        entries, limits = len(metadata.block_table), {"room": blocks[0], "tile_rows": tiles[0]}
-        most = max_tiles(rows, tiles[0])
-        assert write_prompts(group_of(step, 0), prompts, entries, **limits, tiles=most)
+        entries, room_of = len(metadata.block_table), {"room": blocks[0], "max_rows": rows}
+        assert write_prompts(group_of(step, 0), prompts, entries, tiling=tilings[0], **room_of)
         table.append(prompts.table)
     whole = np.concatenate([step.view(np.int32), *table])
     ctypes.memmove(inputs.numbers, whole.ctypes.data, whole.nbytes)
-    recorder = Recorder(rows, runner.address, inputs, SMALL, workspaces=workspaces)
+    recorder = Recorder(rows, runner.address, inputs, card, workspaces=workspaces)
     if many:  # numbers that no step has written must not matter
         memory = workspaces.memory(COMMON)
         ctypes.memset(runner.address(memory), 255, memory.nbytes)

@@ -10,15 +10,20 @@ import pytest
 from quire.attention.backend import Scoring
 from quire.attention.metadata import build_metadata
 from quire.attention.paged import cuda as paged
+from quire.attention.paged import tiling
+from quire.attention.paged.tiling import Tiling
 from quire.attention.reference import ReferenceBackend
 from quire.cache.formats.base import LayerShape
 from quire.cache.formats.registry import make_store
 from quire.cache.specs import AttentionSpec, FullKV, WindowKV
+from quire.core.arrays import Ints
 from quire.core.kv_format import KVFormat
+from quire.device.cuda.driver import Card
 from quire.executor.graphs import pools
 from quire.executor.graphs.graph_cache import MAX_ROWS
 from tests.attention.rows import HandRows
 from tests.executor.graphs.layers import attended
+from tests.support.emulated_card import SMALL
 from tests.support.emulated_metal import why_not
 
 SCALE = 0.1
@@ -89,28 +94,61 @@ def test_few_thread_blocks_take_all_single_rows_beside_prompts(
     """Rows of four sequences, of which a prompt is the second, by one thread block a KV head."""
     monkeypatch.setattr(pools, "_MOSTLY_PROMPTS", 2 * MAX_ROWS)
     monkeypatch.setattr(paged, "_MULTIPROCESSORS", 1)
-    spec, format = FullKV(5, 64), KVFormat()
     tables, reached, counts = [(4, 0), (1, 3), (2,), (5, 6)], [70, 0, 0, 90], [1, 12, 2, 3]
+    assert _error_beside_prompts(5, tables, reached, counts, SMALL) < 1e-2
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+def test_thread_blocks_of_warpgroups_share_the_keys_of_prompts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Beside a row that generates, and a prompt of which no key is shared."""
+    card = Card(multiprocessors=24, shared=227 << 10, warpgroups=True)
+    monkeypatch.setattr(tiling, "_PIECE_COST", 1)
+    cuts = list[int]()
+    shared = Tiling.shared
+
+    def noted(self: Tiling, tiles: Ints) -> Ints:
+        cuts.append(int((shared(self, tiles)[:, 5] & 255).max()))
+        return shared(self, tiles)
+
+    monkeypatch.setattr(Tiling, "shared", noted)
+    tables = [(0,), tuple(range(1, 17)), (17, 18)]
+    assert _error_beside_prompts(2, tables, [7, 900, 0], [1, 90, 70], card) < 1e-2
+    assert max(cuts) > 2
+
+
+def _error_beside_prompts(
+    heads: int,
+    tables: list[tuple[int, ...]],
+    reached: list[int],
+    counts: list[int],
+    card: Card,
+) -> float:
+    """Return the largest relative error of a row, of sequences with so many more rows."""
+    spec, format, worst = FullKV(heads, 64), KVFormat(), 0.0
     ours, theirs = (make_store(LayerShape.of(spec, 64, mx.bfloat16), format) for _ in range(2))
     for store in (ours, theirs):
-        store.resize(7, ())
-    for starts, each in (([0] * 4, reached), (reached, counts)):
+        store.resize(1 + max(map(max, tables)), ())
+    for starts, each in (([0] * len(reached), reached), (reached, counts)):
         rows = [
             HandRows(start, count, format, (table,))
             for start, count, table in zip(starts, each, tables, strict=True)
             if count
         ]
         metadata = build_metadata(0, spec, rows, 64)
-        q, k, v = (_normal((sum(each), 5, 64), seed) for seed in range(3))
+        q, k, v = (_normal((sum(each), heads, 64), seed) for seed in range(3))
         written = theirs.write(k, v, metadata.slots)
         if starts is not reached:  # what is read later
             ours.write(k, v, metadata.slots)
             mx.eval(ours.arrays())
             continue
-        found = attended(ours, metadata, {"q": q, "k": k, "v": v}, SCALE, many=True)
+        projected = {"q": q, "k": k, "v": v}
+        found = attended(ours, metadata, projected, SCALE, many=True, card=card)
         prepared = ReferenceBackend().prepare(metadata)
         wanted = prepared.forward(q, theirs, written, Scoring(SCALE, None, None))
-        assert (_norms(found - wanted) / _norms(wanted)).max().item() < 1e-2
+        worst = (_norms(found - wanted) / _norms(wanted)).max().item()
+    return worst
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())

@@ -12,6 +12,7 @@ import pytest
 from quire.attention.backend import Scoring
 from quire.attention.metadata import AttentionMetadata, build_metadata
 from quire.attention.paged.tiles import cut
+from quire.attention.paged.tiling import Tiling
 from quire.attention.reference import ReferenceBackend
 from quire.cache.formats.base import LayerShape
 from quire.cache.formats.registry import make_store
@@ -19,7 +20,7 @@ from quire.cache.specs import AttentionSpec, FullKV, KVLayout, WindowKV
 from quire.core.kv_format import KVFormat
 from quire.executor.graphs import coded_pools, prompt_rows
 from quire.executor.graphs.formats import LongContexts
-from quire.executor.graphs.layout import InputLayout, max_tiles, step_numbers
+from quire.executor.graphs.layout import InputLayout, step_numbers
 from quire.executor.graphs.prompt_rows import PromptRows
 from tests.attention.rows import HandRows
 from tests.engine.rows import scheduled
@@ -92,11 +93,12 @@ def test_rows_behind_the_most_streams_read_the_workspace(
 def test_a_step_has_no_more_tiles_than_its_graph(max_rows: int) -> None:
     """Inputs of graphs of up to 512 rows have room for the tiles of the largest of them."""
     rows = [scheduled(chr(200 + n), 63, 2, [[2 * n, 2 * n + 1]], PAGE) for n in range(20)]
-    memory = InputLayout(1, 512, 1000, lambda array: 0, tile_rows=[32], workspace=[1000])
+    tiling = Tiling(32)
+    memory = InputLayout(1, 512, 1000, lambda array: 0, tilings=[tiling], workspace=[1000])
     layout = KVLayout.of((FullKV(2, 64),))
     numbers = step_numbers(rows, layout, memory, 64, max_rows=max_rows)
-    assert 2 * len(rows) > max_tiles(128, 32)
-    assert (numbers is None) == (2 * len(rows) > max_tiles(max_rows, 32))
+    assert 2 * len(rows) > tiling.most_tiles(128)
+    assert (numbers is None) == (2 * len(rows) > tiling.most_tiles(max_rows))
     assert memory.has_tiles(rows, max_rows, 64) == (numbers is not None)
 
 

@@ -8,6 +8,7 @@ from typing import ClassVar
 import mlx.core as mx
 
 from quire.attention.paged.cuda import Shape, source
+from quire.attention.paged.tiling import Tiling
 from quire.device.cuda.driver import Card
 from quire.device.cuda.wgmma import multiplying
 from quire.device.gpu_kernels import kernel_text
@@ -58,6 +59,11 @@ class PromptTiles:
         return 2 * tiles + weights + 4 * self.stages * 8
 
     @property
+    def piece(self) -> int:
+        """Bytes that a thread block stores for a tile whose keys several thread blocks share."""
+        return (self.shape.value_dim // self.share // 8 + 1) * 2 * 128 * 16
+
+    @property
     def defines(self) -> dict[str, int]:
         """The constants of the source, beside those of the shape."""
         registers = {"TAKEN": 232, "KEPT": 40}  # of a thread that multiplies, and that copies
@@ -88,7 +94,9 @@ def prompt_tiles(shape: Shape, card: Card, *, value_in_key: bool) -> PromptTiles
     return tiles if served else None
 
 
-def tile_rows(shape: Shape, card: Card, *, value_in_key: bool) -> int:
-    """Return how many rows of one sequence a tile of plain blocks may hold."""
+def tiling_of(shape: Shape, card: Card, *, value_in_key: bool) -> Tiling:
+    """Return how rows of prompts over plain blocks are divided."""
     tiles = prompt_tiles(shape, card, value_in_key=value_in_key)
-    return shape.rows(few=False) if tiles is None else tiles.rows
+    if tiles is None:
+        return Tiling(shape.rows(few=False), shape.blocks)
+    return Tiling(tiles.rows, shape.blocks, at_once=card.multiprocessors)

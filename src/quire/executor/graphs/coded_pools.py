@@ -143,7 +143,7 @@ class PagePool(CodedPool):
         if not layer.value_in_key:
             tails = self.arrays[-2:]
         tails = (*tails, *tails)[:2]
-        if layer.k is None or not recorder.inputs.tile_rows:
+        if layer.k is None or not recorder.inputs.tilings:
             return Destination(group.tails, group.offsets, coding=None, arrays=tails)
         in_key = layer.value_in_key
         to = self._workspace(recorder, layer.kv_heads, layer.head_dim, in_key=in_key)
@@ -155,7 +155,7 @@ class PagePool(CodedPool):
     def _attend(self, recorder: Recorder, attending: Attending) -> None:
         """Record attention over coded blocks and each row's plain tail."""
         shape, inputs, chosen = attending.shape, recorder.inputs, attending.layer.chosen
-        group, rows, some = inputs.group(self.group), streams(recorder), bool(inputs.tile_rows)
+        group, rows, some = inputs.group(self.group), streams(recorder), bool(inputs.tilings)
         splits = splits_of(recorder, shape, rows)
         arrays, in_key = self.arrays, attending.layer.value_in_key
         if in_key:
@@ -287,7 +287,7 @@ class TokenPool(CodedPool):
             copies = chosen.decoded(recorder, group, attending.q, keys=keys, dim=shape.key_dim)
             self._attend_chosen(recorder, attending, chosen, copies=copies)
             return
-        rows, some = streams(recorder), bool(inputs.tile_rows)
+        rows, some = streams(recorder), bool(inputs.tilings)
         value_dim, size = shape.value_dim, portable.coded_value_size(coded)
         if turn is not None:  # all of a rotated sum is needed to turn it back
             shape = replace(shape, value_dim=size)

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 import mlx.core as mx
 
 from quire.attention.paged.cuda import shape_of
-from quire.attention.paged.warpgroups import tile_rows
+from quire.attention.paged.tiling import Tiling
+from quire.attention.paged.warpgroups import tiling_of
 from quire.cache.pools import Pools
 from quire.cache.specs import KVLayout, recurrent_groups
 from quire.core.kv_format import KVFormat
@@ -197,7 +198,7 @@ class GraphCache:
                 rows,
                 _MAX_ENTRIES,
                 address=self._extension.pointer,
-                tile_rows=_tile_rows(self._layout, self.heads, tokens) if many else (),
+                tilings=_tilings(self._layout, self.heads, tokens) if many else (),
                 workspace=self._workspaces.blocks if many else (),
                 axes=self._axes,
             )
@@ -407,22 +408,22 @@ class GraphCache:
             self._logits = None
 
 
-def _tile_rows(layout: KVLayout, heads: Mapping[int, int], tokens: int) -> list[int]:
-    """Return, for each KV group, how many rows of one sequence a tile holds.
+def _tilings(layout: KVLayout, heads: Mapping[int, int], tokens: int) -> list[Tiling]:
+    """Return, for each KV group, how rows of prompts are divided.
 
     Args:
         heads: of the queries, by layer.
         tokens: of a block.
     """
-    found = [WIDE_ROWS] * len(layout.groups)
+    found = [Tiling(WIDE_ROWS)] * len(layout.groups)
     for layer, count in heads.items():
         group = layout.group[layer]
         spec = layout.groups[group].spec.attention
         assert spec is not None, "layers that attend keep keys"
         dims = spec.head_dim, spec.value_dim, spec.kv_heads
         shape = shape_of(*dims, heads=count, block_size=tokens, capped=False, sinks=False)
-        rows = tile_rows(shape, card(), value_in_key=spec.value_in_key)
-        found[group] = min(found[group], rows)
+        own = tiling_of(shape, card(), value_in_key=spec.value_in_key)
+        found[group] = min(found[group], own, key=lambda each: (each.rows, -each.heads))
     return found
 
 

@@ -162,7 +162,7 @@ class IndexerRecording(ValueRecording):
     def _choose(self, node: Node) -> None:
         recorder, own = self._recorder, node.attributes
         index, limit = self.indexes[own["layer"]], own["limit"]
-        if recorder.inputs.tile_rows:
+        if recorder.inputs.tilings:
             raise UnsupportedNode("indexers in steps of many rows")
         q, k, weights = (node.input(role) for role in ("q", "k", "weights"))
         heads, dim = self._width(q, 1), self._width(q, 2)

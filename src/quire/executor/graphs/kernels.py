@@ -7,6 +7,7 @@ step; a kernel is launched for the rows that its graph was recorded for.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from quire.attention.paged import cuda as paged
 from quire.attention.paged import packed
@@ -129,21 +130,35 @@ def _tile_parameters(shape: paged.Shape) -> list[str]:
     return [*parameters, *sinks_of(shape)]
 
 
-def attend_many(shape: paged.Shape, card: Card, *, value_in_key: bool) -> tuple[str, int, int]:
-    """Return the source of attention of several rows of a sequence, its threads, and the bytes of
-    its shared memory.
+class PromptKernel(NamedTuple):
+    """A kernel of attention of several rows of a sequence.
+
+    Attributes:
+        shared: bytes of shared memory.
+        piece: bytes of the sums of a tile's piece; 0 if it attends to whole tiles only.
     """
+
+    source: str
+    threads: int
+    shared: int
+    piece: int = 0
+
+
+def attend_many(shape: paged.Shape, card: Card, *, value_in_key: bool) -> PromptKernel:
+    """Return the kernel of attention of several rows of a sequence."""
     tiles = prompt_tiles(shape, card, value_in_key=value_in_key)
-    if tiles is not None:
-        return attend_prompts(tiles), tiles.threads, tiles.shared
-    source = attend_tiles(shape, value_in_key=value_in_key)
-    return source, paged.LANES, paged.shared_memory(shape, shape.many_tiles)
+    if tiles is None:
+        source = attend_tiles(shape, value_in_key=value_in_key)
+        return PromptKernel(source, paged.LANES, paged.shared_memory(shape, shape.many_tiles))
+    return PromptKernel(attend_prompts(tiles), tiles.threads, tiles.shared, piece=tiles.piece)
 
 
 def attend_prompts(tiles: PromptTiles) -> str:
-    """Return the source of attention by warpgroups. Parameters as of `attend_tiles`."""
+    """Return the source of attention by warpgroups. Parameters as of `attend_tiles`, then sums of
+    pieces, and for each tile and head 0.
+    """
     return source_text(
-        _tile_parameters(tiles.shape),
+        [*_tile_parameters(tiles.shape), "float* sums", "int* stored"],
         paged.source("prompts"),
         tiles.threads,
         defines=tiles.defines,

@@ -14,6 +14,7 @@ import numpy as np
 from quire.attention.metadata import AttentionMetadata, build_metadata
 from quire.attention.paged import packed
 from quire.attention.paged.tiles import FEW_ROWS, TILE_FIELDS, cut
+from quire.attention.paged.tiling import Tiling
 from quire.attention.rows import row_keys
 from quire.cache.specs import KVLayout
 from quire.core.arrays import Ints
@@ -108,9 +109,9 @@ class InputLayout:
         groups: KV groups.
         entries: the most block table entries of a step, all tables together.
         address: returns the device address of an array.
-        tile_rows: for each group, the rows of a tile for sequences with many rows; empty if each
-            row is a tile.
-        workspace: for each group, the blocks of a workspace; with `tile_rows`.
+        tilings: for each group, how rows of sequences with many rows are divided; empty if each row
+            is a tile.
+        workspace: for each group, the blocks of a workspace; with `tilings`.
         axes: axes of positions, as in `Variant`.
     """
 
@@ -120,13 +121,13 @@ class InputLayout:
         max_rows: int,
         entries: int,
         address: Callable[[mx.array], int],
-        tile_rows: Sequence[int] = (),
+        tilings: Sequence[Tiling] = (),
         workspace: Sequence[int] = (),
         axes: int = 0,
     ) -> None:
         self.max_rows = max_rows
         self.axes = axes
-        self.tile_rows, self.workspace = tile_rows, workspace
+        self.tilings, self.workspace = tilings, workspace
         self.entries = entries
         inputs = step_type(max_rows, groups, axes)
         assert inputs.fields is not None, "a step has inputs"
@@ -168,10 +169,10 @@ class InputLayout:
         """
         if not self.workspace or rows[0].format.scheme == "plain":
             return True
-        attended = zip(self.tile_rows, self.workspace, strict=True)
+        attended = zip(self.tilings, self.workspace, strict=True)
         return all(
-            most_tiles(rows, block_size, each) <= max_tiles(max_rows, each)
-            for each in {tile_rows for tile_rows, blocks in attended if blocks}
+            most_tiles(rows, block_size, each.rows) <= each.most_tiles(max_rows)
+            for each in {tiling for tiling, blocks in attended if blocks}
         )
 
     def states(self, number: int) -> StateInputs:
@@ -206,7 +207,7 @@ def step_numbers(
             tokens.
         wanted: the rows whose results are wanted, in graphs of many rows; None for all.
     """
-    if not (memory.tile_rows or memory.axes) and serves_few(rows):
+    if not (memory.tilings or memory.axes) and serves_few(rows):
         return _few_numbers(rows, layout, memory, block_size=block_size, tokens=tokens)
     keys_of = row_keys(rows)
     found = {
@@ -230,7 +231,7 @@ def step_numbers(
         numbers[: len(tokens)] = tokens
     step: StepRecord = np.ndarray(1, inputs, numbers, offset=4 * start)
     step["rows"][0, 0] = count = sum(each.count for each in rows)
-    if memory.tile_rows:
+    if memory.tilings:
         _write_wanted(step, range(count) if wanted is None else wanted)
     if media:
         _write_placed(step, rows)
@@ -255,14 +256,14 @@ def _write_groups(
     entries, behind = 0, sum(len(each.block_table) for each in found.values())
     for number, metadata in found.items():
         own, group = prompts[number], group_of(step, number)
-        tile_rows = memory.tile_rows[number] if memory.tile_rows else None
-        write_group(group, metadata, entries, tile_rows=tile_rows, prompts=own)
+        tiling = memory.tilings[number] if memory.tilings else None
+        write_group(group, metadata, entries, tiling=tiling, prompts=own)
         entries += len(metadata.block_table)
         if own is None:
             continue
-        assert tile_rows is not None, "rows read a workspace in steps of many rows"
-        tiles, room = max_tiles(max_rows, tile_rows), memory.workspace[number]
-        if not write_prompts(group, own, behind, room=room, tile_rows=tile_rows, tiles=tiles):
+        assert tiling is not None, "rows read a workspace in steps of many rows"
+        room = memory.workspace[number]
+        if not write_prompts(group, own, behind, room=room, tiling=tiling, max_rows=max_rows):
             return False
         behind += len(own.table)
     return True
@@ -357,7 +358,7 @@ def write_group(
     group: StepRecord,
     metadata: AttentionMetadata,
     entries: int,
-    tile_rows: int | None = None,
+    tiling: Tiling | None = None,
     prompts: PromptRows | None = None,
 ) -> None:
     """Write a KV group's inputs; `write_prompts` adds rows that read a workspace.
@@ -365,7 +366,7 @@ def write_group(
     Args:
         group: one record, by the fields of `GroupInputs`.
         entries: number of block table entries before this group's.
-        tile_rows: see `InputLayout`; None if each row is a tile.
+        tiling: see `InputLayout`; None if each row is a tile.
         prompts: the rows that read a workspace.
     """
     count, slots = metadata.rows, metadata.slots
@@ -387,23 +388,19 @@ def write_group(
     places = metadata.table_starts[:-1] - metadata.first_blocks + entries
     fresh = metadata.keys[metadata.query_starts[:-1]]
     tiles[:, 4], tiles[:, 5] = metadata.by_row(places), metadata.by_row(fresh)
-    if tile_rows is None:
+    if tiling is None:
         return
     if metadata.tails is None:
         group["coded"][0, few] = tiles[few]
-    found = single = 0
-    for part in cut(metadata, FEW_ROWS, 1, rows_many=tile_rows):
+    single, wide = 0, list[Ints]()
+    for part in cut(metadata, FEW_ROWS, 1, rows_many=tiling.rows):
         if part.few:
             end = single + part.rows.stop - part.rows.start
             tiles[single:end] = tiles[part.rows].copy()
             single = end
             continue
-        shift = np.array([part.rows.start, 0, 0, 0, entries, 0], np.int32)
-        group["wide"][0, found : found + len(part.tiles)] = part.tiles + shift
-        found += len(part.tiles)
+        wide.append(part.tiles + np.array([part.rows.start, 0, 0, 0, entries, 0], np.int32))
     tiles[single:] = 0
-
-
-def max_tiles(max_rows: int, tile_rows: int) -> int:
-    """Return the most tiles of `tile_rows` rows of one sequence in a graph of `max_rows` rows."""
-    return min(max_rows, max_rows // (FEW_ROWS + 1) + max_rows // tile_rows + 1)
+    if wide:
+        found = tiling.shared(np.concatenate(wide))
+        group["wide"][0, : len(found)] = found

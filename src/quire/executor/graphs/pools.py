@@ -21,7 +21,6 @@ from quire.executor.graphs.coding_check import KernelRunner
 from quire.executor.graphs.heads import Coding, Heads
 from quire.executor.graphs.indexers import ChosenKeys
 from quire.executor.graphs.layer_attention import LayerAttention
-from quire.executor.graphs.layout import max_tiles
 from quire.executor.graphs.recorder import Buffer, Recorder
 from quire.executor.graphs.workspaces import COMMON
 
@@ -236,10 +235,10 @@ class LayerPool(ABC):
         places = [each.address for each in parts] or [0, 0]
         arguments = [q.address, *rows.arrays, rows.tiles, rows.table]
         arguments += [attending.numbers, *places, *attending.ending]
-        few = bool(inputs.tile_rows) and recorder.max_rows >= _MOSTLY_PROMPTS
+        few = bool(inputs.tilings) and recorder.max_rows >= _MOSTLY_PROMPTS
         source = kernels.attend(
             shape,
-            ordered=bool(inputs.tile_rows),
+            ordered=bool(inputs.tilings),
             most_tiles=inputs.max_rows if few else 0,
             value_in_key=attending.layer.value_in_key,
             tiles_are_made=made,
@@ -282,18 +281,27 @@ class LayerPool(ABC):
         shape, inputs = attending.shape, recorder.inputs
         arguments = [attending.q.address, *arrays, tiles, inputs.table]
         arguments += [inputs.group(self.group).visible, attending.numbers, *attending.ending]
-        source, threads, shared = kernels.attend_many(
+        tiling = inputs.tilings[self.group]
+        kernel = kernels.attend_many(
             shape, recorder.card, value_in_key=attending.layer.value_in_key
         )
+        sums = list[Buffer]()
+        if kernel.piece:
+            count = max(1, shape.blocks * tiling.most_shared)
+            sums.append(recorder.buffer(kernel.piece * count, [attending.q]))
+            arguments += [sums[0].address, recorder.constant(mx.zeros((count,), mx.int32))]
+        most = max(tiling.most_tiles(recorder.max_rows), tiling.most_shared)
         recorder.add(
-            source,
-            (max_tiles(recorder.max_rows, inputs.tile_rows[self.group]), shape.blocks, 1),
-            threads,
+            kernel.source,
+            (most, shape.blocks, 1),
+            kernel.threads,
             arguments=arguments,
             reads=[attending.q, *after],
-            writes=[attending.layer.result],
-            shared=shared,
+            writes=[attending.layer.result, *sums],
+            shared=kernel.shared,
         )
+        for each in sums:
+            recorder.release(each)
 
     @staticmethod
     def _add_up(
@@ -380,5 +388,5 @@ class PlainPool(LayerPool):
             return
         rows = PlainRows(self.arrays, group.tiles, inputs.table)
         self._attend_rows(recorder, attending, rows)
-        if inputs.tile_rows:
+        if inputs.tilings:
             self._attend_tiles(recorder, attending, self.arrays, tiles=group.wide)

@@ -10,6 +10,7 @@ import numpy as np
 from quire.attention.metadata import AttentionMetadata
 from quire.attention.paged.prompts import each_of, side_by_side, starts_of
 from quire.attention.paged.tiles import FEW_ROWS, cut
+from quire.attention.paged.tiling import Tiling
 from quire.attention.rows import AttentionRows
 from quire.core.arrays import Ints
 from quire.executor.graphs.records import StepRecord
@@ -126,8 +127,8 @@ def write_prompts(
     entries: int,
     *,
     room: int,
-    tile_rows: int,
-    tiles: int,
+    tiling: Tiling,
+    max_rows: int,
 ) -> bool:
     """Write a KV group's rows that read a workspace into a step's inputs.
 
@@ -135,20 +136,21 @@ def write_prompts(
         group: one record, by the fields of `GroupInputs`.
         entries: number of block table entries before `PromptRows.table`.
         room: blocks of the workspace.
-        tile_rows: rows of a tile.
-        tiles: the most tiles.
+        tiling: how rows are divided.
+        max_rows: rows of the graph.
 
     Returns:
         False if they do not fit.
     """
     if rows is None:
         return True
-    (part,) = cut(rows.metadata, 0, 1, rows_many=tile_rows)
+    (part,) = cut(rows.metadata, 0, 1, rows_many=tiling.rows)
     count, written = len(part.tiles), len(rows.written)
-    if len(rows.ids) > room or count > tiles:
+    if len(rows.ids) > room or count > tiling.most_tiles(max_rows):
         return False
     shift = np.array([rows.first, 0, 0, 0, entries + len(rows.ids), 0], np.int32)
-    group["prompts"][0, :count] = part.tiles + shift
+    found = tiling.shared(part.tiles + shift)
+    group["prompts"][0, : len(found)] = found
     group["decoded"][0] = len(rows.ids), entries, written, 0
     group["written"][0, :written] = rows.written
     if rows.blocks is not None:

@@ -1,4 +1,5 @@
-  // Attention of many rows of a sequence over plain blocks, by wgmma; parameters as in `attend.cuh`.
+  // Attention of many rows of a sequence over plain blocks, by wgmma; parameters as in `attend.cuh`, and `sums` and
+  // `stored` of tiles whose keys several thread blocks share, see `Tiling`.
   // A tile has QUERIES query vectors: all heads of one KV head, of several rows. A pass takes KEYS keys, which one
   // warpgroup copies to shared memory. SHARING of the other WARPGROUPS have the same 64 query vectors: each
   // scores its part of the keys, and adds up its part of a value's elements.
@@ -209,15 +210,57 @@
   #pragma unroll
   for (int h = 0; h < 2; h++) total[h] += shared_rows[(1 - part) * 64 + m0 + h * 8];
 #endif
+  float top[2] = {most[0] * factor, most[1] * factor};
+  const int pieces = tile[5] & 255;
+  if (pieces > 1) {
+    // The last thread block of a tile adds up what all of them found, in order; a thread its own elements.
+    constexpr int THREADS = 128 * WARPGROUPS, PIECE = (OWN_DIM / 8 + 1) * THREADS;
+    const size_t place = (size_t)(tile[5] >> 16) * gridDim.y + blockIdx.y, next = (size_t)gridDim.y * PIECE;
+    float4* const found = (float4*)sums + place * PIECE + threadIdx.x;
+    float4* const own = found + (tile[5] >> 8 & 255) * next;
+    #pragma unroll
+    for (int i = 0; i < OWN_DIM / 8; i++)
+      own[i * THREADS] = make_float4(out[4 * i], out[4 * i + 1], out[4 * i + 2], out[4 * i + 3]);
+    own[OWN_DIM / 8 * THREADS] = make_float4(top[0], total[0], top[1], total[1]);
+    __threadfence();
+    meet(1, THREADS);
+    int* const is_last = (int*)memory;
+    if (threadIdx.x == 0) {
+      *is_last = atomicAdd(stored + place, 1) == pieces - 1;
+      if (*is_last) stored[place] = 0;
+    }
+    meet(1, THREADS);
+    if (!*is_last) return;
+    __threadfence();
+    #pragma unroll
+    for (int h = 0; h < 2; h++) top[h] = -1e30f, total[h] = 0.f;
+    for (int p = 0; p < pieces; p++) {
+      const float4 of = stored_by_another(found + p * next + OWN_DIM / 8 * THREADS);
+      if (of.y > 0.f) top[0] = fmaxf(top[0], of.x);
+      if (of.w > 0.f) top[1] = fmaxf(top[1], of.z);
+    }
+    #pragma unroll
+    for (int i = 0; i < OWN_DIM / 2; i++) out[i] = 0.f;
+    #pragma unroll 1
+    for (int p = 0; p < pieces; p++) {
+      const float4 of = stored_by_another(found + p * next + OWN_DIM / 8 * THREADS);
+      const float a = of.y > 0.f ? power(of.x - top[0]) : 0.f, b = of.w > 0.f ? power(of.z - top[1]) : 0.f;
+      total[0] += of.y * a, total[1] += of.w * b;
+      #pragma unroll
+      for (int i = 0; i < OWN_DIM / 8; i++) {
+        const float4 sum = stored_by_another(found + p * next + i * THREADS);
+        out[4 * i] += sum.x * a, out[4 * i + 1] += sum.y * a, out[4 * i + 2] += sum.z * b, out[4 * i + 3] += sum.w * b;
+      }
+    }
+  }
   #pragma unroll
   for (int h = 0; h < 2; h++) {
     const int m = m0 + h * 8;
     if (m >= vectors) continue;
     float times = 1.f, sum = total[h];
 #if SINKS
-    const float sink = (float)sinks[head0 + m % PART] * 1.4426950408889634f, best = most[h] * (CAPPED ? 1.f : scale);
-    const float now = fmaxf(best, sink);
-    times = power(best - now);
+    const float sink = (float)sinks[head0 + m % PART] * 1.4426950408889634f, now = fmaxf(top[h], sink);
+    times = power(top[h] - now);
     sum = sum * times + power(sink - now);
 #endif
     times /= sum;

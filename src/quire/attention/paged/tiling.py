@@ -1,0 +1,89 @@
+"""Divides the rows of prompts into tiles, and the keys of tiles into pieces where there are too few
+tiles for the card.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from quire.attention.paged.tiles import FEW_ROWS
+from quire.core.arrays import Ints
+
+_PASS = 128
+"""Keys to a multiple of which pieces begin, so that no pass of a kernel has keys of two pieces."""
+_MOST_PIECES = 8
+"""The most pieces of a tile."""
+_BLOCKS_EACH, _MOST_SHARED = 4, 256
+"""The most thread blocks for each that runs at a time, and the most tiles, if any are shared."""
+_WHOLE_COST, _PIECE_COST = 1, 3
+"""What a thread block costs beside its passes, in passes: of a piece it stores sums."""
+_KEYS, _PIECE = 2, 5
+"""Fields of a tile. The lowest key, which one past the highest follows. And in place of the
+sequence 0 for a whole tile, or for a piece: 65,536 times the number of its tile's first piece among
+all tiles, 256 times its own number in its tile, and the number of its tile's pieces."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How thread blocks share the attention of prompts in a KV group.
+
+    Attributes:
+        rows: rows of one sequence in a tile.
+        heads: thread blocks of a tile, each of which has other heads.
+        at_once: thread blocks that the card runs at a time; 0 if no keys are shared.
+    """
+
+    rows: int
+    heads: int = 1
+    at_once: int = 0
+
+    def most_tiles(self, max_rows: int) -> int:
+        """Return the most tiles of a graph of `max_rows` rows, if none is shared."""
+        return min(max_rows, max_rows // (FEW_ROWS + 1) + max_rows // self.rows + 1)
+
+    @property
+    def most_shared(self) -> int:
+        """The most tiles of a step in which some are shared, pieces counted as tiles."""
+        return min(_MOST_SHARED, _BLOCKS_EACH * self.at_once // self.heads)
+
+    def shared(self, tiles: Ints) -> Ints:
+        """Return tiles `[n, TILE_FIELDS]` in pieces that the card finishes soonest, those with the
+        most keys first.
+        """
+        if not self.at_once:
+            whole = tiles.copy()
+            whole[:, _PIECE] = 0
+            return whole
+        begin, end = tiles[:, _KEYS] // _PASS, -(-tiles[:, _KEYS + 1] // _PASS)
+        order = np.argsort(begin - end, kind="stable")
+        tiles, passes = tiles[order], (end - begin)[order]
+        each = self._passes_of_a_piece(passes)
+        count = -(-passes // each)
+        owner = np.repeat(np.arange(len(tiles)), count)
+        own = np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
+        pieces = tiles[owner]
+        start = (begin[order][owner] + own * each) * _PASS
+        pieces[:, _KEYS] = np.maximum(start, pieces[:, _KEYS])
+        pieces[:, _KEYS + 1] = np.minimum(start + each * _PASS, pieces[:, _KEYS + 1])
+        first = np.arange(len(owner)) - own
+        is_shared = count[owner] > 1
+        pieces[:, _PIECE] = np.where(is_shared, (first << 16) + (own << 8) + count[owner], 0)
+        return pieces
+
+    def _passes_of_a_piece(self, passes: Ints) -> int:
+        """Return the most passes of a piece with which the last thread block ends soonest."""
+        longest = int(passes.max(initial=1))
+        found, least = longest, self._turns(len(passes)) * (longest + _WHOLE_COST)
+        for pieces in range(2, _MOST_PIECES + 1):
+            each = -(-longest // pieces)
+            count = int((-(-passes // each)).sum())
+            cost = self._turns(count) * (each + _PIECE_COST)
+            if count <= self.most_shared and cost < least:
+                found, least = each, cost
+        return found
+
+    def _turns(self, tiles: int) -> int:
+        """Return how many thread blocks run one after the other."""
+        return -(-tiles * self.heads // self.at_once)
