@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from quire.core.copies import replace
 from quire.core.errors import RequestError
 from quire.core.kv_format import KVFormat
 from quire.core.request import SamplingParams, TokenRules

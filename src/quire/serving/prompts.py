@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
-from quire.core.copies import replace
 from quire.core.errors import ContextOverflow, RequestError, TextTooLong
 from quire.core.info import ModelInfo
 from quire.serving.generation import Generation, NeedsJob, Prepared, TextPair

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pydantic import Field
@@ -54,7 +54,6 @@ from quire.api.shared.sse import EventStream, run_headers
 from quire.api.shared.thinking import ThinkingFields, offered, template_variables
 from quire.api.shared.toolbox import Toolbox
 from quire.api.shared.unsupported_media import newest, without_unsupported_media
-from quire.core.copies import replace
 from quire.core.errors import RequestError
 from quire.serving.generation import Generation, Prepared
 from quire.serving.streams import ChoiceEvent, GenerationStream

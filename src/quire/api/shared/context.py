@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -34,7 +34,6 @@ from quire.api.shared.schema import (
 from quire.api.shared.signing import Signer
 from quire.api.shared.stored import StoredConversations
 from quire.core.config import ServerConfig
-from quire.core.copies import replace
 from quire.core.kv_choice import choose_format
 from quire.core.kv_format import KVFormat
 from quire.core.request import TokenRules

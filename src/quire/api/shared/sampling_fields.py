@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from quire.api.shared.schema import DecodingFields
-from quire.core.copies import replace
 from quire.core.errors import RequestError
 from quire.core.request import SamplingParams
 from quire.core.sampling_params import BOUNDS, clamped
