@@ -116,7 +116,7 @@ def test_layers_that_share_read_from_their_owner() -> None:
 
 def recurrent_of(sequences: list[ScheduledSequence]) -> tuple[list[list[int]], list[StateSlots]]:
     """Return the row numbers and the states of each segment, by the order of a step's rows."""
-    own = inputs_of(sequences)._recurrent
+    own = inputs_of(sequences).recurrent
     states = own._states(0)
     assert all(isinstance(each, StateSlots) for each in states)
     return [rows.tolist() for rows in own._rows], list(states)  # type: ignore[arg-type]

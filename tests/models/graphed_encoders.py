@@ -8,9 +8,9 @@ from quire.executor.graphs.encoders import CALLS, MOST_ROWS, surveyed_in_pieces
 from quire.executor.graphs.layout import InputLayout
 from quire.executor.graphs.operands import UnsupportedNode
 from quire.executor.graphs.recorder import Recorder
+from quire.program.encoder_rows import RowProgram
 from quire.program.passes import RESHAPES
 from quire.program.pieces import at_once
-from quire.program.rows import RowProgram
 from quire.program.trace import trace_encoder
 from quire.program.values import FUSED, Node
 from tests.device.cuda.cards import H200

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -11,7 +10,7 @@ import numpy.typing as npt
 
 from quire.cache.specs import ChunkedKV, LayerSpec, RecurrentState, SharedKV, WindowKV
 from quire.core.media import MediaItem, PlacedMedia
-from quire.executor.recurrent_rows import RecurrentRows
+from quire.executor.recurrent_rows import RecurrentLayers, RecurrentRows
 from quire.models.base import ForwardContext, LanguageModel, MediaEncoder
 from quire.models.media_rows import MediaRows
 
@@ -34,7 +33,7 @@ class SoloStates:
         self.written[name] = value
 
 
-class SoloStep(ForwardContext):
+class SoloStep(RecurrentLayers, ForwardContext):
     """The whole prompt at once, plain attention with an explicit mask from the layer's spec.
 
     Args:
@@ -65,14 +64,9 @@ class SoloStep(ForwardContext):
         self._chosen: dict[int, mx.array] = {}
         self._rows = RecurrentRows([places[None]], self._states)
 
-    def convolve(self, *arguments: Any, **others: Any) -> mx.array:
-        return self._rows.convolve(*arguments, **others)
-
-    def delta_rule(self, *arguments: Any, **others: Any) -> mx.array:
-        return self._rows.delta_rule(*arguments, **others)
-
-    def state_space(self, *arguments: Any, **others: Any) -> mx.array:
-        return self._rows.state_space(*arguments, **others)
+    @property
+    def recurrent(self) -> RecurrentRows:
+        return self._rows
 
     def attend(
         self,

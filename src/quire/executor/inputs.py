@@ -15,18 +15,17 @@ from quire.attention.backend import AttentionUse, Scoring
 from quire.attention.step import Attention, preferred_order
 from quire.core.kv_format import KVFormat
 from quire.device.dtypes import int32, noting
-from quire.device.recurrence import DeltaGates
 from quire.executor.adapters import AdaptedRows, Adapters
 from quire.executor.encoder_cache import EncoderCache
 from quire.executor.following import Following
-from quire.executor.recurrent_rows import RecurrentRows, recurrent_rows, state_rows
+from quire.executor.recurrent_rows import RecurrentLayers, RecurrentRows, recurrent_rows, state_rows
 from quire.models.base import CrossRows, ForwardContext
 from quire.models.media_rows import MediaRows
 from quire.scheduler.plan import ScheduledSequence, StepPlan
 from quire.scheduler.positions import joined_positions
 
 
-class _Rows(ForwardContext):
+class _Rows(RecurrentLayers, ForwardContext):
     """The rows of a step as a model sees them.
 
     Attributes:
@@ -71,33 +70,10 @@ class _Rows(ForwardContext):
         self.attention.choose(layer, q, k, weights=weights, limit=limit)
 
     @property
-    def _recurrent(self) -> RecurrentRows:
+    def recurrent(self) -> RecurrentRows:
         if self._states is None:
             self._states = recurrent_rows(self.sequences, self._starts, self._attention)
         return self._states
-
-    def convolve(
-        self, layer: int, x: mx.array, taps: mx.array, bias: mx.array | None, *, silu: bool
-    ) -> mx.array:
-        return self._recurrent.convolve(layer, x, taps, bias=bias, silu=silu)
-
-    def delta_rule(
-        self, layer: int, mixed: mx.array, gates: DeltaGates, key_heads: int
-    ) -> mx.array:
-        return self._recurrent.delta_rule(layer, mixed, gates, key_heads=key_heads)
-
-    def state_space(
-        self,
-        layer: int,
-        values: mx.array,
-        keys: mx.array,
-        queries: mx.array,
-        steps: mx.array,
-        rates: mx.array,
-    ) -> mx.array:
-        return self._recurrent.state_space(
-            layer, values, keys, queries=queries, steps=steps, rates=rates
-        )
 
     def state_rows(self, group: int) -> mx.array:
         """Return which rows advance which states of a group; see `recurrent_rows.state_rows`."""
@@ -240,7 +216,7 @@ class StepInputs(_Rows):
             made.append(arrays)
         for layer in uses.states:
             with noting() as arrays:
-                self._recurrent.rehearse(layer)
+                self.recurrent.rehearse(layer)
             made.append(arrays)
         return made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -35,8 +36,7 @@ class States(Protocol):
 
 
 class RecurrentRows:
-    """The rows of one step for recurrent layers. Implements their part of
-    `models.base.ForwardContext`.
+    """The rows of one step for recurrent layers.
 
     Args:
         segments: row indices `[n, t]` of `n` sequences with `t` rows that advance together. Every
@@ -58,6 +58,36 @@ class RecurrentRows:
         """Make the arrays that a layer's group reads from the host."""
         self._states(layer)
 
+    def joined(self, layer: int, advance: Callable[[States, Cut], mx.array]) -> mx.array:
+        """Concatenate the results of `advance` for all segments, in the order of the step's
+        rows.
+        """
+        self.layers.append(layer)
+        parts = [
+            advance(states, self._cut(number)).flatten(0, 1)
+            for number, states in enumerate(self._states(layer))
+        ]
+        y = parts[0] if len(parts) == 1 else mx.concatenate(parts)
+        return y if self._inverse is None else y[self._inverse]
+
+    def _cut(self, number: int) -> Cut:
+        shape, rows = self._shapes[number], self._rows[number]
+        whole = len(self._rows) == 1 and self._inverse is None
+
+        def cut(x: mx.array) -> mx.array:
+            return (x if whole else x[rows]).reshape(*shape, *x.shape[1:])
+
+        return cut
+
+
+class RecurrentLayers(ABC):
+    """What recurrent layers call in a step: their part of `models.base.ForwardContext`."""
+
+    @property
+    @abstractmethod
+    def recurrent(self) -> RecurrentRows:
+        """The step's rows."""
+
     def convolve(
         self, layer: int, x: mx.array, taps: mx.array, bias: mx.array | None, *, silu: bool
     ) -> mx.array:
@@ -69,7 +99,7 @@ class RecurrentRows:
             states.write("conv", window[:, new.shape[1] :])
             return operations.causal_conv(window, taps, bias, silu=silu)
 
-        return self._joined(layer, advance)
+        return self.recurrent.joined(layer, advance)
 
     def delta_rule(
         self, layer: int, mixed: mx.array, gates: DeltaGates, key_heads: int
@@ -85,7 +115,7 @@ class RecurrentRows:
             states.write("delta", after)
             return y
 
-        return self._joined(layer, advance)
+        return self.recurrent.joined(layer, advance)
 
     def state_space(
         self,
@@ -106,28 +136,7 @@ class RecurrentRows:
             states.write("state", after.reshape(kept.shape))
             return y
 
-        return self._joined(layer, advance)
-
-    def _joined(self, layer: int, advance: Callable[[States, Cut], mx.array]) -> mx.array:
-        """Concatenate the results of `advance` for all segments, in the order of the step's
-        rows.
-        """
-        self.layers.append(layer)
-        parts = [
-            advance(states, self._cut(number)).flatten(0, 1)
-            for number, states in enumerate(self._states(layer))
-        ]
-        y = parts[0] if len(parts) == 1 else mx.concatenate(parts)
-        return y if self._inverse is None else y[self._inverse]
-
-    def _cut(self, number: int) -> Cut:
-        shape, rows = self._shapes[number], self._rows[number]
-        whole = len(self._rows) == 1 and self._inverse is None
-
-        def cut(x: mx.array) -> mx.array:
-            return (x if whole else x[rows]).reshape(*shape, *x.shape[1:])
-
-        return cut
+        return self.recurrent.joined(layer, advance)
 
 
 def recurrent_rows(

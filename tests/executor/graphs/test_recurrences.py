@@ -21,7 +21,7 @@ from quire.executor.graphs.recorder import Buffer, Recorder
 from quire.executor.graphs.recording import Recording
 from quire.executor.graphs.runner import MAX_ROWS
 from quire.executor.graphs.states import StateArray, write_states
-from quire.executor.recurrent_rows import RecurrentRows
+from quire.executor.recurrent_rows import RecurrentLayers, RecurrentRows
 from quire.program.values import Form, Node, Program, Value, Weight
 from tests.device.cuda.cards import H200
 from tests.engine.rows import scheduled
@@ -136,6 +136,15 @@ def drawn(case: Case) -> tuple[dict[str, mx.array], dict[str, mx.array]]:
     return given, weights
 
 
+@dataclass
+class _Rows(RecurrentLayers):
+    own: RecurrentRows
+
+    @property
+    def recurrent(self) -> RecurrentRows:
+        return self.own
+
+
 def expected_of(
     case: Case, given: dict[str, mx.array], weights: dict[str, mx.array], pool: mx.array
 ) -> tuple[mx.array, list[mx.array]]:
@@ -146,7 +155,7 @@ def expected_of(
         first += each.count
     befores = [pool[each.block_ids(0)[0]] * (each.start > 0) for each in STEP]
     states = list(map(_States, befores))
-    rows = RecurrentRows(spans, lambda layer: states)
+    rows = _Rows(RecurrentRows(spans, lambda layer: states))
     operands = {**given, **weights}
     if case.kind == "convolve":
         y = rows.convolve(0, operands["x"], operands["taps"], operands["bias"], silu=True)

@@ -36,8 +36,9 @@ class MixedStep(SoloStep):
 
     def __init__(self, rows: list[list[list[int]]], states: list[States]) -> None:
         super().__init__((SHAPE.spec,), [0])
-        own = RecurrentRows([np.array(each, np.int32) for each in rows], lambda layer: states)
-        self.convolve, self.delta_rule = own.convolve, own.delta_rule
+        self._rows = RecurrentRows(
+            [np.array(each, np.int32) for each in rows], lambda layer: states
+        )
 
 
 def _layer() -> GatedDeltaNet:
