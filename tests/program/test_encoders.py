@@ -10,7 +10,7 @@ import pytest
 from quire.device.device import current_device, open_device
 from quire.models.base import LanguageModel, named_parameters
 from quire.models.weights.loader import open_model
-from quire.program.rows import RowProgram
+from quire.program.encoder_rows import RowProgram
 from quire.program.trace import NotLinear, trace_encoder
 from tests.program.programs import replay
 from tests.support.media_items import CONFIGS, encoders, random_features, shape_for

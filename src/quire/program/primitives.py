@@ -15,7 +15,7 @@ import mlx.core as mx
 from quire.device.device import current_device
 
 Array = tuple[str, tuple[int, ...], mx.Dtype]
-"""An array in a recording: its name, shape and type."""
+"""An array of a recorded function: its name, shape and type."""
 Meaning = Callable[[list[mx.array], tuple[Any, ...], tuple[int, ...]], Any]
 """A function that computes a primitive from its inputs, its arguments and the shape of its first
 output.
@@ -23,7 +23,7 @@ output.
 
 
 @dataclass
-class Recording:
+class Primitives:
     """The primitives of a function, as MLX names them.
 
     Attributes:
@@ -37,9 +37,9 @@ class Recording:
     primitives: list[dict[str, Any]] = field(default_factory=list)
 
 
-def recorded(function: Callable[..., Sequence[mx.array]], inputs: Sequence[mx.array]) -> Recording:
+def recorded(function: Callable[..., Sequence[mx.array]], inputs: Sequence[mx.array]) -> Primitives:
     """Record the primitives of a function for inputs of these shapes; computes nothing."""
-    found = Recording()
+    found = Primitives()
 
     def note(event: dict[str, Any]) -> None:
         if event["type"] == "primitive":

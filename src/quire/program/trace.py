@@ -18,7 +18,7 @@ from mlx.utils import tree_unflatten
 from quire.device.device import traced_by
 from quire.models.base import LanguageModel, named_parameters
 from quire.program.pieces import at_once
-from quire.program.primitives import Recording, frozen, recorded
+from quire.program.primitives import Primitives, frozen, recorded
 from quire.program.tracing import Call, KnownWeights, TracedOperations, TracedStep, Variant
 from quire.program.values import Constant, Form, Node, Program, Value
 
@@ -245,7 +245,7 @@ class _Assembly:
     """
 
     def __init__(
-        self, recording: Recording, fields: Sequence[str], parameters: Mapping[str, mx.array]
+        self, recording: Primitives, fields: Sequence[str], parameters: Mapping[str, mx.array]
     ) -> None:
         self._recording, self._fields, self._parameters = recording, fields, parameters
         self._ids: dict[str, int] = {}

@@ -104,41 +104,16 @@ def pools_of(
 
 
 def recorded(
-    config: dict[str, Any],
-    max_rows: int,
-    *,
-    format: KVFormat = PLAIN,
-    batch_invariant: bool = False,
-    card: Card = H200,
-    address: Callable[[mx.array], int] = id,
+    config: dict[str, Any], max_rows: int, **options: Any
 ) -> tuple[list[Kernel], InputLayout]:
-    return _record(
-        packed_model(config),
-        max_rows,
-        format=format,
-        batch_invariant=batch_invariant,
-        card=card,
-        address=address,
-    )
+    return _record(packed_model(config), max_rows, **options)
 
 
 def _record(
-    model: LanguageModel,
-    max_rows: int = 8,
-    *,
-    format: KVFormat = PLAIN,
-    batch_invariant: bool = False,
-    card: Card = H200,
-    address: Callable[[mx.array], int] = id,
+    model: LanguageModel, max_rows: int = 8, **options: Any
 ) -> tuple[list[Kernel], InputLayout]:
-    recorder = recorder_of(
-        model,
-        max_rows,
-        format=format,
-        batch_invariant=batch_invariant,
-        card=card,
-        address=address,
-    )
+    """Record a step of a model; for options see `recorder_of`."""
+    recorder = recorder_of(model, max_rows, **options)
     return recorder.kernels, recorder.inputs
 
 

@@ -37,8 +37,8 @@ from quire.executor.graphs.recorder import Buffer, Recorder
 from quire.executor.graphs.recording import Recording
 from quire.executor.graphs.step_graphs import RecordedStep, StepGraphs, StepLaunch
 from quire.models.base import Encoding, LanguageModel
+from quire.program.encoder_rows import RowProgram
 from quire.program.passes import PRODUCTS, RESHAPES
-from quire.program.rows import RowProgram
 from quire.program.trace import trace_encoder_in_pieces
 from quire.program.values import FUSED, Node, Program, bound
 
