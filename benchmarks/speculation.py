@@ -4,10 +4,10 @@
 
 Three loads: texts that the model is asked to repeat (what an edit of a given text is like), the
 questions that it was trained for, and answers drawn at a high temperature, in which nothing hits.
-Ways to speculate take turns on one engine. Tokens per second are those of the best round of each,
-ratios the medians of rounds, since a machine's pace changes. The clock runs while any answer has
-begun, so that at one stream prompts are left out. Answers of the same seed must be equal, whatever
-guessed them.
+Ways to speculate take turns on one engine after every few requests, since a machine's pace changes.
+Tokens per second are those of the best round of each, ratios the medians of rounds. The clock runs
+while any answer has begun, so that at one stream prompts are left out. Answers of the same seed
+must be equal, whatever guessed them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
@@ -78,8 +79,10 @@ def loads() -> dict[str, list[Request]]:
 
 def _serve(
     engine: Engine, requests: list[Request], streams: int, *, cpu_time: bool
-) -> tuple[list[tuple[int, ...]], float]:
-    """Serve requests, so many at once; return their answers and the tokens per second."""
+) -> tuple[list[tuple[int, ...]], int, float]:
+    """Serve requests, so many at once; return their answers, the tokens that the clock saw, and the
+    seconds.
+    """
     answers: dict[str, list[int]] = {each.id: [] for each in requests}
     waiting = list(reversed(requests))
     running = tokens = 0
@@ -101,7 +104,7 @@ def _serve(
                 begun.add(output.request_id)
         engine.flush()
         seconds += counts * (clock() - started)
-    return [tuple(each) for each in answers.values()], tokens / seconds
+    return [tuple(each) for each in answers.values()], tokens, seconds
 
 
 def measure(
@@ -109,38 +112,42 @@ def measure(
     requests: list[Request],
     streams: int,
     rounds: int,
-    ways: Iterable[Speculation],
+    ways: Sequence[Speculation],
     *,
     cpu_time: bool,
 ) -> None:
     """Print tokens per second for each way to speculate, and what part of the drafts stood."""
-    rates: dict[Speculation, list[float]] = {}
-    expected: list[tuple[int, ...]] | None = None
-    drafts: dict[str, list[int]] = {}
+    rates: dict[Speculation, list[float]] = {way: [] for way in ways}
+    expected: dict[int, list[tuple[int, ...]]] = {}
+    drafts: Counter[str] = Counter()
+    size = 1 if streams == 1 else 2 * streams
     for number in range(rounds):
-        for way in ways:
-            named = [
-                replace(
-                    each,
-                    id=f"{number} {way} {place}",
-                    speculation=way,
-                    cache_salt=f"{streams} {number} {way}",
-                    sampling=replace(each.sampling, seed=place),
-                )
-                for place, each in enumerate(requests)
-            ]
-            before = dict(engine.stats().drafts)
-            answers, rate = _serve(engine, named, streams, cpu_time=cpu_time)
-            rates.setdefault(way, []).append(rate)
-            for name, count in engine.stats().drafts:
-                drafts.setdefault(f"{way} {name}", [0])[0] += count - before.get(name, 0)
-            assert expected is None or answers == expected, f"{way}: another answer"
-            expected = answers
+        served = dict.fromkeys(ways, (0, 0.0))
+        for first in range(0, len(requests), size):
+            for way in ways:
+                named = [
+                    replace(
+                        each,
+                        id=f"{number} {way} {place}",
+                        speculation=way,
+                        cache_salt=f"{streams} {number} {way}",
+                        sampling=replace(each.sampling, seed=place),
+                    )
+                    for place, each in enumerate(requests[first : first + size], first)
+                ]
+                before = Counter(dict(engine.stats().drafts))
+                answers, tokens, seconds = _serve(engine, named, streams, cpu_time=cpu_time)
+                served[way] = served[way][0] + tokens, served[way][1] + seconds
+                for name, count in engine.stats().drafts:
+                    drafts[f"{way} {name}"] += count - before[name]
+                assert answers == expected.setdefault(first, answers), f"{way}: another answer"
+        for way, (tokens, seconds) in served.items():
+            rates[way].append(tokens / seconds)
     print(f"  {streams:3} streams  ", end="")
     for way, own in rates.items():
         ratio = median(rate / off for rate, off in zip(own, rates["off"], strict=True))
         print(f"{way} {max(own):8.0f} tok/s ({ratio:.2f})   ", end="")
-    print({name: count for name, (count,) in drafts.items() if count}, flush=True)
+    print({name: count for name, count in drafts.items() if count}, flush=True)
 
 
 def main() -> None:

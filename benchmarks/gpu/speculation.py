@@ -41,7 +41,7 @@ from quire.executor import eager
 from quire.executor.factory import SharedGraphs, open_executor
 from quire.models.weights.loader import LoadedModel, open_model
 from quire.sampling import history
-from quire.sampling.rows import RowSampling, Sampled
+from quire.sampling.rows import Moved, RowSampling, Sampled
 from quire.sampling.sampler import sample
 from quire.scheduler.draft_lengths import Candidate, EveryDraft
 from quire.scheduler.drafts import Draft, DraftQuery, LookupDrafter
@@ -70,9 +70,11 @@ class Answers:
             ]
         return self._drawn[seed]
 
-    def sampled(self, logits: mx.array, rows: list[RowSampling]) -> Sampled:
+    def sampled(
+        self, logits: mx.array, rows: list[RowSampling], moved: Moved | None = None
+    ) -> Sampled:
         """Sample as the engine does, then replace the tokens by those of the answers."""
-        own = sample(logits, rows)
+        own = sample(logits, rows, moved=moved)
         wanted = [
             self.answer(row.params.seed)[row.position - _PROMPT]
             if row.params.seed is not None and _PROMPT <= row.position < _PROMPT + self._tokens
@@ -104,9 +106,9 @@ class Parts:
             self._seconds.setdefault("ran", []).append(result.seconds)
             return update(plan, result)
 
-        def waited(seconds: float, rows: int) -> None:
+        def waited(seconds: float, rows: int, *, read: bool = True) -> None:
             self._seconds.setdefault("waits", []).append(seconds)
-            observe(seconds, rows)
+            observe(seconds, rows, read=read)
 
         scheduler.update, engine._worthwhile.observe_wait = updated, waited  # type: ignore[method-assign]
 
