@@ -231,17 +231,21 @@ def _tokens(rows: StepRows, drawn: Drawn) -> dict[int, SampledTokens]:
     result = {}
     for each in rows.sampling:
         first = rows.row_of[each.number]
-        own = range(first, first + each.sampled)
-        logprobs: list[TokenLogprobs] = []
+        stop = first + len(each.sampling)
+        own = tuple(tokens[first:stop])
         count = each.sampling[0].params.logprobs
-        for row in own if count is not None else ():
+        if count is None:
+            result[each.number] = SampledTokens(own)
+            continue
+        logprobs: list[TokenLogprobs] = []
+        for row in range(first, stop):
             assert chosen is not None, "a row wants logprobs, and none were computed"
             top: tuple[tuple[int, float], ...] = ()
             if ids is not None and values is not None:
                 pairs = zip(ids[row, :count].tolist(), values[row, :count].tolist(), strict=True)
                 top = tuple(pairs)
             logprobs.append(TokenLogprobs(tokens[row], float(chosen[row]), top))
-        result[each.number] = SampledTokens(tuple(tokens[first : own.stop]), tuple(logprobs))
+        result[each.number] = SampledTokens(own, tuple(logprobs))
     return result
 
 

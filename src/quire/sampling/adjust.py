@@ -41,7 +41,7 @@ def adjust(logits: mx.array, rows: Sequence[RowSampling]) -> mx.array:
     if penalised:
         part = _penalised(logits[mx.array(penalised)], [rows[i] for i in penalised])
         logits = _with_rows(logits, penalised, part)
-    repeating = [i for i, row in enumerate(rows) if row.params.penalises_repeats]
+    repeating = [i for i in penalised if rows[i].params.penalises_repeats]
     if repeating:
         part = without_repeats(logits[mx.array(repeating)], [rows[i] for i in repeating])
         logits = _with_rows(logits, repeating, part)

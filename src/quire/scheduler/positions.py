@@ -52,7 +52,9 @@ class TokenPositions:
 
     def of(self, start: int, end: int) -> Positions:
         """Return the positions of tokens `[start, end)`."""
-        if self._prompt is None or start >= self._length:
+        if self._prompt is None:
+            return range(start, end)
+        if start >= self._length:
             if self._shift.is_integer():
                 return range(start + int(self._shift), end + int(self._shift))
             return self._behind(start, end)
