@@ -40,7 +40,11 @@ class StepTimes:
         self._pace = 1.0
         """Ratio of the newest point to what the curve says of it, at least 1."""
         self._curve: list[float] = []
-        """Seconds of steps of 0, 1, 2 and more rows, as far as they were asked for."""
+        """Seconds of steps of 0, 1, 2 and more rows, as far as they were asked for; empty where it
+        has to be made again.
+        """
+        self._curve_used = False
+        """Whether the curve was asked for since the last step was observed."""
 
     @property
     def largest(self) -> int:
@@ -64,8 +68,9 @@ class StepTimes:
             if each == end:
                 self._pace = own / most if most else 1.0
         self._points = points[::-1]
-        if self._curve:  # not when it is asked for: the device may wait for the plan then
-            self._curve = self._line(len(self._curve))
+        # A curve in use is made here: when it is asked for, the device may wait for the plan.
+        self._curve = self._line(len(self._curve)) if self._curve_used else []
+        self._curve_used = False
 
     def seconds(self, rows: int) -> float | None:
         """Return the time of a step of `rows` rows; None before any step was seen.
@@ -94,6 +99,7 @@ class StepTimes:
             return None
         if len(self._curve) <= last:
             self._curve = self._line(_GROWTH * last + 1)
+        self._curve_used = True
         found = self._curve[first : last + 1]
         return found if self._pace == 1.0 else [self._pace * seconds for seconds in found]
 
