@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from quire.attention.metadata import AttentionMetadata
+from quire.attention.backend import Scoring
+from quire.attention.metadata import AttentionMetadata, build_metadata
 from quire.attention.paged import packed
 from quire.attention.paged.cuda import shape_of
 from quire.attention.paged.tiling import Tiling
 from quire.attention.paged.warpgroups import tiling_of
-from quire.cache.formats.base import LayerStore
+from quire.attention.reference import ReferenceBackend
+from quire.cache.formats.base import LayerShape, LayerStore
+from quire.cache.formats.registry import make_store
 from quire.cache.specs import AttentionSpec, KVLayout
+from quire.core.kv_format import KVFormat
 from quire.device.cuda.driver import Card
 from quire.executor.graphs import kernels
 from quire.executor.graphs.graph_cache import MAX_ROWS
@@ -30,6 +35,7 @@ from quire.executor.graphs.prompt_rows import PromptRows, write_prompts
 from quire.executor.graphs.recorder import Buffer, Kernel, Recorder
 from quire.executor.graphs.records import StepRecord
 from quire.executor.graphs.workspaces import COMMON, Workspaces
+from tests.attention.rows import HandRows
 from tests.support.emulated_card import SMALL
 from tests.support.emulated_steps import EmulatedRunner, memory_of
 
@@ -142,3 +148,101 @@ def attended(
     for kernel in (*recorder.kernels, *more(runner, inputs)):
         runner.run(kernel)
     return mx.array(memory_of(result)).view(mx.bfloat16)[:count]
+
+
+class HeldLayer:
+    """A layer's store that kernels write to, beside one of the reference, in blocks of 64.
+
+    Args:
+        blocks, tails: how many the stores have.
+        tables: each sequence's block table.
+    """
+
+    def __init__(
+        self,
+        spec: AttentionSpec,
+        format: KVFormat,
+        tables: Sequence[Sequence[int]],
+        blocks: int,
+        tails: int = 0,
+    ) -> None:
+        self._spec, self._format, self._tables = spec, format, tables
+        shape = LayerShape.of(spec, 64, mx.bfloat16)
+        self.ours, self.theirs = (make_store(shape, format) for _ in range(2))
+        for store in (self.ours, self.theirs):
+            store.resize(blocks, ())
+            if format.has_tail:
+                store.resize_tails(tails, ())
+
+    def metadata(self, reached: Sequence[int], counts: Sequence[int]) -> AttentionMetadata:
+        """Return the next rows of each sequence that has any in this step."""
+        places = enumerate(zip(reached, counts, self._tables, strict=True))
+        rows = [
+            HandRows(start, count, self._format, (table,), (number,))
+            for number, (start, count, table) in places
+            if count
+        ]
+        return build_metadata(0, self._spec, rows, 64)
+
+    def projected(self, rows: int, heads: int, seed: int = 0) -> dict[str, mx.array]:
+        """Return random queries, keys and values of a step."""
+        spec = self._spec
+        shapes = (heads, spec.head_dim), (spec.kv_heads, spec.head_dim)
+        shapes += ((spec.kv_heads, spec.value_dim),)
+        drawn = (normal((rows, *shape), 3 * seed + n) for n, shape in enumerate(shapes))
+        found = dict(zip("qkv", drawn, strict=True))
+        if spec.value_in_key:
+            found["v"] = found["k"][..., : spec.value_dim]
+        return found
+
+    def write(self, metadata: AttentionMetadata, projected: Mapping[str, mx.array]) -> None:
+        """Write rows that later ones read."""
+        for store in (self.ours, self.theirs):
+            store.write(projected["k"], projected["v"], metadata.slots)
+            mx.eval(store.arrays())
+
+    def attended(
+        self,
+        metadata: AttentionMetadata,
+        projected: Mapping[str, mx.array],
+        scale: float,
+        **options: Any,
+    ) -> mx.array:
+        """Run the kernels of a step; for options see `attended`."""
+        coding = code_tails(self.ours, self._spec)
+        return attended(self.ours, metadata, projected, scale, coding, **options)
+
+    def error(
+        self,
+        metadata: AttentionMetadata,
+        projected: Mapping[str, mx.array],
+        scale: float,
+        sinks: mx.array | None = None,
+        **options: Any,
+    ) -> float:
+        """Run a step both ways; return the largest relative error of a row."""
+        found = self.attended(metadata, projected, scale, sinks=sinks, **options)
+        return worst_of_rows(found, self.expected(metadata, projected, scale, sinks))
+
+    def expected(
+        self,
+        metadata: AttentionMetadata,
+        projected: Mapping[str, mx.array],
+        scale: float,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        """Run a step by the reference."""
+        written = self.theirs.write(projected["k"], projected["v"], metadata.slots)
+        prepared = ReferenceBackend().prepare(metadata)
+        return prepared.forward(projected["q"], self.theirs, written, Scoring(scale, None, sinks))
+
+
+def worst_of_rows(found: mx.array, expected: mx.array) -> float:
+    """Return the largest relative error of a row `[T, heads, dim]`."""
+    both = found - expected, expected
+    error, whole = (mx.linalg.norm(each.astype(mx.float32), axis=(1, 2)) for each in both)
+    return (error / whole).max().item()  # type: ignore[return-value]  # of one float
+
+
+def normal(shape: tuple[int, ...], seed: int) -> mx.array:
+    return mx.random.normal(shape, key=mx.random.key(seed)).astype(mx.bfloat16)

@@ -6,18 +6,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import mlx.core as mx
 import pytest
 
-from quire.attention.backend import Scoring
-from quire.attention.reference import ReferenceBackend
 from quire.cache.specs import AttentionSpec, FullKV, WindowKV
 from quire.core.kv_format import KVFormat
+from tests.executor.graphs.layers import HeldLayer
 from tests.executor.graphs.test_page_rows import (
     SCALE,
     STEPS,
     TABLES,
-    Layer,
     assert_blocks_are_alike,
 )
 from tests.support.emulated_metal import why_not
@@ -65,34 +62,12 @@ CASES = [
 )
 def test_rows_see_what_the_format_says(case: Case) -> None:
     """Steps of some rows against the reference, a step at a time."""
-    spec, heads = case.spec, {"q": case.heads, "k": case.spec.kv_heads, "v": case.spec.kv_heads}
-    coded, expected = (Layer(spec, case.format) for _ in range(2))
+    layer = HeldLayer(case.spec, case.format, TABLES, blocks=5, tails=2)
     steps = STEPS if case.format.has_tail else STEPS[1:4]
     reached = [0] * len(TABLES)
     for number, counts in enumerate(steps):
-        projected = {
-            name: _normal((sum(counts), own, spec.head_dim), 3 * number + n)
-            for n, (name, own) in enumerate(heads.items())
-        }
-        keys = projected["k"] if spec.value_in_key else projected["v"]
-        projected["v"] = keys[..., : spec.value_dim]
-        metadata = coded.metadata(reached, counts)
-        found = coded.step(metadata, projected)
-        written = expected.store.write(projected["k"], projected["v"], metadata.slots)
-        prepared = ReferenceBackend().prepare(metadata)
-        scoring = Scoring(SCALE, None, None)
-        wanted = prepared.forward(projected["q"], expected.store, written, scoring)
-        errors = _norms(found - wanted) / _norms(wanted)
-        assert errors.max().item() < ERROR
+        projected = layer.projected(sum(counts), case.heads, number)
+        assert layer.error(layer.metadata(reached, counts), projected, SCALE) < ERROR
         reached = [start + count for start, count in zip(reached, counts, strict=True)]
     if case.format.has_tail:
-        assert_blocks_are_alike(coded.store, expected.store, reached)
-
-
-def _norms(x: mx.array) -> mx.array:
-    """Return the norms of rows `[T, heads, dim]`."""
-    return mx.linalg.norm(x.astype(mx.float32), axis=(1, 2))
-
-
-def _normal(shape: tuple[int, ...], seed: int) -> mx.array:
-    return mx.random.normal(shape, key=mx.random.key(seed)).astype(mx.bfloat16)
+        assert_blocks_are_alike(layer, reached)

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import mlx.core as mx
 import pytest
 
-from quire.attention.backend import Scoring
-from quire.attention.metadata import AttentionMetadata, build_metadata
-from quire.attention.reference import ReferenceBackend
-from quire.cache.formats.base import LayerShape, LayerStore
-from quire.cache.formats.registry import make_store
-from quire.cache.specs import AttentionSpec, FullKV, WindowKV
+from quire.cache.specs import FullKV, WindowKV
 from quire.core.kv_format import KVFormat
-from tests.attention.rows import HandRows
-from tests.executor.graphs.layers import attended, code_tails
+from tests.executor.graphs.layers import HeldLayer, worst_of_rows
 from tests.support.emulated_metal import why_not
 
 TABLES = [(4, 0, 2), (1, 3)]
@@ -30,36 +22,8 @@ STEPS = [
 FULL_BLOCKS = [4, 0, 1]
 
 
-def rows_of(reached: Sequence[int], counts: Sequence[int], format: KVFormat) -> list[HandRows]:
-    """Return the next rows of each sequence that has any in this step."""
-    return [
-        HandRows(start, count, format, (table,), (number,))
-        for number, (start, count, table) in enumerate(zip(reached, counts, TABLES, strict=True))
-        if count
-    ]
-
-
 HEADS, KV_HEADS = 4, 2
 SCALE = 0.125
-
-
-class Layer:
-    """One layer on a store of its own."""
-
-    def __init__(self, spec: AttentionSpec, format: KVFormat) -> None:
-        self._spec, self._format = spec, format
-        self.store = make_store(LayerShape.of(spec, 64, mx.bfloat16), format)
-        self.store.resize(5, ())
-        if format.has_tail:
-            self.store.resize_tails(2, ())
-
-    def metadata(self, reached: Sequence[int], counts: Sequence[int]) -> AttentionMetadata:
-        return build_metadata(0, self._spec, rows_of(reached, counts, self._format), 64)
-
-    def step(self, metadata: AttentionMetadata, projected: dict[str, mx.array]) -> mx.array:
-        """Return what rows attended to."""
-        coding = code_tails(self.store, self._spec)
-        return attended(self.store, metadata, projected, SCALE, coding)
 
 
 @pytest.mark.slow
@@ -79,17 +43,13 @@ def test_rows_of_one_block_see_what_the_format_says(
 ) -> None:
     """Steps of some rows against the reference, which has all rows in one."""
     spec = kind(KV_HEADS, dim, *(() if kind is FullKV else (100,)))
-    coded, expected = (Layer(spec, KVFormat("page", *bits)) for _ in range(2))
-    heads = {"q": HEADS, "k": KV_HEADS, "v": KV_HEADS}
-    given: dict[str, list[list[mx.array]]] = {name: [[] for _ in TABLES] for name in heads}
+    layer = HeldLayer(spec, KVFormat("page", *bits), TABLES, blocks=5, tails=2)
+    given: dict[str, list[list[mx.array]]] = {name: [[] for _ in TABLES] for name in "qkv"}
     found: list[list[mx.array]] = [[] for _ in TABLES]
     reached = [0] * len(TABLES)
     for number, counts in enumerate(STEPS):
-        projected = {
-            name: _normal((sum(counts), own, dim), 3 * number + n)
-            for n, (name, own) in enumerate(heads.items())
-        }
-        seen = coded.step(coded.metadata(reached, counts), projected)
+        projected = layer.projected(sum(counts), HEADS, number)
+        seen = layer.attended(layer.metadata(reached, counts), projected, SCALE)
         first = 0
         for sequence, count in enumerate(counts):
             part = slice(first, first + count)
@@ -97,19 +57,15 @@ def test_rows_of_one_block_see_what_the_format_says(
                 given[name][sequence].append(array[part])
             found[sequence].append(seen[part])
             first, reached[sequence] = first + count, reached[sequence] + count
-    metadata = expected.metadata([0] * len(TABLES), reached)
-    queries, keys, values = (_joined(given[name]) for name in heads)
-    written = expected.store.write(keys, values, metadata.slots)
-    scoring = Scoring(SCALE, None, None)
-    prepared = ReferenceBackend().prepare(metadata)
-    wanted = prepared.forward(queries, expected.store, written, scoring)
-    errors = _norms(_joined(found) - wanted) / _norms(wanted)
-    assert errors.max().item() < 1e-2
-    assert_blocks_are_alike(coded.store, expected.store, reached)
+    whole = {name: _joined(parts) for name, parts in given.items()}
+    wanted = layer.expected(layer.metadata([0] * len(TABLES), reached), whole, SCALE)
+    assert worst_of_rows(_joined(found), wanted) < 1e-2
+    assert_blocks_are_alike(layer, reached)
 
 
-def assert_blocks_are_alike(store: LayerStore, expected: LayerStore, lengths: list[int]) -> None:
+def assert_blocks_are_alike(layer: HeldLayer, lengths: list[int]) -> None:
     """Full ones as they read, and what tails hold."""
+    store, expected = layer.ours, layer.theirs
     assert store.packed is not None
     assert expected.packed is not None
     heads = store.shape.kv_heads
@@ -127,12 +83,3 @@ def assert_blocks_are_alike(store: LayerStore, expected: LayerStore, lengths: li
 def _joined(parts: list[list[mx.array]]) -> mx.array:
     """Return the rows of the sequences, one behind the other."""
     return mx.concatenate([each for of_sequence in parts for each in of_sequence])
-
-
-def _norms(x: mx.array) -> mx.array:
-    """Return the norms of rows `[T, heads, dim]`."""
-    return mx.linalg.norm(x.astype(mx.float32), axis=(1, 2))
-
-
-def _normal(shape: tuple[int, ...], seed: int) -> mx.array:
-    return mx.random.normal(shape, key=mx.random.key(seed)).astype(mx.bfloat16)

@@ -6,16 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-import mlx.core as mx
 import pytest
 
-from quire.attention.backend import Scoring
-from quire.attention.metadata import AttentionMetadata, build_metadata
+from quire.attention.metadata import build_metadata
 from quire.attention.paged.tiles import cut
 from quire.attention.paged.tiling import Tiling
-from quire.attention.reference import ReferenceBackend
-from quire.cache.formats.base import LayerShape
-from quire.cache.formats.registry import make_store
 from quire.cache.specs import AttentionSpec, FullKV, KVLayout, WindowKV
 from quire.core.kv_format import KVFormat
 from quire.executor.graphs import coded_pools, prompt_rows
@@ -24,7 +19,7 @@ from quire.executor.graphs.layout import InputLayout, step_numbers
 from quire.executor.graphs.prompt_rows import PromptRows
 from tests.attention.rows import HandRows
 from tests.engine.rows import scheduled
-from tests.executor.graphs.layers import attended, code_tails
+from tests.executor.graphs.layers import HeldLayer
 from tests.support.emulated_metal import why_not
 
 SCALE = 0.1
@@ -131,29 +126,12 @@ def assert_steps_agree(case: Case, steps: Sequence[Sequence[int]]) -> None:
     Args:
         steps: how many rows each sequence has, step by step.
     """
-    spec, heads = case.spec, {"q": case.heads, "k": case.spec.kv_heads, "v": case.spec.kv_heads}
-    ours, theirs = (make_store(LayerShape.of(spec, 64, mx.bfloat16), case.format) for _ in range(2))
-    for store in (ours, theirs):
-        store.resize(ROOM, ())
-        if case.format.has_tail:
-            store.resize_tails(TAILS, ())
+    layer = HeldLayer(case.spec, case.format, TABLES, blocks=ROOM, tails=TAILS)
     reached = [0] * len(TABLES)
     for number, counts in enumerate(steps):
-        metadata = metadata_of(case, reached, counts)
-        total = sum(counts)
-        sizes = {"q": spec.head_dim, "k": spec.head_dim, "v": spec.value_dim}
-        projected = {
-            name: _normal((total, own, sizes[name]), 3 * number + n)
-            for n, (name, own) in enumerate(heads.items())
-        }
-        if spec.value_in_key:
-            projected["v"] = projected["k"][..., : spec.value_dim]
-        found = attended(ours, metadata, projected, SCALE, code_tails(ours, spec), many=True)
-        written = theirs.write(projected["k"], projected["v"], metadata.slots)
-        prepared = ReferenceBackend().prepare(metadata)
-        wanted = prepared.forward(projected["q"], theirs, written, Scoring(SCALE, None, None))
-        errors = _norms(found - wanted) / _norms(wanted)
-        assert errors.max().item() < 2e-2, number
+        projected = layer.projected(sum(counts), case.heads, number)
+        metadata = layer.metadata(reached, counts)
+        assert layer.error(metadata, projected, SCALE, many=True) < 2e-2, number
         reached = [start + count for start, count in zip(reached, counts, strict=True)]
 
 
@@ -165,22 +143,3 @@ def test_graphs_are_verified_again_when_contexts_double() -> None:
     assert contexts.first(PAGE, 256, 5000)
     assert not contexts.first(PAGE, 64, 5000)
     assert not contexts.first(KVFormat(), 512, 5000)
-
-
-def metadata_of(case: Case, reached: Sequence[int], counts: Sequence[int]) -> AttentionMetadata:
-    """Return the next rows of each sequence that has any, those of few rows first."""
-    rows = [
-        HandRows(start, count, case.format, (table,), (number,))
-        for number, (start, count, table) in enumerate(zip(reached, counts, TABLES, strict=True))
-        if count
-    ]
-    return build_metadata(0, case.spec, rows, 64)
-
-
-def _norms(x: mx.array) -> mx.array:
-    """Return the norms of rows `[T, heads, dim]`."""
-    return mx.linalg.norm(x.astype(mx.float32), axis=(1, 2))
-
-
-def _normal(shape: tuple[int, ...], seed: int) -> mx.array:
-    return mx.random.normal(shape, key=mx.random.key(seed)).astype(mx.bfloat16)
