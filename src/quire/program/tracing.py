@@ -43,8 +43,7 @@ class KnownWeights:
     """The weights of a model, found by the identity of their arrays or of stand-ins for these.
 
     Args:
-        names: paths of the weights, in order.
-        arrays: the weights, in the same order. Each may have a stand-in while the model is traced.
+        parameters: the weights by their paths. Each may have a stand-in while the model is traced.
     """
 
     def __init__(self, parameters: Mapping[str, mx.array]) -> None:

@@ -182,6 +182,7 @@ class Program:
         return "\n".join([*lines, f"  return {', '.join(map(self._name, self.outputs))}"])
 
     def lines(self, node: Node, indent: str = "") -> Iterator[str]:
+        """Yield the lines of a printed node: its own, and those of the nodes fused in it."""
         given = list(map(self._name, node.inputs))
         if node.roles:
             given = [f"{role}={name}" for role, name in zip(node.roles, given, strict=True)]

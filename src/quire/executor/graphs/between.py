@@ -1,4 +1,4 @@
-"""Segments: nodes without kernels, which MLX computes between two CUDA graphs of one step."""
+"""Nodes without kernels, which MLX computes between two CUDA graphs of one step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quire.program.values import KEEPS_ORDER, Node, Program, bound
 
 
 @dataclass(slots=True, eq=False)
-class Segment:
+class MLXSegment:
     """Nodes that MLX computes behind one graph and before the next.
 
     It is filled while a step is recorded, and does not change afterwards.
@@ -70,7 +70,11 @@ class Segment:
 def buffered(
     program: Program, buffers: Mapping[int, Buffer], graphed: mx.array, rows: int
 ) -> dict[int, mx.array]:
-    """Return values as they stand in buffers behind a graph; arguments as for `Segment.compute`."""
+    """Return values as they stand in buffers behind a graph.
+
+    Args:
+        graphed, rows: as for `MLXSegment.compute`.
+    """
     sizes = dict.fromkeys(program.symbols, rows)
     views = [_view(program, value, buffer, sizes=sizes) for value, buffer in buffers.items()]
     return dict(zip(buffers, mx.depends(views, [graphed]), strict=True)) if views else {}
@@ -98,7 +102,7 @@ class RecordedNode:
     program: Program
     node: Node
     end: int
-    alone: Segment | None
+    alone: MLXSegment | None
     results: Mapping[int, Buffer]
 
     @property

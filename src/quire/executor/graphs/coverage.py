@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
-from quire.cache.specs import KVLayout
 from quire.executor.graphs.operands import UnsupportedNode
-from quire.executor.graphs.pools import LayerPool
-from quire.executor.graphs.recorder import Recorder
+from quire.executor.graphs.places import Place
+from quire.executor.graphs.recorder import Buffer
 from quire.executor.graphs.recording import Recording
-from quire.executor.graphs.states import LayerStates
 from quire.program.passes import RESHAPES
-from quire.program.values import Node
+from quire.program.values import Node, Program
 
 
 class Survey(Recording):
     """A recording that continues past nodes without kernels and counts them.
 
     Attributes:
-        nodes: number of nodes that compute something.
-        unsupported: the nodes without kernels, with the reason.
+        nodes: number of the program's nodes that compute something.
+        unsupported: its nodes without kernels, with the reason.
     """
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        pools: Mapping[int, LayerPool],
-        layout: KVLayout,
-        states: Mapping[int, LayerStates],
-        by_mlx: Iterable[Node] = (),
+    def _start(
+        self, program: Program, given: Mapping[str, Place], outputs: Sequence[Buffer]
     ) -> None:
-        super().__init__(recorder, pools, layout, states=states, by_mlx=by_mlx)
+        super()._start(program, given, outputs)
         self.nodes = 0
         self.unsupported: list[tuple[Node, str]] = []
 

@@ -16,7 +16,7 @@ from quire.executor.graphs import kernels, product_kernels
 from quire.executor.graphs.exchange import Exchange, record_exchange
 from quire.executor.graphs.operands import ProductMatrix
 from quire.executor.graphs.recorder import Buffer, Recorder
-from quire.executor.graphs.source import own_text
+from quire.executor.graphs.source import literal, own_text
 from quire.program.values import Program
 
 _MOST_BLOCKS = 4
@@ -92,7 +92,7 @@ class Head:
             "COLUMNS": self.columns,
             "WARPS": self.warps,
             "CAPPED": int(self.cap is not None),
-            "CAP": kernels.number(self.cap or 0.0),
+            "CAP": literal(self.cap or 0.0, mx.float32),
             "GELU": 0,
         }
         head, body = product_functions(), own_text("head.cuh")

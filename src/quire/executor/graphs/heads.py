@@ -11,7 +11,7 @@ from quire.cache.formats.base import vector_sizes
 from quire.cache.formats.tokens import TokenStore
 from quire.device.cuda.encoding import Kind, coding_text
 from quire.executor.graphs import kernels
-from quire.executor.graphs.source import own_text
+from quire.executor.graphs.source import literal, own_text
 
 THREADS = 128
 _TABLES = ("signs", "edges")
@@ -59,7 +59,7 @@ class Coding:
         return {
             "ALIKE": int(self.keys == self.values),
             "QUERY_TURNED": int(self.query_scale != 0),
-            "QUERY_SCALE": kernels.number(self.query_scale),
+            "QUERY_SCALE": literal(self.query_scale, mx.float32),
             **_constants("K", self.keys),
             **_constants("V", self.values),
         }
@@ -84,8 +84,8 @@ def _constants(of: str, kind: Kind) -> dict[str, object]:
     return {
         f"{of}_CODING": kind.constants,
         f"{of}_TURNED": int(kind.scale != 0),
-        f"{of}_SCALE": kernels.number(kind.scale),
-        f"{of}_REACH": kernels.number(kind.reach),
+        f"{of}_SCALE": literal(kind.scale, mx.float32),
+        f"{of}_REACH": literal(kind.reach, mx.float32),
     }
 
 
@@ -149,7 +149,7 @@ class Heads:
             **dict(zip(("Q_HEAD", "K_HEAD", "V_HEAD"), self.head_strides, strict=True)),
             "QK_NORM": int(self.normed),
             "V_NORM": int(self.values_normed),
-            "EPS": kernels.number(self.eps),
+            "EPS": literal(self.eps, mx.float32),
             "THREADS": THREADS,
             "CODED": int(self.coding is not None),
             "WORKSPACE": int(self.workspace),

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import mlx.core as mx
+
 from quire.attention.paged import cuda as paged
 from quire.attention.paged import packed
 from quire.attention.paged.warpgroups import PromptTiles, prompt_tiles
 from quire.cache.formats.packing import Affine, affine_coding
 from quire.device.cuda.driver import Card
 from quire.device.gpu_kernels import kernel_text
-from quire.executor.graphs.source import DEPENDENCIES, own_text
+from quire.executor.graphs.source import DEPENDENCIES, literal, own_text
 
 TAIL_THREADS = 256
 TAILED = (
@@ -317,13 +319,9 @@ def _block_coding(
         "K_DIM": key_dim,
         "V_DIM": value_dim,
         "THREADS": TAIL_THREADS,
-        "K_REACH": number(reach[0]),
-        "V_REACH": number(reach[1]),
+        "K_REACH": literal(reach[0], mx.float32),
+        "V_REACH": literal(reach[1], mx.float32),
         "K_BITS": codes.key_bits,
         "V_BITS": codes.value_bits,
         "V_GROUP": codes.value_group,
     }
-
-
-def number(x: float) -> str:
-    return f"{x!r}f" if "e" in repr(x) or "." in repr(x) else f"{x!r}.0f"

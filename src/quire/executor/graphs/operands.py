@@ -96,6 +96,7 @@ class HeadOperand:
 
 
 def row_width(program: Program, value: int) -> int:
+    """Return the number of elements of one of the rows of a value `[T, ...]`."""
     return prod(n for n in program.values[value].shape[1:] if isinstance(n, int))
 
 
@@ -119,8 +120,8 @@ def row_offset(program: Program, node: Node, value: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ProductMatrix:
-    """A matrix `[..., out, in]` in a form that product
-    kernels read.
+    """A matrix `[out, in]` in a form that product kernels read, or one for each expert,
+    `[experts, out, in]`.
 
     Attributes:
         arrays: codes, scales and, for affine codes, biases; for an unpacked matrix, the matrix
@@ -133,7 +134,7 @@ class ProductMatrix:
 
     @property
     def first(self) -> ProductMatrix:
-        """The first array: codes, or the matrix itself."""
+        """The first matrix of a stack."""
         return replace(self, arrays=tuple(each[0] for each in self.arrays))
 
     @property

@@ -68,7 +68,7 @@ class PlainProduct:
         return _THREADS
 
     def grid(self, max_rows: int) -> tuple[int, int, int]:
-        """Return the number of thread blocks for up to `rows` rows."""
+        """Return the number of thread blocks for up to `max_rows` rows."""
         return -(-self.outputs * 32 // _THREADS), max_rows, 1
 
     @property

@@ -14,7 +14,7 @@ from quire.cache.specs import KVLayout
 from quire.device.cuda.skinny_gemm import SkinnyGemm
 from quire.device.weights import Packing
 from quire.executor.graphs import kernels, product_kernels
-from quire.executor.graphs.between import RecordedNode, Segment, memory_of
+from quire.executor.graphs.between import MLXSegment, RecordedNode, memory_of
 from quire.executor.graphs.embed import embed_kernel, gathered_kernel
 from quire.executor.graphs.exchange import ExchangeRecording
 from quire.executor.graphs.head_nodes import HeadRecording
@@ -86,7 +86,7 @@ class Recording(
     ) -> None:
         super().__init__(recorder)
         self._by_mlx = frozenset(by_mlx)
-        self.segments: list[Segment] = []
+        self.segments: list[MLXSegment] = []
         self.recorded: list[RecordedNode] = []
         self._pools, self._layout, self._states = pools, layout, states
         self.indexes = {
@@ -165,7 +165,7 @@ class Recording(
         recorder = self._recorder
         if not self.segments or recorder.parts[-1] < len(recorder.kernels):
             recorder.start_part()
-            self.segments.append(Segment(self._program))
+            self.segments.append(MLXSegment(self._program))
         segment = self.segments[-1]
         for value in node.reads:
             self._read_by_mlx(segment, value)
@@ -184,9 +184,9 @@ class Recording(
         end = len(self._recorder.kernels)
         return RecordedNode(self._program, node, end, alone=self._alone(node), results=results)
 
-    def _alone(self, node: Node) -> Segment | None:
+    def _alone(self, node: Node) -> MLXSegment | None:
         """Return the segment of one node; None if MLX cannot read its inputs."""
-        segment = Segment(self._program)
+        segment = MLXSegment(self._program)
         try:
             for value in node.reads:
                 self._read_by_mlx(segment, value)
@@ -195,7 +195,7 @@ class Recording(
         segment.nodes.append(node)
         return segment
 
-    def _read_by_mlx(self, segment: Segment, value: int) -> None:
+    def _read_by_mlx(self, segment: MLXSegment, value: int) -> None:
         """Let a segment know a value, which may be a view of what a kernel computed."""
         known = {id for each in segment.nodes for id in each.outputs}
         if value in known or value in segment.reads or value in self._program.constants:

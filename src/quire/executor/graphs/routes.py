@@ -12,7 +12,7 @@ from quire.device.mixture import Router
 from quire.executor.graphs import kernels
 from quire.executor.graphs.operands import UnsupportedNode
 from quire.executor.graphs.recorder import EXPERT_TILE
-from quire.executor.graphs.source import C_TYPES, own_text
+from quire.executor.graphs.source import C_TYPES, literal, own_text
 from quire.models.layers.routers import SigmoidRouter, SoftmaxRouter, SparseMixer
 
 ROUTE_THREADS = 1024
@@ -129,7 +129,7 @@ class Route:
     def _rule(self) -> dict[str, object]:
         router = self.router
         if isinstance(router, SparseMixer):
-            own = {"SCORES": 2, "JITTER": kernels.number(router.jitter)}
+            own = {"SCORES": 2, "JITTER": literal(router.jitter, mx.float32)}
             return {**own, **_PLAIN}
         assert isinstance(router, SoftmaxRouter | SigmoidRouter), "routers are of known types"
         sigmoid = isinstance(router, SigmoidRouter)
@@ -140,12 +140,12 @@ class Route:
             "SCORES": int(sigmoid),
             "PROBABLE": int(corrected or (grouped and (sigmoid or counted > 1))),
             "NORMALISE": int(router.normalise),
-            "SCALE": kernels.number(router.scale),
+            "SCALE": literal(router.scale, mx.float32),
             "GROUPS": router.groups,
             "OPEN": router.best_groups,
             "COUNTED": counted,
             "CAPPED": int(bool(cap)),
-            "CAP": kernels.number(cap),
+            "CAP": literal(cap, mx.float32),
         }
 
 

@@ -56,7 +56,7 @@ class RowKernel:
     digits: frozenset[int] = frozenset()
 
     def grid(self, max_rows: int) -> tuple[int, int, int]:
-        """Return the number of thread blocks for up to `rows` rows."""
+        """Return the number of thread blocks for up to `max_rows` rows."""
         across = max(-(-max_rows * cut.parts // cut.groups) for cut in self.cuts)
         return across, len(self.cuts), 1
 

@@ -20,7 +20,7 @@ from quire.device.cuda.driver import DriverError, Graph
 from quire.device.device import current_device
 from quire.device.ranks import Part, agreed
 from quire.executor.agreement import number_of, whole_error, worst_row
-from quire.executor.graphs.between import RecordedNode, Segment, buffered
+from quire.executor.graphs.between import MLXSegment, RecordedNode, buffered
 from quire.executor.graphs.places import shown
 from quire.executor.graphs.states import KeptStates
 from quire.executor.graphs.step_graphs import RecordedStep, StepLaunch
@@ -74,7 +74,7 @@ class _Pieces:
             self._end = end
         return self._output
 
-    def _launched(self, kernels: range, segment: Segment | None = None) -> mx.array:
+    def _launched(self, kernels: range, segment: MLXSegment | None = None) -> mx.array:
         self._kept.append(self._piece(kernels))
         return self._launch(self._kept[-1], segment)
 

@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from quire.device.cuda.driver import Function, Graph, Launch, Source
 from quire.device.cuda.extension import Extension
-from quire.executor.graphs.between import RecordedNode, Segment
+from quire.executor.graphs.between import MLXSegment, RecordedNode
 from quire.executor.graphs.recorder import Recorder, launches
 
 Addresses = tuple[int, ...]
@@ -29,7 +29,7 @@ class StepGraphs:
     """
 
     first: Graph
-    following: Sequence[tuple[Segment, Graph]] = ()
+    following: Sequence[tuple[MLXSegment, Graph]] = ()
 
 
 class StepLaunch:
@@ -55,7 +55,7 @@ class StepLaunch:
             output = self(graph, segment)
         return output
 
-    def __call__(self, graph: Graph, segment: Segment | None = None) -> mx.array:
+    def __call__(self, graph: Graph, segment: MLXSegment | None = None) -> mx.array:
         """Launch a graph, behind what MLX computes for it; return the step's output.
 
         MLX launches it when the output is computed, after the graphs before it.
@@ -87,7 +87,7 @@ class RecordedStep:
 
     recorder: Recorder
     addresses: Addresses
-    segments: Sequence[Segment]
+    segments: Sequence[MLXSegment]
     nodes: Sequence[RecordedNode]
     started: float
 
