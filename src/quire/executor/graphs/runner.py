@@ -25,12 +25,13 @@ from quire.device.cuda.inboxes import Inboxes
 from quire.device.ranks import WHOLE, agreed
 from quire.device.verified import Check, Verification, verified_kernels
 from quire.executor.graphs.compiling import Compiling, KernelCompiling
-from quire.executor.graphs.formats import LongContexts, in_one_block, reads_prompts, serves_format
+from quire.executor.graphs.formats import LongContexts, reads_prompts, serves_format
 from quire.executor.graphs.graph_cache import MAX_ROWS, WIDE_ROWS, GraphCache
 from quire.executor.graphs.indexers import most_keys
 from quire.executor.graphs.layout import step_numbers
 from quire.executor.graphs.operands import UnsupportedNode
 from quire.executor.graphs.pool_kinds import kind_of
+from quire.executor.graphs.sizes import GraphSizes
 from quire.executor.graphs.step_check import NodeGraphs, StepCheck
 from quire.executor.graphs.step_graphs import StepGraphs, StepLaunch
 from quire.executor.inputs import StepInputs
@@ -107,6 +108,7 @@ class CUDAGraphs:
         self._kernels = KernelCompiling(
             self._cache, compiling if self._part.size == 1 else Compiling.AT_USE
         )
+        self._sizes = GraphSizes(layout, pools.block_size)
         self._formats: dict[KVFormat, int] = {}
         """Rows of the largest graph for a KV format, of the formats seen so far; 0 for none."""
         self.verified: dict[tuple[KVFormat, int], bool] = {}
@@ -269,18 +271,16 @@ class CUDAGraphs:
         rows: Sequence[ScheduledSequence],
         known: Callable[[KVFormat, int], bool | None],
     ) -> int | None:
-        """Return the row count of the smallest graph that holds a step and is not known to differ,
+        """Return the row count of the best graph that holds a step and is not known to differ,
         which has enough tiles and in which indexers can score all keys; None without one.
         """
         format, longest = rows[0].format, max(each.end for each in rows)
         tokens = self._pools.block_size
-        size = _max_rows(rows, tokens)
-        while size <= self._most_rows(format):
+        for size in self._sizes.of(rows, self._most_rows(format)):
             in_reach = not self._cache.indexed or longest <= most_keys(size)
             fits = in_reach and self._cache.inputs(size).has_tiles(rows, size, tokens)
             if fits and known(format, size) is not False:
                 return size
-            size *= 2
         return None
 
     def graph_rows(self, format: KVFormat, media: bool) -> GraphRows:
@@ -435,11 +435,3 @@ def _recordable(programs: StepPrograms, joined: Joined | None = None) -> StepPro
         found = replace(found, joined=prepared(with_matrices_joined(body, joined)))
         ending = with_matrices_joined(ending, joined)
     return replace(found, ending=prepared(ending)) if FIELD in ending.fields else found
-
-
-def _max_rows(rows: Sequence[ScheduledSequence], block_size: int) -> int:
-    """Return the row count of the graph that serves a step."""
-    count = 1 << (sum(each.count for each in rows) - 1).bit_length()
-    if rows[0].format.has_tail and not all(in_one_block(each, block_size) for each in rows):
-        return max(count, 2 * MAX_ROWS)
-    return count
