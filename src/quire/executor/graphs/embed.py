@@ -13,14 +13,15 @@ from quire.executor.graphs.row_body import LINE, Cut
 from quire.executor.graphs.rows import Argument, RowKernel
 from quire.executor.graphs.source import (
     C_TYPES,
+    CODE_BITS,
     FLOAT_CODES,
     WEIGHT_TYPES,
     NotGenerated,
+    code_lines,
     source_text,
 )
 from quire.program.values import Node, Program
 
-_BITS = frozenset({2, 3, 4, 5, 6, 8})
 _HEAD = [
     "const int at = blockIdx.x * GROUPS + threadIdx.x / LANES;",
     "const int row = at / PARTS, part = at % PARTS, lane = threadIdx.x % LANES;",
@@ -114,11 +115,9 @@ def _codes(table: PackedWeight, dtype: mx.Dtype) -> tuple[list[mx.array], list[s
     A row is a stream of bits; each row starts a new stream.
     """
     bits, size = table.packing.bits, table.packing.group_size
-    if bits not in _BITS:
+    if bits not in CODE_BITS:
         raise NotGenerated(f"a table of codes of {bits} bits")
     words, groups = table.codes.shape[-1], table.scales.shape[-1]
-    code = f"table0[{_place('word', words, table.tiled)}]"
-    after = f"table0[{_place('word + 1', words, table.tiled)}]"
     group = _place(f"(r + i) / {size}", groups, table.tiled)
     code_bits, arrays = f"code & {(1 << bits) - 1}u", [table.codes, table.scales]
     if table.biases is None:
@@ -130,10 +129,7 @@ def _codes(table: PackedWeight, dtype: mx.Dtype) -> tuple[list[mx.array], list[s
         value = rounded(f"(float)({code_bits}) * {scale} + {bias}", dtype)
     many = LINE // dtype.size
     lines = ["#pragma unroll", "for (int i = 0; i < V; i++) {"]
-    lines += [f"const int bit = (r + i) * {bits}, word = bit / 32, shift = bit % 32;"]
-    lines += [f"unsigned code = {code} >> shift;"]
-    if 32 % bits:
-        lines += [f"if (shift + {bits} > 32) code |= {after} << (32 - shift);"]
+    lines += code_lines("(r + i)", bits, lambda n: f"table0[{_place(n, words, table.tiled)}]")
     lines += [f"const size_t group = {group};"]
     place = f"found[i / (V < {many} ? V : {many})].at[i % (V < {many} ? V : {many})]"
     return arrays, [*lines, f"put({place}, {value});", "}"]

@@ -13,14 +13,15 @@ import mlx.core as mx
 from quire.device.weights import PackedWeight
 from quire.executor.graphs.source import (
     C_TYPES,
+    CODE_BITS,
     FLOAT_CODES,
     WEIGHT_TYPES,
     NotGenerated,
+    code_lines,
     source_text,
 )
 
 _THREADS = 128
-_BITS = frozenset({2, 3, 4, 5, 6, 8})
 _EACH = 8
 """Number of neighbouring columns that a lane reads, where rows have a multiple of it."""
 
@@ -132,11 +133,10 @@ class PlainProduct:
         if not isinstance(self.weight, PackedWeight):
             return [*loop, f"sum += {each} * number(w[(size_t)n * INPUTS + c + i]);", "}"]
         packing = self.weight.packing
-        if self.weight.tiled or packing.bits not in _BITS:
+        if self.weight.tiled or packing.bits not in CODE_BITS:
             raise NotGenerated(f"codes of {packing.bits} bits in mode {packing.mode}")
         bits, words = packing.bits, self.weight.codes.shape[-1]
         group = f"(size_t)n * {self.weight.scales.shape[-1]} + c / {packing.group_size}"
-        read = f"w[(size_t)n * {words} + word]"
         if self.weight.biases is None:
             floats = FLOAT_CODES[packing.mode]
             lines = [f"const float scale = {floats.scale}(scales[{group}]);"]
@@ -144,9 +144,5 @@ class PlainProduct:
         else:
             lines = [f"const float scale = number(scales[{group}]), low = number(biases[{group}]);"]
             number = f"(float)(code & {(1 << bits) - 1}u) * scale + low"
-        lines += [*loop, f"const int bit = (c + i) * {bits}, word = bit / 32, shift = bit % 32;"]
-        lines += [f"unsigned code = {read} >> shift;"]
-        if 32 % bits:
-            after = read.replace("word]", "word + 1]")
-            lines += [f"if (shift + {bits} > 32) code |= {after} << (32 - shift);"]
-        return [*lines, f"sum += {each} * ({number});", "}"]
+        code = code_lines("(c + i)", bits, lambda at: f"w[(size_t)n * {words} + {at}]")
+        return [*lines, *loop, *code, f"sum += {each} * ({number});", "}"]

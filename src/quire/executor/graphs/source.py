@@ -7,7 +7,7 @@ launch), so work before `wait_for_others()` is hidden.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -24,6 +24,8 @@ C_TYPES: Mapping[mx.Dtype, str] = {
     mx.bool_: "bool",
 }
 """C types of arrays' elements in memory."""
+CODE_BITS = frozenset({2, 3, 4, 5, 6, 8})
+"""Bits of the codes that generated kernels read."""
 WEIGHT_TYPES: Mapping[mx.Dtype, str] = {**C_TYPES, mx.uint8: "unsigned char"}
 """C types of weights' elements, and of the bytes of 8-bit float scales."""
 ROUNDED: Mapping[mx.Dtype, str] = {
@@ -101,6 +103,21 @@ def source_text(
     lines += [functions]
     lines += [f'extern "C" __global__ void __launch_bounds__({threads}) kernel({signature}) {{']
     return "\n".join([*lines, "others_may_start();", *body, "}\n"])
+
+
+def code_lines(element: str, bits: int, word: Callable[[str], str]) -> list[str]:
+    """Return C lines that read the `code` of an element from its row, a stream of bits. Bits above
+    the code are of later elements.
+
+    Args:
+        element: C expression of the element's number in the row.
+        word: returns the C expression of a word of the row, from that of the word's number.
+    """
+    lines = [f"const int bit = {element} * {bits}, word = bit / 32, shift = bit % 32;"]
+    lines += [f"unsigned code = {word('word')} >> shift;"]
+    if 32 % bits:
+        lines += [f"if (shift + {bits} > 32) code |= {word('word + 1')} << (32 - shift);"]
+    return lines
 
 
 def literal(value: float, dtype: mx.Dtype) -> str:
