@@ -73,6 +73,24 @@ def test_the_next_request_is_not_waited_for_without_end(serve: Serve) -> None:
     assert ends(connect(served, b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"))
 
 
+@pytest.mark.usefixtures("impatient")
+def test_a_connection_that_was_never_used_ends_without_an_answer(serve: Serve) -> None:
+    """An answer would be taken for that of the request that its client sends meanwhile."""
+    with connect(serve("Hello.", config=ServerConfig())) as unused:
+        assert unused.recv(1) == b""
+
+
+def test_connections_in_reserve_wait_as_long_as_used_ones(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LimitedProtocol, "limits", ConnectionLimits(head_s=0.4))
+    served = serve("Hello.", config=ServerConfig())
+    with connect(served) as reserve:
+        assert ends(connect(served, HEAD[:20]))  # although it came later
+        reserve.sendall(b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+        assert reserve.recv(12) == b"HTTP/1.1 200"
+
+
 def test_clients_close_what_they_do_not_use_before_the_server_does(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,12 +26,13 @@ class ConnectionLimits:
     """Timeouts of one connection, in seconds.
 
     Attributes:
-        head_s: for a request's head, from the connection or from the head's first byte.
+        head_s: for a request's head, from its first byte.
         body_s: for a body, in addition to its time at `body_rate` bytes a second.
         write_s: for the client to read any of the sent bytes.
-        idle_s: for the next request of a connection. Longer than clients and proxies keep idle
-            connections (httpx 5 s, nginx 60 s, Go 90 s). If the server closed first while a client
-            writes, the request would be lost, and clients do not repeat a POST.
+        idle_s: for the first byte of a connection's first or next request. Longer than clients and
+            proxies keep idle connections (httpx 5 s, nginx 60 s, Go 90 s), which they also open in
+            reserve. If the server closed first while a client writes, the request would be lost,
+            and clients do not repeat a POST.
         unfinished: the most connections of one address without a complete request.
     """
 
@@ -240,6 +241,8 @@ class LimitedProtocol(HttpToolsProtocol):
         """Close the connection if its client is too slow."""
         if self._writes_stuck():
             self.transport.abort()
+        elif self._never_used():
+            self.transport.close()  # an answer would be read as that of a request sent meanwhile
         elif self._reads_stuck() and not self.transport.is_closing():
             self.send_400_response("The request was not complete in time.")
         self._timer = self.loop.call_later(self.limits.look_s, self._look)
@@ -250,12 +253,16 @@ class LimitedProtocol(HttpToolsProtocol):
             self._unread, self._unread_since = unread, now
         return now - self._unread_since > self.limits.write_s
 
+    def _never_used(self) -> bool:
+        """Return whether no byte came within `idle_s`. Uvicorn closes after later requests."""
+        unused = self.cycle is None and self._in_head and not self._received
+        return unused and self.loop.time() - self._since > self.limits.idle_s
+
     def _reads_stuck(self) -> bool:
-        """Return whether a head or a body is late. Between requests `idle_s` applies."""
+        """Return whether a head or a body that has begun is late."""
         elapsed = self.loop.time() - self._since
         if self._in_head:
-            started = self.cycle is None or self._received > 0
-            return started and elapsed > self.limits.head_s
+            return self._received > 0 and elapsed > self.limits.head_s
         allowed = self.limits.body_s + self._received / self.limits.body_rate
         return not self.flow.read_paused and elapsed > allowed
 
