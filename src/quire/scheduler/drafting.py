@@ -88,7 +88,7 @@ class Drafting:
         guess.
         """
         self._begun: set[int] = set()
-        """Numbers of sequences that began since drafters were asked."""
+        """Numbers of sequences that began since the step before was planned."""
         self._rates = AcceptanceRates()
         self._trusted: dict[str, float] = {}
         """Factor of a drafter's time, which shrinks while it is not asked and nothing is measured.
@@ -117,9 +117,9 @@ class Drafting:
         """
         started = self._clock()
         self._step_s, self._planned_at = started - self._planned_at, started
+        begun, self._begun = self._begun, set()
         if any(each.progress.unsettled and not self.follows(each) for each in running):
             return True
-        begun, self._begun = self._begun, set()
         asked, steps = running, self._asking.steps
         if not any(self._guessed.values()) and self._asking.passes():
             asked, steps = [each for each in running if each.number in begun], 1
