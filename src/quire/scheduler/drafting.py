@@ -122,6 +122,8 @@ class Drafting:
             return True
         asked, steps = running, self._asking.steps
         if not any(self._guessed.values()) and self._asking.passes():
+            if not begun:
+                return False
             asked, steps = [each for each in running if each.number in begun], 1
         rows = sum(each.progress.generated > 0 for each in running)
         wants = self._pays_ahead(asked, rows, steps)

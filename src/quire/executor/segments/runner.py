@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import cache, cached_property, partial
-from itertools import chain
 from typing import Any
 
 import mlx.core as mx
@@ -247,8 +246,11 @@ class _SegmentRows:
     @cached_property
     def _keys(self) -> mx.array:
         """Each row's own key, the same in each group, int32 `[T]`."""
-        spans = (range(each.start, each.end) for each in self._inputs.sequences)
-        keys = int32([*chain.from_iterable(spans)] if self._few is None else self._few.keys)
+        if self._few is None:
+            rows = self._inputs.sequences
+            keys = int32([key for each in rows for key in range(each.start, each.end)])
+        else:
+            keys = int32(self._few.keys)
         return keys if self._move is None else self._move(keys, range(len(keys)))
 
     def _tables_of(self, group: int) -> Any:
