@@ -43,6 +43,7 @@ template <typename E>
 static inline E __ldcs(const E* from) { return *from; }
 static inline uint2 make_uint2(uint x, uint y) { return {x, y}; }
 static inline uint4 make_uint4(uint x, uint y, uint z, uint w) { return {x, y, z, w}; }
+static inline float2 make_float2(float x, float y) { return {x, y}; }
 static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 static inline __half2 __half2half2(__half x) { return {x, x}; }
 static inline float __half2float(__half x) { return x.value; }

@@ -129,18 +129,22 @@ def random(*shape: int, seed: int) -> mx.array:
     return mx.random.normal(shape, key=mx.random.key(seed)).astype(mx.bfloat16)
 
 
-def digits_of(x: mx.array) -> mx.array:
-    """Return the records of rows that `store_digits` writes."""
+STORE_DIGITS = """for (int c = threadIdx.x * 8; c < (WIDTH + 255) / 256 * 256; c += 256)
+store_digits(to, row, ROWS, c, x + min(c, WIDTH - 8), c < WIDTH);"""
+STORE_ALL_DIGITS = "store_all_digits(to, row, ROWS, 0, x, WIDTH);"
+STORE_OWN_DIGITS = """for (int c = threadIdx.x; c < (WIDTH + 31) / 32 * 32; c += 32)
+store_own_digits(to, row, ROWS, c, x[min(c, WIDTH - 1)], c < WIDTH);"""
+
+
+def digits_of(x: mx.array, storing: str = STORE_DIGITS) -> mx.array:
+    """Return the records of rows that a function of `digits.cuh` writes."""
     rows, width = x.shape
     records = mx.zeros((width // 64 * rows * DIGIT_BYTES // 4,), mx.uint32)
-    body = "const int at = threadIdx.x, row = blockIdx.x;"
-    body += f"for (int c = at * 8; c < {-(-width // 256) * 256}; c += 256)"
-    body += (
-        f"store_digits(to, row, {rows}, c, x + row * {width} + min(c, {width - 8}), c < {width});"
-    )
+    body = ["const int row = blockIdx.x;", "x += row * WIDTH;", storing]
     functions = kernel_text("quire.device.cuda", "digits.cuh")
     parameters = ["const __nv_bfloat16* x", "uint4* to"]
-    source = source_text(parameters, [body], 32, constants={}, functions=functions)
+    constants = {"ROWS": rows, "WIDTH": width}
+    source = source_text(parameters, body, 32, constants=constants, functions=functions)
     runner = EmulatedRunner()
     given = tuple(map(runner.address, (number(rows), x, records)))
     runner.run(Kernel(source, (rows, 1, 1), 32, 0, given, ()))
@@ -292,13 +296,28 @@ def test_products_by_digits_are_those_of_float32(packing: Packing, rows: int) ->
             error(factor * each.astype(mx.float32), factor * expected)
             for each in (result(x), expected.astype(mx.bfloat16))
         )
-        assert found < 1.005 * rounded
+        assert found < 1.01 * rounded
 
     assert_rounded(x)
     assert_rounded(mx.where(mx.arange(inputs) // 64 == 2, x, 0).astype(mx.bfloat16), factor=1e30)
     for endless in (float("inf"), float("nan")):
         broken = mx.where(mx.arange(inputs) == 100, endless, x).astype(mx.bfloat16)
         assert not mx.isfinite(result(broken)).any().item()
+
+
+@pytest.mark.parametrize("storing", [STORE_ALL_DIGITS, STORE_OWN_DIGITS])
+def test_whoever_writes_digits_writes_the_same(storing: str) -> None:
+    """Of numbers of every size, zeros among them; with sums up to the order of additions."""
+    scale = mx.power(2.0, mx.arange(320) // 16 % 5 * 20 - 40)
+    x = mx.where(mx.arange(320) // 16 == 7, 0, random(2, 320, seed=1) * scale).astype(mx.bfloat16)
+    expected, found = (
+        np.array(digits_of(x, by)).reshape(-1, DIGIT_BYTES // 4) for by in (STORE_DIGITS, storing)
+    )
+    assert expected[:, :32].any(axis=1).all()
+    np.testing.assert_array_equal(found[:, :32], expected[:, :32])
+    np.testing.assert_allclose(
+        found[:, 32:].view(np.float32), expected[:, 32:].view(np.float32), 1e-5
+    )
 
 
 @pytest.mark.parametrize("kind", everyday([few, many], (few,).__contains__))

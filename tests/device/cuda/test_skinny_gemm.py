@@ -96,11 +96,14 @@ def test_digits_of_one_row_get_the_cuts_that_were_measured_on_an_h100() -> None:
     def cut(inputs: int, outputs: int, *kind: bool) -> Cut:
         return SkinnyGemm(inputs, outputs, 64, 1, H200, *kind, digits=True).cut
 
-    assert cut(2816, 704, True, True) == Cut(1, 8, 2, 2)
-    assert cut(2816, 2112, True) == cut(4096, 14_336, True) == Cut(1, 4, 4, 2)
-    assert cut(2816, 8192) == cut(2560, 3072) == Cut(1, 4, 4, 2)
-    assert cut(4096, 6144) == Cut(2, 8, 2, 2)
-    assert cut(2816, 128) == Cut(1, 16, 2, 2)
+    assert cut(2816, 704, True, True) == Cut(1, 4, 4, 2)
+    assert cut(704, 2816, False, True) == Cut(2, 4, 4, 2)
+    assert cut(2816, 2112, True) == cut(4096, 2816) == cut(14_336, 4096) == Cut(1, 16, 4, 2)
+    assert cut(4096, 14_336, True) == cut(2560, 3072) == Cut(1, 4, 4, 2)
+    assert cut(2816, 8192) == cut(4096, 6144) == Cut(2, 8, 4, 2)
+    assert cut(2816, 9216) == Cut(2, 8, 2, 2)
+    assert cut(4096, 4096) == cut(2112, 2816) == Cut(1, 16, 2, 2)
+    assert cut(2816, 128) == Cut(1, 8, 2, 3)
 
 
 def test_products_that_gain_by_it_keep_all_of_one_row() -> None:

@@ -113,14 +113,18 @@ def test_prompts_are_read_in_steps_of_many_rows(
 def test_steps_of_few_rows_multiply_by_digits(
     family: str, rows: int, compared: Compared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Norms write the digits of the rows that projections, gates and experts of one row read."""
-    read: set[str] = set()
+    """Norms, attention and gates write the digits of the rows that all other products read."""
+    marks = {"experts": "EXPERTS 1", "gates": "GATED 1", "attention": "K_DIM", "splits": "PLACE"}
+    readers, writers = set[str](), set[str]()
     functions = EmulatedCompiler.functions
 
     def noted(self: EmulatedCompiler, sources: Sequence[str]) -> list[int]:
-        products = [each for each in map(str, sources) if "#define DIGITS 1\n" in each]
-        for name in ("EXPERTS", "GATED"):
-            read.update(name for each in products if f"#define {name} 1\n" in each)
+        for each in map(str, sources):
+            kinds = {kind for kind, mark in marks.items() if f"#define {mark}" in each}
+            if "#define DIGITS 1\n" in each:
+                readers.add(" ".join(sorted(kinds)))
+            if f"#define DIGIT_ROWS {rows}\n" in each:
+                writers.add(" ".join(sorted(kinds)))
         return functions(self, sources)
 
     monkeypatch.setattr(EmulatedCompiler, "functions", noted)
@@ -130,7 +134,9 @@ def test_steps_of_few_rows_multiply_by_digits(
     ]
     names = [rounds[1][0].id]
     compared.assert_agree(opened(FAMILIES[family]), PLAIN, rounds, names, counts=[rows])
-    assert read == ({"EXPERTS", "GATED"} if rows == 1 and family != "llama" else {"GATED"})
+    experts = rows == 1 and family != "llama"
+    assert readers == {"", "gates"} | ({"experts", "experts gates"} if experts else set())
+    assert writers == {"attention", "splits", "gates"} | ({"experts gates"} if experts else set())
 
 
 @pytest.mark.parametrize("family", ["llama", pytest.param("gemma4_moe", marks=pytest.mark.slow)])

@@ -15,7 +15,7 @@ _RESERVED = 1 << 10
 """Bytes of shared memory that each thread block takes beside its own."""
 
 
-DIGIT_BYTES = 208
+DIGIT_BYTES = 160
 """Bytes of a record of `digits.cuh`: 64 elements of a row."""
 
 
@@ -241,16 +241,13 @@ class SkinnyGemm:
         """Return the cut for one row, which waits for the slowest warp of each thread block.
 
         Those of `benchmarks/gpu/one_row.py --cuts` on an H100, for the shapes of Gemma 4 26B-A4B
-        and Llama 3.1 8B; of odd experts by the shape of gpt-oss-20b. Those of digits are in
-        `benchmarks/results/gpu-h100-2026-11-27-digits.json`.
+        and Llama 3.1 8B; of odd experts by the shape of gpt-oss-20b.
         """
         most, groups = self.card.multiprocessors, self.inputs // 64
         if self._is_odd:
             return Cut(2, 8, 1, stages=2) if self.gated else Cut(2, 8, 1, stages=3)
-        if self.digits and self.gated:
-            return Cut(1, 8, 2, stages=2) if self.experts else Cut(1, 4, 4, stages=2)
-        if self.digits and self.outputs // 16 > most:
-            return Cut(1, 4, 4, stages=2) if groups <= 48 else Cut(2, 8, 2, stages=2)
+        if self.digits:
+            return _cut_of_digits(self)
         if self.experts:
             return Cut(1, 8, 2, stages=4) if self.gated else Cut(1, 4, 2, stages=4)
         if self.gated:
@@ -312,6 +309,26 @@ def _cut_of_experts(gemm: SkinnyGemm, tiles: int) -> Cut:
     if gemm.gated and not gemm._is_odd:
         return Cut(1, 4, 2, stages=3) if tiles == 1 else Cut(2, 2, 2, stages=2)
     return Cut(2, 4, 2, stages=2) if gemm.gated and tiles == 1 else Cut(2, 4, 1, stages=3)
+
+
+def _cut_of_digits(gemm: SkinnyGemm) -> Cut:
+    """Return the cut for digits of one row, by what Llama 8B and 26B-A4B took on an H100:
+    `benchmarks/results/gpu-h100-2026-11-27-digits.json`.
+    """
+    most, groups, blocks = gemm.card.multiprocessors, gemm.inputs // 64, gemm.outputs // 16
+    if gemm.experts:
+        return Cut(1, 4, 4, stages=2) if gemm.gated else Cut(2, 4, 4, stages=2)
+    if gemm.gated:
+        return Cut(1, 16, 4, stages=2) if _is_narrow(gemm) else Cut(1, 4, 4, stages=2)
+    if blocks <= most:
+        return Cut(1, 8, 2, stages=3)
+    if blocks > 2 * most:
+        wide, each = Cut(2, 8, 4, stages=2), -(-blocks // (2 * most))
+        return wide if _fits(gemm, wide, each) else Cut(2, 8, 2, stages=2)
+    few = 5 * blocks <= 7 * most
+    if groups <= 48 and not few:
+        return Cut(1, 4, 4, stages=2)
+    return Cut(1, 16, 4 if groups > 64 or (few and groups == 64) else 2, stages=2)
 
 
 def _is_narrow(gemm: SkinnyGemm) -> bool:

@@ -75,11 +75,11 @@ def attend(
     most_tiles: int = 0,
     value_in_key: bool = False,
     tiles_are_made: bool = False,
+    digit_rows: int = 0,
 ) -> str:
     """Return the source of attention over plain blocks, one row a tile.
 
-    Parameters: q, keys, values, tiles, table, numbers, partial, stats, result, and sinks if there
-    are any.
+    Parameters: q, keys, values, tiles, table, numbers, partial, stats, and `ending_of`.
 
     Args:
         ordered: whether thread blocks without work also wait for the previous kernel. Needed if all
@@ -87,16 +87,17 @@ def attend(
         most_tiles: the most tiles, if there are more than thread blocks; those with a row come
             first. 0 if each thread block has one tile.
         tiles_are_made: whether an earlier kernel of the step writes the tiles.
+        digit_rows: see `ending_of`.
     """
     parameters = ["const T* q", "const T* keys", "const T* values", "const int* tiles"]
     parameters += ["const int* table", "const float* numbers", "float* partial", "float* stats"]
     stride = shape.key_dim if value_in_key else shape.value_dim
     more = {"READY": "wait_for_others()", "ORDERED": int(ordered), "V_STRIDE": stride}
-    more |= {"MOST_TILES": most_tiles}
+    more |= {"MOST_TILES": most_tiles, "DIGIT_ROWS": digit_rows}
     defines: Mapping[str, object] = {**shape.defines(1, split=True), **more}
-    head = "".join(map(paged.source, ("tensor", "warps", "units")))
+    head = digits_head(digit_rows) + "".join(map(paged.source, ("tensor", "warps", "units")))
     return source_text(
-        [*parameters, "T* result", *sinks_of(shape)],
+        [*parameters, *ending_of(shape, digit_rows)],
         "const int split = blockIdx.z, splits = gridDim.z;\n" + paged.source("single"),
         paged.LANES,
         defines=defines,
@@ -168,13 +169,16 @@ def attend_prompts(tiles: PromptTiles) -> str:
     )
 
 
-def combine(shape: paged.Shape, splits: int, *, tiles_are_made: bool = False) -> str:
+def combine(
+    shape: paged.Shape, splits: int, *, tiles_are_made: bool = False, digit_rows: int = 0
+) -> str:
     """Return the source that combines splits.
 
-    Parameters: rows, partial, stats, tiles, result, and sinks if there are any.
+    Parameters: rows, partial, stats, tiles, and `ending_of`.
 
     Args:
         tiles_are_made: whether an earlier kernel of the step writes the tiles.
+        digit_rows: see `ending_of`.
     """
     parameters = ["const int* rows", "const float* partial", "const float* stats"]
     lines = [
@@ -187,10 +191,10 @@ def combine(shape: paged.Shape, splits: int, *, tiles_are_made: bool = False) ->
         "if (count == 1 || high == 0) return;",
     ]
     body = "\n".join([*lines, paged.source("combine")])
-    parameters += ["const int* tiles", "T* result", *sinks_of(shape)]
-    head = paged.source("units") + paged.source("splits")
+    parameters += ["const int* tiles", *ending_of(shape, digit_rows)]
+    head = digits_head(digit_rows) + paged.source("units") + paged.source("splits")
     place = f"((size_t)tile[0] * {shape.heads} + blockIdx.x % {shape.heads})"
-    defines = {**joined_defines(shape), "PLACE": place}
+    defines = {**joined_defines(shape), "PLACE": place, "DIGIT_ROWS": digit_rows}
     return source_text(parameters, body, paged.LANES, defines=defines, head=head)
 
 
@@ -208,6 +212,21 @@ def of_splits(shape: paged.Shape, splits: int, *, some: bool = False) -> list[st
         f"constexpr int splits = {splits};",
         "" if shape.sinks else "const float* sinks = nullptr;",
     ]
+
+
+def ending_of(shape: paged.Shape, digit_rows: int = 0) -> list[str]:
+    """Return the last parameters of attention kernels: the result, sinks if there are any, and the
+    result's digits.
+
+    Args:
+        digit_rows: rows of the records of these; 0 without digits.
+    """
+    return ["T* result", *sinks_of(shape), *["uint4* digits"] * bool(digit_rows)]
+
+
+def digits_head(digit_rows: int) -> str:
+    """Return the functions of a kernel that writes the digits of so many rows."""
+    return kernel_text("quire.device.cuda", "digits.cuh") if digit_rows else ""
 
 
 def sinks_of(shape: paged.Shape) -> list[str]:

@@ -49,6 +49,7 @@ class LayerAttention:
         normed: whether queries and keys are normalised by head.
         values_normed: whether values are normalised by head, without a weight.
         result: the output, `[T, heads, value_dim]`.
+        digits: address of the output's digits, see `digits.cuh`; 0 if they are not wanted.
         sinks: `[heads]`, one extra score for each row's softmax; None without.
         value_dim: size of a value; 0 means `head_dim`.
         value_in_key: whether a value is the beginning of its key.
@@ -71,6 +72,7 @@ class LayerAttention:
     k_norm: mx.array | None
     rotation: Rotation | None
     result: Buffer
+    digits: int = 0
     sinks: mx.array | None = None
     value_dim: int = 0
     value_in_key: bool = False

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
+from quire.device.cuda.skinny_gemm import DIGIT_BYTES, SkinnyGemm
 from quire.device.weights import GatedExperts, PlainExperts
 from quire.executor.graphs import product_kernels
 from quire.executor.graphs.arithmetic import activated, gated
+from quire.executor.graphs.digit_rows import can_read_digits
 from quire.executor.graphs.operands import ProductMatrix, UnsupportedNode, is_plain
 from quire.executor.graphs.places import Place, ValueRecording
 from quire.executor.graphs.recorder import Buffer
@@ -110,14 +112,16 @@ class MixtureRecording(ValueRecording):
         experts: GatedExperts | PlainExperts = node.weight("experts")
         routed = self._routed[chosen]
         order, tiles = routed.order, routed.tiles
-        inner = self._first(node, experts)
         down = ProductMatrix.of(experts.down.weight)
         cut = recorder.gemm(down, down.outputs, tiles=routed.max_tiles, tile=routed.tile)
-        gemm = self._fitting(cut)
+        gemm = self._fitting(replace(cut, digits=True) if can_read_digits(cut) else cut)
+        digits = isinstance(gemm, SkinnyGemm) and gemm.digits
+        inner = self._first(node, experts, digits=digits)
         reads = [inner, order, tiles]
         y = self._written(node.outputs[0], reads)
         offsets = [] if experts.down.bias is None else [recorder.weight(experts.down.bias)]
-        arguments = [inner.address, *recorder.matrix(down), *offsets]
+        x = inner.address + _bytes_before_digits(routed, down.inputs) * digits
+        arguments = [x, *recorder.matrix(down), *offsets]
         arguments += [order.address, tiles.address, y.address]
         grid = -(-down.outputs // gemm.width), routed.max_tiles, 1
         source = product_kernels.experts_down(gemm, down.experts, offsets=bool(offsets))
@@ -125,8 +129,8 @@ class MixtureRecording(ValueRecording):
         for each in reads:
             recorder.release(each)
 
-    def _first(self, node: Node, experts: GatedExperts | PlainExperts) -> Buffer:
-        """Record the experts' computation up to their last matrices."""
+    def _first(self, node: Node, experts: GatedExperts | PlainExperts, *, digits: bool) -> Buffer:
+        """Record the experts' computation up to their last matrices, with the digits behind it."""
         recorder, (x, chosen) = self._recorder, node.inputs
         gated = isinstance(experts, GatedExperts)
         matrices = [experts.gate, experts.up] if isinstance(experts, GatedExperts) else [experts.up]
@@ -142,11 +146,13 @@ class MixtureRecording(ValueRecording):
         )
         gemm = self._fitting(cut, x)
         reads = [*self._read([x]), order, tiles]
-        inner = recorder.buffer(2 * routed.pairs * width, reads)
+        size = _bytes_before_digits(routed, width)
+        inner = recorder.buffer(size + size // 128 * DIGIT_BYTES * digits, reads)
         offsets = [recorder.weight(each) for each in biases if each is not None]
         arguments = [self._multiplied(x, gemm)]
         arguments += [part for each in weights for part in recorder.matrix(each)]
         arguments += [*offsets, order.address, tiles.address, inner.address]
+        arguments += [inner.address + size] * digits
         joined, activation = _joined(experts)
         source = product_kernels.experts_first(
             gemm,
@@ -155,10 +161,16 @@ class MixtureRecording(ValueRecording):
             joined=joined,
             activation=activation,
             offsets=bool(offsets),
+            digits=digits,
         )
         grid = -(-width // gemm.width), routed.max_tiles, 1
         recorder.add_product(gemm, source, grid, arguments=arguments, reads=reads, writes=[inner])
         return inner
+
+
+def _bytes_before_digits(routed: Routed, width: int) -> int:
+    """Return the bytes of the pairs' rows in bfloat16, which their digits follow."""
+    return 2 * routed.pairs * width
 
 
 def _joined(experts: GatedExperts | PlainExperts) -> tuple[str | None, str]:

@@ -124,16 +124,22 @@ class ValueRecording:
         offsets = {
             value: self._bytes(self._program.values[value])
             for value in node.outputs
-            if value not in self._targets and read_as_digits(self._recorder, value, self._uses)
+            if self._wants_digits(value)
         }
         return DigitRows(offsets, self._recorder.max_rows)
 
-    def _written(self, value: int, reads: Sequence[Buffer], more: int = 0) -> Buffer:
-        """Allocate memory for a value that the next kernel writes, and `more` bytes behind it."""
+    def _wants_digits(self, value: int) -> bool:
+        """Return whether products could read the digits of a value's rows."""
+        return value not in self._targets and read_as_digits(self._recorder, value, self._uses)
+
+    def _written(self, value: int, reads: Sequence[Buffer], *, digits: bool = False) -> Buffer:
+        """Allocate memory for a value that the next kernel writes, and for its `digits`."""
         target = self._targets.get(value)
         if target is None:
             size = self._bytes(self._program.values[value])
-            target = self._recorder.buffer(size + more, reads)
+            target = self._recorder.buffer(size + size // 128 * DIGIT_BYTES * digits, reads)
+            if digits:
+                self._digits[value] = target.address + size
         self._places[value] = Place(target.address, target)
         return target
 
@@ -200,11 +206,7 @@ class ValueRecording:
         sources = [each.source for each in kernel.arguments if isinstance(each.source, int)]
         reads = self._read([each for each in sources if each not in node.outputs])
         for value in node.outputs:
-            size = self._bytes(self._program.values[value])
-            digits = size // 128 * DIGIT_BYTES if value in kernel.digits else 0
-            buffer = self._written(value, reads, digits)
-            if digits:
-                self._digits[value] = buffer.address + size
+            self._written(value, reads, digits=value in kernel.digits)
         writes = [*map(self._buffer, node.outputs), *more]
         arguments = [self._recorder.rows]
         for each in kernel.arguments:

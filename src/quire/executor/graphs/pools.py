@@ -37,7 +37,8 @@ class Attending:
     Attributes:
         q: queries, in the coordinates of the stored keys.
         numbers: address of `score_numbers`.
-        ending: last arguments: addresses of the result and of sinks, if there are any.
+        ending: last arguments: addresses of the result, of sinks if there are any, and of the
+            result's digits if they are wanted.
     """
 
     layer: LayerAttention
@@ -144,6 +145,10 @@ class LayerPool(ABC):
         """Return how full tails are coded; None without tails."""
         return None
 
+    def writes_digits(self, value_dim: int) -> bool:
+        """Return whether the kernels can also write the digits of their result."""
+        return False
+
     def record(self, recorder: Recorder, layer: LayerAttention) -> None:
         """Record the kernels from a layer's products to its attention output."""
         capped, sinks = layer.softcap is not None, layer.sinks is not None
@@ -159,7 +164,7 @@ class LayerPool(ABC):
         numbers = recorder.constant(score_numbers(layer.scale, layer.softcap))
         q = self._heads(recorder, layer)
         more = () if layer.sinks is None else (recorder.weight(layer.sinks),)
-        ending = layer.result.address, *more
+        ending = layer.result.address, *more, *[layer.digits] * bool(layer.digits)
         self._attend(recorder, Attending(layer, shape, q, numbers=numbers, ending=ending))
         recorder.release(q)
 
@@ -231,6 +236,7 @@ class LayerPool(ABC):
         """Record the kernels that attend to plain keys, one row a tile."""
         shape, inputs, q = attending.shape, recorder.inputs, attending.q
         splits, made = splits_of(recorder, shape), bool(rows.written)
+        digit_rows = recorder.max_rows if attending.layer.digits else 0
         parts = self._partial(recorder, attending, shape, splits=splits) if splits > 1 else ()
         places = [each.address for each in parts] or [0, 0]
         arguments = [q.address, *rows.arrays, rows.tiles, rows.table]
@@ -242,6 +248,7 @@ class LayerPool(ABC):
             most_tiles=inputs.max_rows if few else 0,
             value_in_key=attending.layer.value_in_key,
             tiles_are_made=made,
+            digit_rows=digit_rows,
         )
         blocks = min(recorder.max_rows, shape.tiles_at_once) if few else recorder.max_rows
         recorder.add(
@@ -258,7 +265,7 @@ class LayerPool(ABC):
                 recorder,
                 attending,
                 parts,
-                source=kernels.combine(shape, splits, tiles_are_made=made),
+                source=kernels.combine(shape, splits, tiles_are_made=made, digit_rows=digit_rows),
                 given=[rows.tiles],
                 after=rows.written,
             )
@@ -372,6 +379,9 @@ class PlainPool(LayerPool):
     def of(cls, store: LayerStore, group: int, address: Callable[[mx.array], int]) -> PlainPool:
         arrays = tuple(map(address, store.arrays()))
         return cls(group, store.shape.block_size, arrays if len(arrays) > 1 else 2 * arrays)
+
+    def writes_digits(self, value_dim: int) -> bool:
+        return value_dim % 64 == 0
 
     def _destination(self, recorder: Recorder, layer: LayerAttention) -> Destination:
         group = recorder.inputs.group(self.group)

@@ -93,23 +93,26 @@ def parts(gemm: Gemm, outputs: tuple[int, ...]) -> list[int]:
     return [-(-n // gemm.width) for n in outputs]
 
 
-def gated(gemm: Gemm, activation: str, others: int = 0) -> str:
+def gated(gemm: Gemm, activation: str, others: int = 0, digit_rows: int = 0) -> str:
     """Return the source of a product and its gate.
 
-    Parameters: rows, x, weights of gate and up, y; of `WarpgroupGemm` with `sharing`, sums and
-    flags. Where the gate multiplies other rows: rows, x, weight, y, and these.
+    Parameters: rows, x, weights of gate and up, y, and y's digits if they are wanted; of
+    `WarpgroupGemm` with `sharing`, sums and flags. Where the gate multiplies other rows: rows, x,
+    weight, y, and these.
 
     Args:
         others: elements from one of the other rows to the next, of `SkinnyGemm`; 0 without them.
+        digit_rows: of `SkinnyGemm`, rows of y's records of digits; 0 without digits.
     """
     parameters = ["const int* rows", "const T* x"]
     parameters += _weight(gemm) if others else _gate_and_up(gemm)
-    parameters += ["T* y", *["const T* others"] * bool(others)]
+    parameters += ["T* y", *["const T* others"] * bool(others), *_digits(digit_rows)]
     lines = [
         "const int x_shape[1] = {*rows};",
         f"const int w_shape[2] = {{{gemm.outputs}, {_words(gemm)}}};",
     ]
     more: dict[str, object] = {"GELU": ACTIVATIONS[activation], "OTHERS": others}
+    more["DIGIT_ROWS"] = digit_rows
     if isinstance(gemm, WarpgroupGemm):
         more["W_TILES"] = -(-gemm.outputs // gemm.width)
         more["MATRIX(tile)"] = f"const int part = tile, N = {gemm.outputs};"
@@ -117,23 +120,33 @@ def gated(gemm: Gemm, activation: str, others: int = 0) -> str:
 
 
 def experts_first(
-    gemm: Gemm, experts: int, top: int, joined: str | None, activation: str, *, offsets: bool
+    gemm: Gemm,
+    experts: int,
+    top: int,
+    joined: str | None,
+    activation: str,
+    *,
+    offsets: bool,
+    digits: bool = False,
 ) -> str:
     """Return the source of the experts' first products.
 
-    Parameters: x, weights of one matrix or of gate and up, offsets, order, tiles, y.
+    Parameters: x, weights of one matrix or of gate and up, offsets, order, tiles, y, and y's digits
+    if they are wanted.
 
     Args:
         top: number of experts of a row.
         joined: C expression that joins products `x` and `y` (with a gate); None uses the
             activation.
         offsets: whether each matrix has a bias.
+        digits: whether each pair's digits are written, of `SkinnyGemm`.
     """
     parameters = ["const T* x", *(_gate_and_up(gemm) if gemm.gated else _weight(gemm))]
     if offsets:
         parameters += ["const T* offsets", "const T* offsets_up"][: 1 + gemm.gated]
-    parameters += ["const int* order", "const int* tiles", "T* y"]
+    parameters += ["const int* order", "const int* tiles", "T* y", *_digits(int(digits))]
     more: dict[str, object] = {"TOP": top, "FIRST": 1, "OFFSETS": int(offsets)}
+    more["DIGIT_ROWS"] = int(digits)
     more["GELU"] = ACTIVATIONS.get(activation, 0)
     head = ""
     if joined is not None:
@@ -153,6 +166,11 @@ def experts_down(gemm: Gemm, experts: int, *, offsets: bool = False) -> str:
     parameters += ["const int* order", "const int* tiles", "T* y"]
     more = {"GELU": 0, "TOP": 1, "OFFSETS": int(offsets)}
     return _experts(parameters, gemm, experts, more=more)
+
+
+def _digits(rows: int) -> list[str]:
+    """Return the parameter of a result's digits, which are written if they have rows."""
+    return ["uint4* digits"] * bool(rows)
 
 
 def _gate_and_up(gemm: Gemm) -> list[str]:
@@ -193,7 +211,8 @@ def _product(
     functions: str = "",
 ) -> str:
     head, body = product_functions(), kernel_text(_PRODUCTS, gemm.source)
-    if isinstance(gemm, SkinnyGemm) and gemm.digits:
+    reads = isinstance(gemm, SkinnyGemm) and gemm.digits
+    if reads or more.get("DIGIT_ROWS"):
         head += kernel_text(_PRODUCTS, "digits.cuh") + kernel_text(_PRODUCTS, "byte_product.cuh")
     if isinstance(gemm, WarpgroupGemm):
         head += gemm.functions

@@ -289,11 +289,14 @@ class Recording(
         reads = self._read(gate.inputs)
         outputs, (x, *_) = weights[0].outputs, gate.inputs
         gemm = self._fitting(recorder.gemm(weights[0], outputs, gated=True, sharing=True), x)
-        y = self._written(join.outputs[0], reads)
+        (output,) = join.outputs
+        digits = self._wants_digits(output)
+        y = self._written(output, reads, digits=digits)
         arguments = [recorder.rows, self._multiplied(x, gemm)]
         arguments += [*recorder.matrix(weights[0]), *recorder.matrix(weights[1]), y.address]
+        arguments += [self._digits[output]] if digits else []
         grid = gemm.grid(-(-outputs // gemm.width))
-        source = product_kernels.gated(gemm, activation)
+        source = product_kernels.gated(gemm, activation, digit_rows=recorder.max_rows * digits)
         recorder.add_product(gemm, source, grid, arguments=arguments, reads=reads, writes=[y])
 
     def _gated_product(self, node: Node) -> None:
@@ -378,7 +381,9 @@ class Recording(
         rotation = self._rotation(q, k)
         values = [each.part.source for each in heads.values() if each is not None]
         reads = self._read([*values, *(q.rotate.inputs[1:] if q.rotate is not None else ())])
-        result = self._written(attend.outputs[0], reads)
+        pool, output = self._pools[self._layout.owner[layer]], attend.outputs[0]
+        digits = pool.writes_digits(spec.value_dim) and self._wants_digits(output)
+        result = self._written(output, reads, digits=digits)
         described = LayerAttention(
             self._width(attend.input("q"), 1),
             spec.kv_heads,
@@ -395,12 +400,12 @@ class Recording(
             k_norm=None if k is None or k.norm is None else k.norm.weight("weight"),
             rotation=rotation,
             result=result,
+            digits=self._digits.get(output, 0),
             sinks=sinks,
             value_dim=spec.value_dim,
             value_in_key=spec.value_in_key,
             chosen=chosen,
         )
-        pool = self._pools[self._layout.owner[layer]]
         pool.record(recorder, described)
         self._has_attended(own.get("chosen_by"))
         coding = None if k is None else pool.tail_coding(spec)

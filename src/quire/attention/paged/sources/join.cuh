@@ -4,10 +4,13 @@
   __shared__ float x[V_DIM];
   const size_t place = blockIdx.x;
   const float sink = SINKS ? (float)sinks[place % HEADS] * 1.4426950408889634f : -1e30f;
+  const int d0 = threadIdx.x * ELEMENTS;
+  const float* const found = partial + place * splits * V_DIM + d0;
+  const FirstElements first = first_elements(found, d0 < V_DIM ? splits : 0);
   weigh(&weights, stats + place * splits * 2, splits, own_stats + place * 2, sink);
   __syncthreads();
-  for (int d0 = threadIdx.x * ELEMENTS; d0 < V_DIM; d0 += blockDim.x * ELEMENTS) {
-    const Elements sum = joined_elements(partial + place * splits * V_DIM + d0, &weights);
+  if (d0 < V_DIM) {
+    const Elements sum = joined_elements(first, found, &weights);
     #pragma unroll
     for (int e = 0; e < ELEMENTS; e++) x[d0 + e] = sum.x[e];
   }

@@ -7,6 +7,8 @@
   // first of them. Where one thread block sees all keys of a row, the
   // result is written at once, and `combine` has nothing to do.
   //
+  // With DIGIT_ROWS the result is also written as digits, in records of so many rows, see `digits.cuh`.
+  //
   // With MOST_TILES a thread block takes every gridDim.x-th tile, of so many at most; those with a row come
   // first. Otherwise it takes one.
 #ifndef V_STRIDE
@@ -17,6 +19,9 @@
 #endif
 #ifndef MOST_TILES
 #define MOST_TILES 0
+#endif
+#ifndef DIGIT_ROWS
+#define DIGIT_ROWS 0
 #endif
   constexpr int SHARE = V_DIM > 128 ? V_DIM / 128 : 1, STREAMS = 4 / SHARE;
   constexpr int K_OWN = K_DIM / SHARE, V_OWN = V_DIM / SHARE;
@@ -297,6 +302,9 @@
   store_split<STREAMS, ROWS, V_OWN, WARP>(found, shared, (size_t)row * HEADS + head0, split, splits, partial, stats);
 #else
   const bool alone = split == 0 && end * UNIT >= high;
+#if DIGIT_ROWS
+  __shared__ __align__(16) T finished[PART * V_DIM];
+#endif
   for (int n = threadIdx.x; n < PART * V_DIM; n += 128) {
     const int m = n / V_DIM, d = n % V_DIM;
     const float* element = (const float*)(shared + d / V_OWN * STREAMS * WARP) + m * V_OWN + d % V_OWN;
@@ -308,7 +316,11 @@
 #else
       const float sum = all.sum;
 #endif
-      result[place * V_DIM + d] = (T)(all.x / sum);
+      const T x = (T)(all.x / sum);
+      result[place * V_DIM + d] = x;
+#if DIGIT_ROWS
+      finished[n] = x;
+#endif
     } else {
       partial[at * V_DIM + d] = all.x;
       if (d == 0) {
@@ -317,6 +329,12 @@
       }
     }
   }
+#if DIGIT_ROWS
+  if (alone) {
+    __syncthreads();
+    store_all_digits(digits, row, DIGIT_ROWS, head0 * V_DIM, finished, PART * V_DIM);
+  }
+#endif
 #endif
 #if MOST_TILES
   }

@@ -33,18 +33,35 @@ __device__ __forceinline__ void weigh(Weights* to, const float* stats, int count
   }
 }
 // Neighbouring elements that a thread takes, by one load; 128 threads take all of them.
-constexpr int ELEMENTS = V_DIM > 128 ? V_DIM / 128 : 1;
+constexpr int ELEMENTS = V_DIM > 256 ? 4 : V_DIM > 128 ? 2 : 1;
+static_assert(V_DIM <= 128 * ELEMENTS, "one thread block joins a head");
 struct __align__(4 * ELEMENTS) Elements { float x[ELEMENTS]; };
-// Those of the weighted sum over all splits; `partial` is of the row, head and the first element.
-__device__ __forceinline__ Elements joined_elements(const float* partial, const Weights* weights) {
+// Those of the first splits, which are on their way while the weights are found.
+constexpr int FIRST_SPLITS = 8;
+struct FirstElements { Elements of[FIRST_SPLITS]; };
+// `partial` is of the row, head and the first element.
+__device__ __forceinline__ FirstElements first_elements(const float* partial, int count) {
+  FirstElements found = {};
+  #pragma unroll
+  for (int s = 0; s < FIRST_SPLITS; s++)
+    if (s < count) found.of[s] = *(const Elements*)(partial + s * V_DIM);
+  return found;
+}
+__device__ __forceinline__ void add_elements(Elements* sum, const Elements& own, float weight) {
+  #pragma unroll
+  for (int e = 0; e < ELEMENTS; e++)
+    if (weight != 0.f) sum->x[e] += weight * own.x[e];  // what was found without keys may be anything
+}
+// The weighted sum over all splits.
+__device__ __forceinline__ Elements joined_elements(const FirstElements& first, const float* partial,
+                                                    const Weights* weights) {
   Elements sum = {};
+  const int live = weights->live;
+  #pragma unroll
+  for (int s = 0; s < FIRST_SPLITS; s++)
+    if (s < live) add_elements(&sum, first.of[s], weights->of[s]);
   #pragma unroll 8
-  for (int s = 0; s < weights->live; s++) {
-    const Elements own = *(const Elements*)(partial + s * V_DIM);
-    const float weight = weights->of[s];
-    #pragma unroll
-    for (int e = 0; e < ELEMENTS; e++)
-      if (weight != 0.f) sum.x[e] += weight * own.x[e];  // what was found without keys may be anything
-  }
+  for (int s = FIRST_SPLITS; s < live; s++)
+    add_elements(&sum, *(const Elements*)(partial + s * V_DIM), weights->of[s]);
   return sum;
 }

@@ -1,47 +1,75 @@
-// Rows of x as integers, for products by codes of 4 bits. Of 64 columns, x is integers times a unit, a power of two:
-// in even columns up to 2^22, in odd ones, whose codes count 16 times, up to 2^18. Each is three signed digits of base
-// 256. A record of 64 columns of a row is 13 pieces of 16 bytes: of each digit four, in which a piece is of 16
-// columns, by eight of them the even ones and then the odd ones; then the unit, -INTEGER_BASE times it, and the sum.
-#define DIGIT_PIECES 13
-// An integer n below 2^22, added to these bits, is the float 1.5 * 2^23 + n.
+// Rows of x as integers, for products by codes of 4 bits. Of 16 columns, x is integers up to 2^14 times a unit, a
+// power of two. Each integer is two signed digits of base 256. A record of 64 columns of a row is ten pieces of 16
+// bytes: of each digit four, of 16 columns each, by eight of them the even ones and then the odd ones; then, for each
+// 16 columns, the unit and the sum.
+#define DIGIT_PIECES 10
+// An integer n of up to 2^22, added to these bits, is the float 1.5 * 2^23 + n.
 #define INTEGER_BITS 0x4B400000
 #define INTEGER_BASE 12582912.f
-// Digits of four numbers, the lowest ones first, a byte each. `inverse`: of their unit.
-__device__ __forceinline__ void digits_of(const float* x, float inverse, unsigned* to) {
-  unsigned n[4];
-  #pragma unroll
-  for (int i = 0; i < 4; i++)  // with 128 in each digit none is negative
-    n[i] = __float_as_uint(fmaf(x[i], inverse, INTEGER_BASE)) + (0x808080u - INTEGER_BITS);
-  const unsigned low[2] = {__byte_perm(n[0], n[1], 0x5140), __byte_perm(n[2], n[3], 0x5140)};
-  const unsigned high[2] = {__byte_perm(n[0], n[1], 0x0062), __byte_perm(n[2], n[3], 0x0062)};
-  to[0] = __byte_perm(low[0], low[1], 0x5410) ^ 0x80808080u;
-  to[1] = __byte_perm(low[0], low[1], 0x7632) ^ 0x80808080u;
-  to[2] = __byte_perm(high[0], high[1], 0x5410) ^ 0x80808080u;
+// The exponent's bits of the greatest of 16 columns; those of numbers too small for a unit are raised.
+__device__ __forceinline__ int exponent_of(float most) { return max((int)(__float_as_uint(most) >> 23), 14); }
+// Digits of a number, the low one in the lowest byte.
+__device__ __forceinline__ unsigned digits_of(float x, int exponent) {
+  const float inverse = __uint_as_float(267 - exponent << 23);
+  const unsigned n = __float_as_uint(fmaf(x, inverse, INTEGER_BASE)) - INTEGER_BITS;
+  return n + 0x8080u ^ 0x8080u;  // with 128 in each digit none is negative
 }
-// Stores eight neighbours of a row of `rows`, from a column on; eight lanes have 64 columns. All lanes of a warp call it.
+__device__ __forceinline__ uint4* record_of(uint4* to, int row, int rows, int column) {
+  return to + (column / 64 * rows + row) * DIGIT_PIECES;
+}
+__device__ __forceinline__ void store_unit(uint4* record, int column, int exponent, float sum) {
+  ((float2*)(record + 8))[column / 16 % 4] = make_float2(__uint_as_float(exponent - 13 << 23), sum);
+}
+// Stores eight neighbours of a row of `rows`, from a column on; two lanes have 16. All lanes of a warp call it.
 __device__ __forceinline__ void store_digits(uint4* to, int row, int rows, int column, const __nv_bfloat16* x,
                                              bool inside) {
-  float even[4], odd[4], most = 0.f, sum = 0.f;
+  float numbers[8], most = 0.f, sum = 0.f;
   #pragma unroll
-  for (int i = 0; i < 4; i++) {
-    even[i] = inside ? __bfloat162float(x[2 * i]) : 0.f;
-    odd[i] = inside ? __bfloat162float(x[2 * i + 1]) : 0.f;
-    most = fmaxf(most, fmaxf(fabsf(even[i]), fabsf(odd[i])));
-    sum += even[i] + odd[i];
+  for (int i = 0; i < 8; i++) {
+    numbers[i] = inside ? __bfloat162float(x[i]) : 0.f;
+    most = fmaxf(most, fabsf(numbers[i]));
+    sum += numbers[i];
   }
+  most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
+  sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+  if (!inside) return;
+  const int exponent = exponent_of(most);
+  unsigned words[2][2];  // of each digit, of even and of odd columns
   #pragma unroll
-  for (int by = 1; by < 8; by *= 2) {
+  for (int odd = 0; odd < 2; odd++) {
+    unsigned n[4];
+    #pragma unroll
+    for (int i = 0; i < 4; i++) n[i] = digits_of(numbers[2 * i + odd], exponent);
+    const unsigned first = __byte_perm(n[0], n[1], 0x5140), last = __byte_perm(n[2], n[3], 0x5140);
+    words[0][odd] = __byte_perm(first, last, 0x5410);
+    words[1][odd] = __byte_perm(first, last, 0x7632);
+  }
+  uint4* const record = record_of(to, row, rows, column);
+  #pragma unroll
+  for (int d = 0; d < 2; d++)
+    ((uint2*)(record + d * 4))[column / 8 % 8] = make_uint2(words[d][0], words[d][1]);
+  if (column % 16 == 0) store_unit(record, column, exponent, sum);
+}
+// The same of a row's neighbours in shared memory, from a column on, by all threads of a thread block.
+__device__ __forceinline__ void store_all_digits(uint4* to, int row, int rows, int column, const __nv_bfloat16* x,
+                                                 int count) {
+  for (int n = threadIdx.x * 8; n / 256 * 256 < count; n += blockDim.x * 8)
+    store_digits(to, row, rows, column + n, x + n, n < count);
+}
+// Stores one number; 16 neighbouring lanes have 16 columns. All lanes of a warp call it.
+__device__ __forceinline__ void store_own_digits(uint4* to, int row, int rows, int column, __nv_bfloat16 x,
+                                                 bool inside) {
+  float most = fabsf(__bfloat162float(x)), sum = __bfloat162float(x);
+  #pragma unroll
+  for (int by = 1; by < 16; by *= 2) {
     most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, by));
     sum += __shfl_xor_sync(0xffffffffu, sum, by);
   }
-  const int exponent = max((int)(__float_as_uint(most) >> 23), 32), eight = column / 8 % 8;
-  unsigned of_even[3], of_odd[3];
-  digits_of(even, __uint_as_float(275 - exponent << 23), of_even);
-  digits_of(odd, __uint_as_float(271 - exponent << 23), of_odd);
   if (!inside) return;
-  uint4* const record = to + (column / 64 * rows + row) * DIGIT_PIECES;
-  #pragma unroll
-  for (int d = 0; d < 3; d++) ((uint2*)(record + d * 4))[eight] = make_uint2(of_even[d], of_odd[d]);
-  const float unit = __uint_as_float(exponent - 21 << 23);
-  if (eight == 0) *(float4*)(record + 12) = make_float4(unit, -INTEGER_BASE * unit, sum, 0.f);
+  const int exponent = exponent_of(most), place = column / 8 % 8 * 8 + column % 2 * 4 + column % 8 / 2;
+  const unsigned digits = digits_of(__bfloat162float(x), exponent);
+  uint4* const record = record_of(to, row, rows, column);
+  ((unsigned char*)record)[place] = digits;
+  ((unsigned char*)(record + 4))[place] = digits >> 8;
+  if (column % 16 == 0) store_unit(record, column, exponent, sum);
 }

@@ -17,6 +17,9 @@
 #ifndef DIGITS
 #define DIGITS 0
 #endif
+#ifndef DIGIT_ROWS
+#define DIGIT_ROWS 0
+#endif
   // y = x W^T, 8 * TILES rows a thread block, bfloat16; W as codes of 4 or 8 bits, or as it is (BITS 16).
   // A thread block makes 16 * PARTS rows of W (with GATED: of both matrices) for all rows of x. Its
   // warps share the columns, CHUNK groups of 64 at a time, and add up at the end. A warp copies
@@ -29,8 +32,10 @@
   // first products waits for the tiles. That of the last ones starts only when those have waited.
   // WHOLE: chunks have no rest. OTHERS: a gate multiplies other rows, each so many elements behind the one before.
   // With ONE_ROW all of x lies behind the scales, in the pairs in which codes of 4 bits are unpacked.
-  // With DIGITS, x are records of one or two rows, see `digits.cuh`. Columns of a product are digits of the rows in
-  // turn; as codes of odd columns stay in the high halves of their bytes, these count 16 times.
+  // With DIGITS, x are records of one or two rows, see `digits.cuh`. A lane of a quad has the codes of 16 columns, which
+  // have a unit of their own. So two columns of a product, the digits of a row, are those of each lane's own columns
+  // of W, and nothing of the other lanes'.
+  // With DIGIT_ROWS, y is also written as digits, in records of so many rows.
   // SENDS: y is also sent to the other ranks, whose sum another kernel computes.
   constexpr int SETS = GATED ? 2 : 1, MATRICES = SETS * PARTS;
   // In pieces of 16 bytes: a row's codes and a row of x in a chunk, a chunk's codes, a chunk.
@@ -144,12 +149,17 @@
   uint4* const all_x = (uint4*)(scale_tile + ARRAYS * MATRICES * 16 * scale_row);
   for (int i = threadIdx.x; i < K / 8; i += WARPS * 32) all_x[i] = apart(row_of_x[i]);
 #elif DIGITS
+#if EXPERTS && !FIRST
+  const uint4* const records = (const uint4*)x + (size_t)first * (K / 64) * DIGIT_PIECES;
+#else
+  const uint4* const records = (const uint4*)x;
+#endif
   const auto copy_x = [&](int chunk, int stage) {
     if (chunk >= chunks) return;
     #pragma unroll
     for (int i = 0; i < X_PIECES; i += 32)
       if (i + lane < X_PIECES && (WHOLE || chunk * X_PIECES + i + lane < K / 64 * ROWS * DIGIT_PIECES))
-        copy_of_line(ring + stage * STAGE + ALL_CODES + i + lane, (const uint4*)x + chunk * X_PIECES + i + lane);
+        copy_of_line(ring + stage * STAGE + ALL_CODES + i + lane, records + chunk * X_PIECES + i + lane);
   };
 #else
   // Rows that nobody asks for are not copied: what is in their place makes columns that nobody reads.
@@ -191,7 +201,6 @@
       for (int i = 0; i < 4; i++) acc[m][t][i] = 0.f;
 #if DIGITS
   constexpr unsigned EVEN = 0x0F0F0F0Fu;
-  float biased[MATRICES][4] = {};  // by sums of x and biases
 #endif
 #if BITS == 4 && !FLOATS && !DIGITS
   const unsigned ones = 0x3f803f80u;
@@ -226,24 +235,31 @@
         if (!WHOLE && chunk * CHUNK + span + j >= K / 64) break;
 #if DIGITS
         const uint4* const record = now + ALL_CODES + (span + j) * ROWS * DIGIT_PIECES;
-        const uint4 some = record[r % ROWS * DIGIT_PIECES + min(r / 2, 2) * 4 + quad];
-        float4 last[ROWS];  // of a row: its unit, -INTEGER_BASE times it, the sum
+        uint4 of_x[ROWS];  // digits of the lane's columns, if the lane's column of a product is of them
+        float2 own[ROWS];  // their unit and sum
         #pragma unroll
-        for (int row = 0; row < ROWS; row++) last[row] = *(const float4*)(record + row * DIGIT_PIECES + 12);
+        for (int row = 0; row < ROWS; row++) {
+          const uint4* const from = record + row * DIGIT_PIECES;
+          of_x[row] = r / 2 == quad ? from[r % 2 * 4 + quad] : make_uint4(0, 0, 0, 0);
+          own[row] = ((const float2*)(from + 8))[quad];
+        }
         #pragma unroll
         for (int m = 0; m < MATRICES; m++) {
           const uint4* const codes = now + (m * 16 + r) * CODES + turned((span + j) * 2, r);
           const uint2 up = ((const uint2*)codes)[quad], low = ((const uint2*)(codes + 8 * CODES))[quad];
-          int c[4] = {INTEGER_BITS, INTEGER_BITS, INTEGER_BITS, INTEGER_BITS};
-          byte_product(c, up.x & EVEN, low.x & EVEN, up.x & ~EVEN, low.x & ~EVEN, some.x, some.y);
-          byte_product(c, up.y & EVEN, low.y & EVEN, up.y & ~EVEN, low.y & ~EVEN, some.z, some.w);
           #pragma unroll
-          for (int i = 0; i < 4; i += 3 - ROWS) {
-            const float4 own = last[i % ROWS];
-            const float s = (float)scale[m][0][i / 2].of[j * 64 / GROUP];
-            const float o = (float)scale[m][1][i / 2].of[j * 64 / GROUP];
-            acc[m][0][i] = fmaf(s, fmaf(__int_as_float(c[i]), own.x, own.y), acc[m][0][i]);
-            biased[m][i] = fmaf(o, own.z, biased[m][i]);
+          for (int row = 0; row < ROWS; row++) {
+            const uint4 some = of_x[row];
+            int c[4] = {};
+            byte_product(c, up.x & EVEN, low.x & EVEN, up.x >> 4 & EVEN, low.x >> 4 & EVEN, some.x, some.y);
+            byte_product(c, up.y & EVEN, low.y & EVEN, up.y >> 4 & EVEN, low.y >> 4 & EVEN, some.z, some.w);
+            #pragma unroll
+            for (int h = 0; h < 2; h++) {
+              const float s = (float)scale[m][0][h].of[j * 64 / GROUP], o = (float)scale[m][1][h].of[j * 64 / GROUP];
+              const int n = c[h * 2] + c[h * 2 + 1] * 256;
+              const float sum = fmaf(__int_as_float(n + INTEGER_BITS), own[row].x, -INTEGER_BASE * own[row].x);
+              acc[m][0][h * 2 + row] = fmaf(o, own[row].y, fmaf(s, sum, acc[m][0][h * 2 + row]));
+            }
           }
         }
 #elif BITS == 4 && !FLOATS
@@ -393,15 +409,12 @@
     stage = stage + 1 < STAGES ? stage + 1 : 0;
   }
 #if DIGITS
-  const float place = quad < 3 ? __uint_as_float(127 + 8 * quad << 23) : 0.f;  // of a lane's digits
   #pragma unroll
   for (int m = 0; m < MATRICES; m++)
     #pragma unroll
     for (int i = 0; i < 4; i += 3 - ROWS) {
-      float sum = acc[m][0][i] * place;
-      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-      acc[m][0][i] = sum + biased[m][i];
+      acc[m][0][i] += __shfl_xor_sync(0xffffffffu, acc[m][0][i], 1);
+      acc[m][0][i] += __shfl_xor_sync(0xffffffffu, acc[m][0][i], 2);
     }
 #endif
 #if SENDS
@@ -425,7 +438,7 @@
   __syncthreads();
   for (int i = threadIdx.x; i < PARTS * TILES * 128; i += WARPS * 32) {
     const int own = i / 16 % PARTS, column = i / 16 / PARTS, row = i % 16;
-#if !SENDS
+#if !SENDS && !DIGIT_ROWS
     if (column >= count) continue;
 #endif
     float sum[SETS];
@@ -461,7 +474,14 @@
     for (int rank = 0; rank < RANKS; rank++)
       if (rank != RANK && row % 4 == 0) sent((uint4*)(inbox[rank] + pieces_of(RANK, round)) + at / 4, words, round);
 #elif FIRST
-    y[(size_t)(first + column) * Y_ROW + n] = (T)JOINED(sum);
+    const T element = (T)JOINED(sum);
+#if DIGIT_ROWS
+    const int pairs = EXPERTS ? first + column : 0;  // that come before, each with records of one row
+    uint4* const records = digits + (size_t)pairs * (N / 64) * DIGIT_PIECES;
+    store_own_digits(records, EXPERTS ? 0 : column, DIGIT_ROWS, n, element, column < count);
+    if (column >= count) continue;
+#endif
+    y[(size_t)(first + column) * Y_ROW + n] = element;
 #elif OTHERS
     y[(size_t)(first + column) * Y_ROW + n] = (T)gated(sum[0], (float)others[(size_t)(first + column) * OTHERS + n]);
 #elif EXPERTS

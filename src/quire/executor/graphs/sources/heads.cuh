@@ -30,9 +30,10 @@
 #endif
   const size_t slot = ((size_t)(block < 0 ? -1 - block : block) * KV_HEADS + own) * BLOCK + offsets[row];
 #endif
+  const int count = *rows;
   // What stands above reads nothing that another kernel writes.
   wait_for_others();
-  if (row >= *rows || head >= HEADS + KV_HEADS + VALUE_HEADS) return;
+  if (row >= count || head >= HEADS + KV_HEADS + VALUE_HEADS) return;
   const T* from = (query ? q + (size_t)row * Q_STRIDE
                          : value ? v + (size_t)row * V_STRIDE : k + (size_t)row * K_STRIDE) +
                   own * (query ? Q_HEAD : value ? V_HEAD : K_HEAD);

@@ -7,8 +7,13 @@
   const float NOTHING = __int_as_float(0xff800000);
   {
     const int lane = threadIdx.x & 31;
-    const int warps = blockDim.x >> 5;
-    for (int row = blockIdx.x * warps + (threadIdx.x >> 5); row < *rows; row += gridDim.x * warps) {
+    const int warps = blockDim.x >> 5, count = *rows;
+    float factor[EACH];  // of this lane's experts
+    #pragma unroll
+    for (int e = 0; e < EACH; e++)
+      factor[e] = PER_EXPERT && e * 32 + lane < EXPERT_COUNT ? (float)per_expert[e * 32 + lane] : 1.f;
+    wait_for_others();  // for the logits: no kernel writes what stands above
+    for (int row = blockIdx.x * warps + (threadIdx.x >> 5); row < count; row += gridDim.x * warps) {
       float score[EACH], rank[EACH];
       #pragma unroll
       for (int e = 0; e < EACH; e++) {
@@ -96,7 +101,7 @@
       int place[EACH];
       #pragma unroll
       for (int e = 0; e < EACH; e++) place[e] = rank[e] > NOTHING ? place_of(rank[e]) : last;
-      float own = NOTHING;
+      float own = NOTHING, own_factor = 1.f;
       int own_expert = 0;
       for (int k = 0; k < TOP; k++) {
         int best = last, expert = EXPERT_COUNT;
@@ -109,13 +114,13 @@
         expert = __reduce_min_sync(0xffffffffu, expert);
         // Whatever the logits are: all experts that are named exist, and none is named twice.
         if (expert >= EXPERT_COUNT) expert = k;
-        float found = NOTHING;
+        float found = NOTHING, its_factor = 1.f;
 #if SCORES == 2
         float rivals = 0.f, most_rank = __uint_as_float(best ^ (best >> 31 & 0x7FFFFFFF));
 #endif
         #pragma unroll
         for (int e = 0; e < EACH; e++) {
-          if (e * 32 + lane == expert) found = score[e];
+          if (e * 32 + lane == expert) found = score[e], its_factor = factor[e];
 #if SCORES == 2
           const float distance = (most_rank - score[e]) / fmaxf(fabsf(score[e]), most_rank);
           if (place[e] > last && !(distance > 2.f * JITTER)) rivals += expf(rank[e] - most_rank);
@@ -123,12 +128,14 @@
           if (e * 32 + lane == expert) place[e] = last;
         }
         found = __shfl_sync(0xffffffffu, found, expert & 31);
+        if (PER_EXPERT) its_factor = __shfl_sync(0xffffffffu, its_factor, expert & 31);
 #if SCORES == 2
         for (int by = 16; by > 0; by /= 2) rivals += __shfl_xor_sync(0xffffffffu, rivals, by);
         found = 1.f / rivals;
 #endif
         if (lane == k) {
           own = found;
+          own_factor = its_factor;
           own_expert = expert;
         }
       }
@@ -147,9 +154,7 @@
 #endif
       if (lane < TOP) {
         weight *= SCALE;
-#if PER_EXPERT
-        weight *= (float)per_expert[own_expert];
-#endif
+        if (PER_EXPERT) weight *= own_factor;
         chosen[row * TOP + lane] = own_expert;
         weights[row * TOP + lane] = __bfloat162float(__float2bfloat16(weight));
 #if ALONE
