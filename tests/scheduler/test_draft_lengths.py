@@ -115,6 +115,21 @@ def test_promises_that_are_not_kept_end_drafts_until_they_are_forgotten() -> Non
     assert 50 < tried.index(True) < 1500
 
 
+def test_drafts_are_tried_again_after_a_slow_time() -> None:
+    """Only steps with drafts say what they take, and the last ones were slow."""
+    chosen, candidates = measured(lambda rows: 0.6 * rows), [Candidate(0.8, 3)]
+    tried = [any(chosen.choose(candidates, 1, beginning=True)) for _ in range(300)]
+    assert 20 < tried.index(True) < 200
+    again = [any(chosen.choose(candidates, 1)) for _ in range(9)]
+    assert True in again  # so often that steps with drafts are measured
+    assert not again[-1]
+
+
+def test_drafts_that_are_much_too_dear_are_never_tried() -> None:
+    chosen = measured(float)
+    assert not any(any(chosen.choose([Candidate(0.4, 8)], 1, beginning=True)) for _ in range(2000))
+
+
 def test_candidates_without_drafts_get_none() -> None:
     chosen = lengths(1.0, 0.01)
     assert chosen.choose([], 1) == []

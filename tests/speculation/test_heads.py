@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +15,12 @@ from quire.core.kv_format import KVFormat
 from quire.core.request import Request, SamplingParams
 from quire.demo import MODEL_DIR
 from quire.demo.skills import load
+from quire.device.device import current_device, open_device
+from quire.executor.eager import EagerExecutor
 from quire.executor.guessing import HeadGuesser
 from quire.models.draft_head import FILE, DraftHead, GuessStep, TokenGuesser, open_draft_head
+from quire.models.layers.common import embed
+from quire.models.layers.linear import PackedLinear
 from quire.models.weights.loader import LoadedModel, open_model
 from quire.scheduler.draft_lengths import EveryDraft, WorthwhileDrafts
 from quire.scheduler.drafting import Drafting
@@ -93,6 +98,61 @@ def test_the_shipped_head_chooses_from_frequent_tokens() -> None:
     after, _ = guesser.step(state, last)
     logits = loaded.model.logits(after)[:, tokens]
     assert first.tolist() == tokens[mx.argmax(logits, axis=-1)].tolist()
+
+
+@pytest.fixture
+def kernels() -> Iterator[None]:
+    open_device("auto", threads=1)
+    if current_device().kernels is None:
+        pytest.skip("needs CPU kernels")
+    yield
+    current_device().choose_products("mlx")
+
+
+@pytest.mark.usefixtures("kernels")
+def test_the_shipped_head_guesses_from_codes_where_kernels_read_them() -> None:
+    loaded = open_model(str(MODEL_DIR), dtype="float32")
+    head = open_draft_head(loaded.path, loaded.model)
+    assert head is not None
+    step = GuessStep(loaded.model, head)
+    packed = (step.fc, step.words, head.gate, head.up, head.down)
+    assert all(isinstance(layer, PackedLinear) and layer.tiled for layer in packed)
+    weights = dict(mx.load(str(MODEL_DIR / FILE)))
+    plain = DraftHead(256, len(weights["gate.weight"]), len(weights["tokens"]))
+    plain.load_weights(list(weights.items()))
+    state = mx.random.normal((64, 256), key=mx.random.key(1))
+    tokens = mx.arange(64) * 31
+    own = plain.fc(mx.concatenate([plain.unit(state), plain.unit(_rows(loaded, tokens))], axis=-1))
+    after, _ = step(state, tokens)
+    assert mx.abs(after - plain.after(own)).max().item() < 0.05 * mx.abs(after).max().item()
+
+
+def _rows(loaded: LoadedModel, tokens: mx.array) -> mx.array:
+    """Return embeddings `[N, hidden]`."""
+    return embed(loaded.model.model.embed_tokens, tokens, mx.float32)
+
+
+def test_step_times_are_learnt_from_steps_that_guess(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So they follow the machine's pace while every step guesses."""
+    loaded = open_model(str(MODEL_DIR), dtype="float32")
+    head = open_draft_head(loaded.path, loaded.model)
+    assert head is not None
+    guesser = HeadGuesser(TokenGuesser(GuessStep(loaded.model, head)))
+    config = EngineConfig(str(MODEL_DIR), kv_memory=64 << 20, speculate="mtp")
+    served = Company(loaded, config, (HeadDrafter(),), EveryDraft(), guesser)
+    times = served.engine.step_times.generating
+    times.observe(4, 1.0)
+    seen = list[tuple[int, float]]()
+    monkeypatch.setattr(HeadDrafter, "token_s", lambda drafter, sequences: 0.25)
+    monkeypatch.setattr(times, "observe", lambda rows, seconds: seen.append((rows, seconds)))
+    collect = EagerExecutor.collect
+    monkeypatch.setattr(
+        EagerExecutor, "collect", lambda executor: replace(collect(executor), seconds=3.0)
+    )
+    served.run(questions(loaded.eos_ids)[:1])
+    guessed = [seconds for rows, seconds in seen if rows == 5]
+    assert guessed
+    assert all(seconds < 3.0 for seconds in guessed[:-1])
 
 
 def test_a_head_that_does_not_fit_is_refused(tiny: LoadedModel, tmp_path: Path) -> None:

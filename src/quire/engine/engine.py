@@ -298,7 +298,7 @@ class Engine:
     def _observe(self, plan: StepPlan, result: StepResult, waited_s: float | None) -> None:
         """Record the times of a finished step, unless a graph was recorded or verified for it."""
         if not result.recorded:
-            _observe_duration(self._scheduler, plan, result)
+            _observe_duration(self._scheduler, plan, result, head=self._head)
             if waited_s is not None:
                 self._worthwhile.observe_wait(waited_s, plan.generating, read=not plan.follows)
 
@@ -415,11 +415,20 @@ def _prefill_budget(config: EngineConfig, times: MeasuredSteps) -> PrefillBudget
     )
 
 
-def _observe_duration(scheduler: Scheduler, plan: StepPlan, result: StepResult) -> None:
-    """Record a finished step's duration in the tables used for planning."""
+def _observe_duration(
+    scheduler: Scheduler, plan: StepPlan, result: StepResult, head: HeadDrafter | None
+) -> None:
+    """Record a finished step's duration in the tables used for planning.
+
+    The head's part of a step that guesses is left out, as large a part as it was expected to be. So
+    the tables follow a machine whose pace changes while every step guesses.
+    """
     budget, seconds = scheduler.prefill_budget, result.seconds
-    if result.guesses:
-        return  # the head's time is no part of what a step takes without it
+    if result.guesses and head is not None:
+        known = _known_seconds(scheduler, plan, graphed=result.graphed)
+        if plan.prompt_rows or not known:
+            return
+        seconds *= known / (known + plan.guess * head.token_s(len(result.guesses)))
     if plan.encoding:
         rest = _known_seconds(scheduler, plan, graphed=result.graphed)
         scheduler.encodings.cost.observe(plan.encoding, max(seconds - rest, seconds * 0.1))

@@ -16,15 +16,20 @@ import mlx.nn as nn
 
 from quire.core.errors import ModelError
 from quire.device.device import current_device
+from quire.device.weights import TILE, Packing, in_tiles
 from quire.models.base import LanguageModel, Module, named_parameters
 from quire.models.layers.common import embed
-from quire.models.layers.linear import use_device_products
+from quire.models.layers.linear import packed_layer, use_device_products
 from quire.models.layers.norm import RMSNorm, UnweightedNorm
 from quire.models.weights.layouts import narrowed
 
 FILE = Path("draft_head") / "model.safetensors"
 """Path of the draft head's weights within a model's folder."""
 _EPS = 1e-6
+_PACKING = Packing(64, 8, "affine")
+"""Packing of a head's matrices where kernels read it. A wrong guess changes no answer, and guesses
+in 8 bits are right as often.
+"""
 
 
 class DraftHead(Module):
@@ -92,10 +97,12 @@ class GuessStep(Module):
         table, dtype = model.model.embed_tokens, head.norm.weight.dtype
         unit = UnweightedNorm(_EPS)(embed(table, vocab, dtype))
         self.followed = unit @ head.fc.weight[:, hidden:].T.astype(unit.dtype)
+        self.fc = _packed(self.fc)
         if head.tokens is not None:
-            self.words.weight = narrowed(embed(table, head.tokens, dtype))
-            mx.eval(self.words.weight)
-        mx.eval(self.fc.weight, self.followed)
+            self.words.weight = embed(table, head.tokens, dtype)
+            self.words = _packed(self.words)
+            mx.eval(self.words.parameters())
+        mx.eval(self.fc.parameters(), self.followed)
 
     def __call__(self, state: mx.array, tokens: mx.array) -> tuple[mx.array, mx.array]:
         """Return the states after the tokens, `[R, hidden]`, and the likeliest next tokens, `[R]`.
@@ -197,7 +204,25 @@ def open_draft_head(folder: Path, model: LanguageModel) -> DraftHead | None:
     if hidden != own:
         raise ModelError(f"{path}: it takes hidden states of {hidden}, the model has {own}")
     head.set_dtype(model.model.norm.weight.dtype)
-    for layer in (head.fc, head.gate, head.up, head.down):
-        layer.weight = narrowed(layer.weight)
+    head.fc.weight = narrowed(head.fc.weight)
+    head.gate, head.up, head.down = (_packed(layer) for layer in (head.gate, head.up, head.down))
     mx.eval(list(named_parameters(head).values()))
     return head
+
+
+def _packed(layer: nn.Linear) -> Any:
+    """Return a layer without bias with packed weights, in tiles as the device's kernels read them.
+
+    The layer itself, `narrowed`, if there are no such kernels, or if groups or tiles would not be
+    full.
+    """
+    outputs, inputs = layer.weight.shape
+    fits = inputs % _PACKING.group_size == outputs % TILE == 0
+    kernels = current_device().kernels is not None
+    if not (fits and kernels and current_device().operations.reads_tiles(_PACKING)):
+        layer.weight = narrowed(layer.weight)
+        return layer
+    packed: Any = packed_layer(layer, _PACKING)
+    packed.update({name: in_tiles(array) for name, array in packed.parameters().items()})
+    packed.tiled = True
+    return packed

@@ -23,6 +23,10 @@ _MOST_WAIT = 2.0
 """Most steps without drafts that a wait counts as: in some, a kernel is loaded first."""
 _FORGOTTEN = 1 - 1 / 256
 """Decay factor of what steps with drafts measured, in steps without any."""
+_DOUBTED, _BELIEVED, _LEAST_ADDED = 1 - 1 / 128, 1.25, 0.5
+"""Factors of the time that drafts are expected to add to a step: for each step without drafts, for
+each step with some, and the least in all. Only steps with drafts measure it.
+"""
 _PROMISES = 1 - 1 / 256
 """Decay factor of promised and accepted tokens for each token that is promised."""
 _ASSUMED = 16.0
@@ -164,6 +168,10 @@ class WorthwhileDrafts:
         CUDA graph was recorded are not observed.
         """
         self._trust = _Trust()
+        self._added = 1.0
+        """Factor of the time that drafts are expected to add. It falls while none are chosen: they
+        are tried again after a time in which the machine was slow.
+        """
 
     def settle(self, promised: float, accepted: int) -> None:
         self._trust.observe(promised, accepted)
@@ -208,12 +216,16 @@ class WorthwhileDrafts:
             if token_s := candidates[number].token_s:
                 drafting_s = max(drafting_s, depth * token_s)
                 reading_s += candidates[number].reading_s if depth == 1 else 0.0
-            rate = expected / (seconds[count] + wait_s + drafting_s + reading_s)
+            step_s = seconds[0] + self._added * (seconds[count] - seconds[0])
+            rate = expected / (step_s + wait_s + drafting_s + reading_s)
             if rate > best_rate:
                 best, best_rate = count, rate
-        if not best and beginning:
+        if best:
+            self._added = min(1.0, self._added * _BELIEVED)
+        elif beginning:
             self._waits[waits].shorten(rows, _FORGOTTEN)
             self._trust.forget()
+            self._added = max(_LEAST_ADDED, self._added * _DOUBTED)
         for _, _, number in drafts[:best]:
             lengths[number] += 1
         return lengths

@@ -424,17 +424,16 @@ def _asked(limits: Seq[tuple[Sequence, int]]) -> list[_Asked]:
     asked = []
     most = 1 + most_drafts(len(limits))  # the first draft may be of a token on the device
     for sequence, limit in limits:
-        state, progress, prefix = sequence.drafting, sequence.progress, sequence.prefix
+        state, progress, node = sequence.drafting, sequence.progress, sequence.prefix.node
         if state is None or limit < 1:
             continue
-        node = prefix.node
         query = DraftQuery(
             sequence.number,
             sequence.request,
             tokens=progress.tokens,
             content=progress.content,
             node=node,
-            node_end=0 if node is None else prefix.registered * node.index.block_size,
+            node_end=0 if node is None else sequence.prefix.registered * node.index.block_size,
             limit=min(limit, most),
         )
         asked.append(_Asked(sequence, state, query))
