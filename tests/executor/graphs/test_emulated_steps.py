@@ -143,10 +143,7 @@ def test_steps_of_few_rows_multiply_by_digits(
 def test_the_end_of_wide_steps_computes_wanted_rows(
     family: str, compared: Compared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three short prompts twice, then one in three steps, of which one wants no row.
-
-    Mixtures compute all rows.
-    """
+    """Three short prompts twice, then one in three steps, of which one wants no row."""
     monkeypatch.setattr(graph_cache, "_ENDING_ROWS", 128)
     launched: list[tuple[int, int | None]] = []
     launching = CUDAGraphs._launching
@@ -171,10 +168,7 @@ def test_the_end_of_wide_steps_computes_wanted_rows(
     names = ["two-r0", "two-r2", "three-r0"]
     compared.assert_agree(opened(FAMILIES[family]), config, rounds, names, counts=[128])
     wide = {wanted for rows, wanted in launched if rows > 64}
-    if family == "gemma4_moe":
-        assert wide == {None}
-    else:
-        assert wide >= {None, 0, 1, 3}, "checked with all rows, then with wanted ones"
+    assert wide >= {None, 0, 1, 3}, "checked with all rows, then with wanted ones"
 
 
 @pytest.mark.slow

@@ -427,9 +427,7 @@ def _problem_of(prepare: Callable[[], object]) -> str | None:
 
 def _recordable(programs: StepPrograms, joined: Joined | None = None) -> StepPrograms:
     body = simplified(split_experts(programs.body))
-    # Mixtures have not run on a card with no wanted row, so they compute all rows.
-    mixes_experts = any(node.kind == "experts" for node in programs.body.nodes)
-    ending = body if mixes_experts else with_wanted_rows(body)
+    ending = with_wanted_rows(body)
     found = StepPrograms(prepared(body), recordable(programs.head))
     if joined:
         found = replace(found, joined=prepared(with_matrices_joined(body, joined)))
