@@ -90,13 +90,19 @@ class Product:
         _, _, experts, top = self.shape
         if self.gated:
             return product_kernels.experts_first(
-                self.gemm, experts, top, joined=None, activation="silu", offsets=False
+                self.gemm,
+                experts,
+                top,
+                joined=None,
+                activation="silu",
+                offsets=False,
+                tiles=max_tiles(self),
             )
-        return product_kernels.experts_down(self.gemm, experts)
+        return product_kernels.experts_down(self.gemm, experts, tiles=max_tiles(self))
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        return -(-self.gemm.outputs // self.gemm.width), max_tiles(self), 1
+        return self.gemm.grid(-(-self.gemm.outputs // self.gemm.width), max_tiles(self))
 
 
 def max_tiles(each: Product) -> int:

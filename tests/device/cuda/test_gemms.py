@@ -37,6 +37,8 @@ from tests.support.packings import BYTES_OF_32, FLOATS, FP4_OF_16, FP8_OF_128, M
 
 SMALL = Card(2, 227 << 10)
 """A card that so few thread blocks fill that warps stand side by side."""
+ONE = Card(1, 227 << 10, warpgroups=True)
+"""A card on which a thread block makes several tiles of experts."""
 AFFINE, BYTES = Packing(64, 4, "affine"), Packing(64, 8, "affine")
 GROUPS_OF_32 = [OF_32, BYTES_OF_32]
 _TINY = 2.0**-50
@@ -97,6 +99,10 @@ def warpgroups(
 ) -> WarpgroupGemm:
     bits, group_size = packing.bits, packing.group_size
     return WarpgroupGemm(inputs, outputs, bits, group_size, rows, card, mode=packing.mode, **more)
+
+
+def looping(inputs: int, outputs: int, packing: Packing, rows: int, **more: Any) -> WarpgroupGemm:
+    return warpgroups(inputs, outputs, packing, rows, ONE, **more)
 
 
 @pytest.fixture
@@ -382,11 +388,11 @@ def tiles_of(chosen: np.ndarray, size: int) -> tuple[mx.array, mx.array]:
     """Return pairs of row and expert in the order of their experts, and the tiles of that order."""
     pairs = chosen.reshape(-1)
     order = np.argsort(pairs, kind="stable").astype(np.int32)
-    tiles = [[0, 0, 0]]
+    tiles = list[list[int]]()
     for expert in np.unique(pairs):
         first, count = np.searchsorted(pairs[order], expert), (pairs == expert).sum()
         tiles += [[expert, first + n, min(size, count - n)] for n in range(0, count, size)]
-    return mx.array(order), mx.array(np.array(tiles, np.int32))
+    return mx.array(order), mx.array(np.array([*tiles, [0, 0, 0]], np.int32))
 
 
 @pytest.mark.parametrize(
@@ -395,12 +401,12 @@ def tiles_of(chosen: np.ndarray, size: int) -> tuple[mx.array, mx.array]:
         [
             (many, CUTS[0]),
             (few_by_sixteen, CUTS[0]),
-            *((warpgroups, Cut(rows, 4)) for rows in EXPERT_TILES),
+            *((looping, Cut(rows, count)) for rows in EXPERT_TILES for count in (2, 4)),
         ],
-        lambda kind, cut: kind is not warpgroups or cut.rows == 16,
+        lambda kind, cut: kind is not looping or cut.rows == 16,
     ),
     indirect=["cut"],
-    ids=["wide", "skinny-16", *(f"warpgroups-{rows}" for rows in EXPERT_TILES)],
+    ids=lambda case: f"{case.rows}-{case.warpgroups}" if isinstance(case, Cut) else case.__name__,
 )
 @pytest.mark.parametrize("gating", everyday(GATINGS, ("clamped",).__contains__))
 @pytest.mark.parametrize("rows", everyday([1, 2, 3, 20, 70], (3, 70).__contains__))
@@ -435,9 +441,11 @@ def test_experts_take_the_rows_that_chose_them(
     size = tile * len(tiles) if wide else rows
     first = made(hidden, width, packing, size, gated=True, experts=True)
     joined = joined_by(own, "x", "y", mx.bfloat16)
-    source = product_kernels.experts_first(first, count, top, joined, own.activation, offsets=True)
+    source = product_kernels.experts_first(
+        first, count, top, joined=joined, activation=own.activation, offsets=True, tiles=len(tiles)
+    )
     given = [x, *gate, *up, *biases[:2], order, tiles, inner]
-    run(source, first, given, (-(-width // first.width), len(tiles), 1))
+    run(source, first, given, first.grid(-(-width // first.width), len(tiles)))
     picked = mx.array(chosen.reshape(-1))[order]
     rows_of = x.astype(mx.float32)[order // top][..., None]
     left, right = (
@@ -449,9 +457,9 @@ def test_experts_take_the_rows_that_chose_them(
 
     y = mx.zeros((rows * top, hidden), mx.bfloat16)
     last = made(width, hidden, packing, size, experts=True)
-    source = product_kernels.experts_down(last, count, offsets=True)
+    source = product_kernels.experts_down(last, count, offsets=True, tiles=len(tiles))
     given = [inner, *down, biases[2], order, tiles, y]
-    run(source, last, given, (-(-hidden // last.width), len(tiles), 1))
+    run(source, last, given, last.grid(-(-hidden // last.width), len(tiles)))
     expected = (c[picked] @ inner.astype(mx.float32)[..., None]).squeeze(-1)
     assert error(y[order], expected + biases[2].astype(mx.float32)[picked]) < 4e-3
 
@@ -483,14 +491,17 @@ def test_products_compile(packing: Packing, tmp_path: Path) -> None:
         assert gemm.fits
         if gemm.experts and gemm.gated:
             joined = joined_by(GATINGS["clamped"], "x", "y", mx.bfloat16)
-            text = product_kernels.experts_first(gemm, 32, 4, joined, "silu", offsets=True)
+            text = product_kernels.experts_first(
+                gemm, 32, 4, joined=joined, activation="silu", offsets=True, tiles=64
+            )
         elif gemm.experts:
-            text = product_kernels.experts_down(gemm, 32, offsets=True)
+            text = product_kernels.experts_down(gemm, 32, offsets=True, tiles=64)
         else:
             text = product_kernels.linear(gemm, (4096, 1024, 1024), offsets=True)
-        # Addresses of three matrices, by the assembler of CUDA 13.5; 16 bytes by that of 13.1.
-        shares = isinstance(gemm, WarpgroupGemm) and gemm.sharing
-        assert_compiles(text, folder, spilled=80 if shares else 8)
+        # Addresses of three matrices, by the assembler of CUDA 13.5; 16 bytes by that of 13.1. Of
+        # experts, what a thread block knows of its next tile.
+        many_tiles = isinstance(gemm, WarpgroupGemm) and (gemm.sharing or gemm.experts)
+        assert_compiles(text, folder, spilled=80 if many_tiles else 8)
 
 
 @pytest.mark.gpu

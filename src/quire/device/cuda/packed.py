@@ -228,9 +228,10 @@ def _expert_product(
         gelu: the activation, see `ACTIVATIONS`; used with a gate only.
     """
     *_, order, tiles = inputs
+    parts, blocks, _ = gemm.grid(-(-gemm.outputs // gemm.width), len(tiles))
     return _expert_kernel(gemm, top, gelu)(
         inputs=inputs,
-        grid=(-(-gemm.outputs // gemm.width) * gemm.threads, len(tiles), 1),
+        grid=(parts * gemm.threads, blocks, 1),
         threadgroup=(gemm.threads, 1, 1),
         output_shapes=[(len(order), gemm.outputs)],
         output_dtypes=[mx.bfloat16],

@@ -115,9 +115,11 @@ class SkinnyGemm:
         """Number of thread blocks along the rows."""
         return -(-self.rows // (8 * self.tiles))
 
-    def grid(self, parts: int) -> tuple[int, int, int]:
-        """Return the thread blocks for `parts` tiles of W."""
-        return parts, self.blocks, 1
+    def grid(self, parts: int, tiles: int = 0) -> tuple[int, int, int]:
+        """Return the thread blocks for `parts` tiles of W, and for at most so many tiles of experts
+        or the tiles of the rows.
+        """
+        return parts, tiles or self.blocks, 1
 
     @property
     def shared(self) -> int:

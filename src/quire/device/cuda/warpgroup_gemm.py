@@ -17,7 +17,9 @@ _STAGES = (8, 6, 5, 4)
 _LEAST_STEPS = 4
 """Fewest steps of 64 columns for which a thread block is worth its start."""
 _FEW_PAIRS = 32
-"""Most pairs of a tile of experts for which two warpgroups are faster than four."""
+"""Most pairs of a tile of experts' gates for which two thread blocks of two warpgroups are faster
+than one of four (benchmarks/results/gpu-h100-2026-11-27-uneven-experts.json).
+"""
 _COSTS_OF_CODES = {
     (256, 2): (0.78, 8.4),
     (128, 4): (0.89, 11.2),
@@ -86,11 +88,15 @@ class WarpgroupGemm:
     sharing: bool = False
 
     source: ClassVar[str] = "warpgroup_gemm.cuh"
-    resident: ClassVar[int | None] = None
 
     @property
     def cut(self) -> Cut:
         return chosen(self)
+
+    @property
+    def resident(self) -> int | None:
+        """Thread blocks that a multiprocessor should hold at a time; None if that is open."""
+        return 2 if self.experts and self.cut.warpgroups == 2 else None
 
     @property
     def blocks(self) -> int:
@@ -101,11 +107,15 @@ class WarpgroupGemm:
         """Return the number of tiles along so many rows, `rows` of the GEMM at most."""
         return -(-rows // self.cut.rows)
 
-    def grid(self, parts: int) -> tuple[int, int, int]:
-        """Return the thread blocks for `parts` tiles of W."""
-        if not self.sharing:
-            return parts, self.blocks, 1
-        return self._together(parts * self.blocks), 1, 1
+    def grid(self, parts: int, tiles: int = 0) -> tuple[int, int, int]:
+        """Return the thread blocks for `parts` tiles of W, and for at most so many tiles of experts
+        or the tiles of the rows.
+        """
+        if self.experts:
+            return min(parts * tiles, (self.resident or 1) * self.card.multiprocessors), 1, 1
+        if self.sharing:
+            return self._together(parts * self.blocks), 1, 1
+        return parts, self.blocks, 1
 
     def _together(self, tiles: int) -> int:
         """Return how many thread blocks share so many tiles."""
@@ -136,7 +146,8 @@ class WarpgroupGemm:
     @property
     def stages(self) -> int:
         """Number of steps of 64 columns in shared memory."""
-        fitting = (n for n in _STAGES if self._shared(self.cut, n) <= self.card.shared)
+        room = self.card.shared // (self.resident or 1)
+        fitting = (n for n in _STAGES if self._shared(self.cut, n) <= room)
         return next(fitting, _STAGES[-1])
 
     @property
@@ -151,7 +162,7 @@ class WarpgroupGemm:
     def cuts(self) -> list[Cut]:
         """Return the cuts that fit, the fastest first."""
         if self.experts:
-            cuts = [Cut(self.tile, 2 if self.tile <= _FEW_PAIRS else 4)]
+            cuts = [Cut(self.tile, 2 if self.gated and self.tile <= _FEW_PAIRS else 4)]
         else:
             cuts = sorted((Cut(*shape) for shape in self._costs), key=self._microseconds)
         return [cut for cut in cuts if self._shared(cut, _STAGES[-1]) <= self.card.shared]

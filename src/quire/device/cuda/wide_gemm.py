@@ -69,9 +69,11 @@ class WideGemm:
         """Number of thread blocks along the rows."""
         return self.blocks_for(self.rows)
 
-    def grid(self, parts: int) -> tuple[int, int, int]:
-        """Return the thread blocks for `parts` tiles of W."""
-        return parts, self.blocks, 1
+    def grid(self, parts: int, tiles: int = 0) -> tuple[int, int, int]:
+        """Return the thread blocks for `parts` tiles of W, and for at most so many tiles of experts
+        or the tiles of the rows.
+        """
+        return parts, tiles or self.blocks, 1
 
     def blocks_for(self, rows: int) -> int:
         """Return the number of thread blocks along so many rows."""

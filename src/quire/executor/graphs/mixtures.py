@@ -123,8 +123,10 @@ class MixtureRecording(ValueRecording):
         x = inner.address + _bytes_before_digits(routed, down.inputs) * digits
         arguments = [x, *recorder.matrix(down), *offsets]
         arguments += [order.address, tiles.address, y.address]
-        grid = -(-down.outputs // gemm.width), routed.max_tiles, 1
-        source = product_kernels.experts_down(gemm, down.experts, offsets=bool(offsets))
+        grid = gemm.grid(-(-down.outputs // gemm.width), routed.max_tiles)
+        source = product_kernels.experts_down(
+            gemm, down.experts, offsets=bool(offsets), tiles=routed.max_tiles
+        )
         recorder.add_product(gemm, source, grid, arguments=arguments, reads=reads, writes=[y])
         for each in reads:
             recorder.release(each)
@@ -162,8 +164,9 @@ class MixtureRecording(ValueRecording):
             activation=activation,
             offsets=bool(offsets),
             digits=digits,
+            tiles=routed.max_tiles,
         )
-        grid = -(-width // gemm.width), routed.max_tiles, 1
+        grid = gemm.grid(-(-width // gemm.width), routed.max_tiles)
         recorder.add_product(gemm, source, grid, arguments=arguments, reads=reads, writes=[inner])
         return inner
 

@@ -123,10 +123,11 @@ def experts_first(
     gemm: Gemm,
     experts: int,
     top: int,
+    *,
     joined: str | None,
     activation: str,
-    *,
     offsets: bool,
+    tiles: int,
     digits: bool = False,
 ) -> str:
     """Return the source of the experts' first products.
@@ -139,6 +140,7 @@ def experts_first(
         joined: C expression that joins products `x` and `y` (with a gate); None uses the
             activation.
         offsets: whether each matrix has a bias.
+        tiles: the most tiles.
         digits: whether each pair's digits are written, of `SkinnyGemm`.
     """
     parameters = ["const T* x", *(_gate_and_up(gemm) if gemm.gated else _weight(gemm))]
@@ -154,18 +156,21 @@ def experts_first(
         lines = ["__device__ __forceinline__ float joined(float x, float y) {"]
         lines += ["  x = as_bfloat16(x), y = as_bfloat16(y);", f"  return {joined};", "}\n"]
         head = kernel_text(_PRODUCTS, "rows.cuh") + "\n".join(lines)
-    return _experts(parameters, gemm, experts, more=more, head=head)
+    return _experts(parameters, gemm, experts, tiles=tiles, more=more, head=head)
 
 
-def experts_down(gemm: Gemm, experts: int, *, offsets: bool = False) -> str:
+def experts_down(gemm: Gemm, experts: int, *, offsets: bool = False, tiles: int) -> str:
     """Return the source of the experts' last product.
 
     Parameters: x, weight, offsets if there are any, order, tiles, y.
+
+    Args:
+        tiles: the most tiles.
     """
     parameters = ["const T* x", *_weight(gemm), *["const T* offsets"] * offsets]
     parameters += ["const int* order", "const int* tiles", "T* y"]
     more = {"GELU": 0, "TOP": 1, "OFFSETS": int(offsets)}
-    return _experts(parameters, gemm, experts, more=more)
+    return _experts(parameters, gemm, experts, tiles=tiles, more=more)
 
 
 def _digits(rows: int) -> list[str]:
@@ -197,9 +202,16 @@ def _words(gemm: Gemm) -> int:
 
 
 def _experts(
-    parameters: list[str], gemm: Gemm, experts: int, more: Mapping[str, object], head: str = ""
+    parameters: list[str],
+    gemm: Gemm,
+    experts: int,
+    *,
+    tiles: int,
+    more: Mapping[str, object],
+    head: str = "",
 ) -> str:
     lines = [f"const int w_shape[3] = {{{experts}, {gemm.outputs}, {_words(gemm)}}};"]
+    lines.append(f"const int tiles_shape[2] = {{{tiles}, 3}};")
     return _product(parameters, lines, gemm, more=more, functions=head)
 
 
@@ -219,7 +231,7 @@ def _product(
         parameters = [*parameters, *["float* sums", "unsigned* flags"] * gemm.sharing]
     head += functions
     # Kernels of experts' last products read the tiles before they wait for the first ones.
-    late = isinstance(gemm, SkinnyGemm) and gemm.experts and "FIRST" in more
+    late = not isinstance(gemm, WideGemm) and gemm.experts and "FIRST" in more
     ready = "wait_for_others(), others_may_start()" if late else "wait_for_others()"
     defines = {**gemm.defines, **more, "READY": ready}
     before = "\n".join(lines)

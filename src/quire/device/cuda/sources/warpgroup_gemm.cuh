@@ -6,18 +6,18 @@
   // With SHARING, thread blocks make as many whole tiles each, side by side, so that they read the same W and x at a
   // time. Of the tiles left before those, each has an equal share of steps (Stream-K, Osama et al. 2023): who has the
   // last steps of a tile adds what the blocks before stored in `sums`, once their `flags` are set: one for each warp.
-  // Otherwise a thread block makes a tile: (blockIdx.x, blockIdx.y) of W and of x.
   // With EXPERTS, W is a matrix an expert, and a tile is pairs of row and expert: expert, first
-  // place, count.
+  // place, count; tiles without pairs are the last ones. Thread blocks make one tile after the other. The kernel of
+  // first products waits for the tiles. That of the last ones starts only when those have waited.
+  // Otherwise a thread block makes a tile: (blockIdx.x, blockIdx.y) of W and of x.
   // W_TILES is the number of tiles of W; MATRIX declares of a tile: its number within its matrix (part), the rows of
   // that matrix (N), and which it is, where there are several.
-#ifndef W_TILES
-#define W_TILES gridDim.x
 #if EXPERTS
+#define W_TILES ((N + WIDTH - 1) / WIDTH)
 #define MATRIX(tile) const int part = tile;
-#else
+#elif !defined(W_TILES)
+#define W_TILES gridDim.x
 #define MATRIX(tile) const int part = tile, N = w_shape[0];
-#endif
 #endif
 #ifndef SHARING
 #define SHARING 0
@@ -31,18 +31,21 @@
   constexpr int CODES = BITS / 2, X = 8, X_STEP = ROWS * X, W_STEP = W_ROWS * CODES, STAGE = X_STEP + W_STEP;
   // Registers of a thread that multiplies and of one that copies, where an equal share is not enough. Together they
   // are no more than the thread block has at its start.
-  constexpr int TAKEN = WARPGROUPS == 4 ? 112 : ROWS == 256 ? 232 : 0, KEPT = WARPGROUPS == 4 ? 32 : 40;
+  constexpr int TAKEN = WARPGROUPS == 4 ? EXPERTS ? 104 : 112 : ROWS == 256 ? 232 : 0;
+  constexpr int KEPT = WARPGROUPS == 4 ? EXPERTS ? 64 : 32 : 40;
   extern __shared__ __align__(1024) uint4 memory[];
   // A stage is full when the copying threads say so, and free when the other warps do.
   unsigned long long* const full = (unsigned long long*)(memory + STAGES * STAGE);
   unsigned long long* const free = full + STAGES;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, quad = lane & 3, r = lane >> 2;
 #if EXPERTS
+#if FIRST
   READY;
-  const int* const pairs = tiles + blockIdx.y * 3;
-  const int count = pairs[2], row_tiles = gridDim.y;
-  if (count == 0) return;
-  const size_t expert = pairs[0];
+#endif
+  int row_tiles = 0;
+  #pragma unroll 8
+  for (int tile = lane; tile < tiles_shape[0]; tile += 32) row_tiles += tiles[tile * 3 + 2] > 0;
+  for (int by = 16; by > 0; by /= 2) row_tiles += __shfl_xor_sync(0xffffffffu, row_tiles, by);
   const int N = w_shape[1], words = w_shape[2];
 #else
   const int all_rows = x_shape[0], row_tiles = SHARING ? (all_rows + ROWS - 1) / ROWS : gridDim.y;
@@ -50,11 +53,11 @@
     READY;
     return;
   }
-  const size_t expert = 0;
   const int words = w_shape[1];
 #endif
   const int K = words * 32 / BITS, all_steps = K / 64;
-  const int tiles_there = SHARING ? W_TILES * row_tiles : 0;
+  constexpr bool LOOPS = SHARING || EXPERTS;
+  const int tiles_there = LOOPS ? W_TILES * row_tiles : 0;
   // There may be far fewer rows than the launch is for. Every block that others may wait for has LEAST_STEPS or more.
   const int blocks = SHARING ? max(min((int)gridDim.x, tiles_there * all_steps / LEAST_STEPS), 1) : gridDim.x;
   if (SHARING && (int)blockIdx.x >= blocks) {
@@ -70,7 +73,7 @@
   // Steps of one tile, none behind the last one of this thread block. A block begins with those that it leaves to the
   // next one, so that nobody waits long; and nobody waits for a later block, which might never start.
   struct Span { int tile, begin, steps; };
-  int end = high, whole = SHARING ? shared_tiles + blockIdx.x : blockIdx.x * row_tiles + blockIdx.y;
+  int end = high, whole = LOOPS ? shared_tiles + blockIdx.x : blockIdx.x * row_tiles + blockIdx.y;
   const auto next_span = [&] {
     Span span{whole, 0, all_steps};
     if (end > low) {
@@ -79,18 +82,26 @@
       span.steps = end - span.tile * all_steps - span.begin;
       end -= span.steps;
     } else {
-      if (SHARING ? whole >= tiles_there : whole < 0) span.steps = 0;
-      whole = SHARING ? whole + blocks : -1;
+      if (LOOPS ? whole >= tiles_there : whole < 0) span.steps = 0;
+      whole = LOOPS ? whole + blocks : -1;
     }
     return span;
   };
   const auto rows_of = [&](const Span& span, int& first) {
 #if EXPERTS
+    const int* const pairs = tiles + span.tile % row_tiles * 3;
     first = pairs[1];
-    return count;
+    return pairs[2];
 #else
     first = span.tile % row_tiles * ROWS;
     return min(ROWS, all_rows - first);
+#endif
+  };
+  const auto expert_of = [&](const Span& span) {
+#if EXPERTS
+    return tiles[span.tile % row_tiles * 3];
+#else
+    return 0;
 #endif
   };
   // Pieces of neighbouring rows are permuted, so that eight lanes read from all banks. That of x, and of W of
@@ -128,9 +139,15 @@
       const unsigned* const from = w;
 #endif
       const int n = part * WIDTH + w_row / 16 * (16 / (1 + GATED)) + turned(w_row % 16);
-      const uint4* w_at = (const uint4*)(from + (expert * N + min(n, N - 1)) * words) + now.begin * CODES + own % CODES;
+      const size_t w_from = (size_t)expert_of(now) * N + min(n, N - 1);
+      const uint4* w_at = (const uint4*)(from + w_from * words) + now.begin * CODES + own % CODES;
       const uint4* x_at = (const uint4*)x + now.begin * X + own % X;
-#if !(EXPERTS && FIRST)
+#if EXPERTS && FIRST
+      int x_from[X_STEP / COPYING];
+      #pragma unroll
+      for (int i = 0; i < X_STEP / COPYING; i++)
+        x_from[i] = order[first + min(x_row + i * X_PASS, there - 1)] / TOP * (X_ROW / 8);
+#else
       x_at += (size_t)(first + min(x_row, there - 1)) * (X_ROW / 8);
 #endif
       // Of whole tiles all addresses are one and a constant. Beyond the edge of W, its last row is copied again; of x
@@ -151,12 +168,9 @@
       };
       const auto copy_x = [&](int to) {
 #if EXPERTS && FIRST
-        #pragma unroll 2
-        for (int i = 0; i < X_STEP / COPYING; i++) {
-          if (x_row + i * X_PASS >= there) break;
-          const int place = first + x_row + i * X_PASS;
-          copy_of_line(x_to + to * STAGE + i * COPYING, x_at + (size_t)(order[place] / TOP) * (X_ROW / 8));
-        }
+        #pragma unroll
+        for (int i = 0; i < X_STEP / COPYING; i++)
+          if (x_row + i * X_PASS < there) copy_of_line(x_to + to * STAGE + i * COPYING, x_at + x_from[i]);
 #else
         if (there == ROWS) {
           #pragma unroll
@@ -175,7 +189,7 @@
       const int early = waited ? 0 : min(EARLY, now.steps);
       if (!waited) {
         for (int s = 0; s < early; s++) copy_w(s);
-#if !EXPERTS
+#if !(EXPERTS && FIRST)
         READY;
 #endif
         waited = true;
@@ -201,14 +215,14 @@
       arrive(full + said);
       if (++said == STAGES) said = 0;
     }
-#if !EXPERTS
+#if !(EXPERTS && FIRST)
     if (!waited) READY;
 #endif
     return;
   }
 
   if (TAKEN > 0) take_registers<TAKEN>();
-#if !EXPERTS
+#if !(EXPERTS && FIRST)
   READY;
 #endif
   // Words of scales in a step, and the steps that four lanes load them for.
@@ -223,19 +237,20 @@
   const auto load_scales = [&](const Span& span, int step) {
     MATRIX(span.tile / row_tiles)
 #if GATED
-    const Scale* const s_of[2] = {scales + expert * N * groups, scales_up + expert * N * groups};
+    const Scale* const s_of[2] = {scales, scales_up};
 #else
-    const Scale* const s_of[2] = {scales + expert * N * groups, scales + expert * N * groups};
+    const Scale* const s_of[2] = {scales, scales};
 #endif
 #if !FLOATS && GATED
-    const T* const b_of[2] = {biases + expert * N * groups, biases_up + expert * N * groups};
+    const T* const b_of[2] = {biases, biases_up};
 #elif !FLOATS
-    const T* const b_of[2] = {biases + expert * N * groups, biases + expert * N * groups};
+    const T* const b_of[2] = {biases, biases};
 #endif
     if (step == 0) {
+      const int n0 = part * WIDTH + warp * (GATED ? 8 : 16), before = expert_of(span) * N;
       #pragma unroll
       for (int half = 0; half < 2; half++)
-        scales_from[half] = min(part * WIDTH + warp * (GATED ? 8 : 16) + turned(r + half * 8), N - 1) * groups;
+        scales_from[half] = (before + min(n0 + turned(r + half * 8), N - 1)) * groups;
     }
     const int at = (span.begin + min(step + quad / EACH, span.steps - 1)) * 64 / GROUP + quad % EACH * (64 / GROUP / EACH);
     #pragma unroll
@@ -391,7 +406,7 @@
     #pragma unroll
     for (int half = 0; half < 2; half++) {
       const int n = min(n0 + turned(r + half * 8), N - 1);
-      offset[half] = offsets_of[half] ? (float)offsets_of[half][expert * N + n] : 0.f;
+      offset[half] = offsets_of[half] ? (float)offsets_of[half][(size_t)expert_of(done) * N + n] : 0.f;
     }
 #endif
     // A lane has sums of two rows of W and two of x; transposed, those of neighbours in a row of y.
