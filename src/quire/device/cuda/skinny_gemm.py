@@ -116,8 +116,10 @@ class SkinnyGemm:
         return -(-self.rows // (8 * self.tiles))
 
     def grid(self, parts: int, tiles: int = 0) -> tuple[int, int, int]:
-        """Return the thread blocks for `parts` tiles of W, and for at most so many tiles of experts
-        or the tiles of the rows.
+        """Return the thread blocks for `parts` tiles of W.
+
+        Args:
+            tiles: the most tiles of experts; 0 stands for those of the rows.
         """
         return parts, tiles or self.blocks, 1
 

@@ -108,8 +108,10 @@ class WarpgroupGemm:
         return -(-rows // self.cut.rows)
 
     def grid(self, parts: int, tiles: int = 0) -> tuple[int, int, int]:
-        """Return the thread blocks for `parts` tiles of W, and for at most so many tiles of experts
-        or the tiles of the rows.
+        """Return the thread blocks for `parts` tiles of W.
+
+        Args:
+            tiles: the most tiles of experts; 0 stands for those of the rows.
         """
         if self.experts:
             return min(parts * tiles, (self.resident or 1) * self.card.multiprocessors), 1, 1

@@ -70,8 +70,10 @@ class WideGemm:
         return self.blocks_for(self.rows)
 
     def grid(self, parts: int, tiles: int = 0) -> tuple[int, int, int]:
-        """Return the thread blocks for `parts` tiles of W, and for at most so many tiles of experts
-        or the tiles of the rows.
+        """Return the thread blocks for `parts` tiles of W.
+
+        Args:
+            tiles: the most tiles of experts; 0 stands for those of the rows.
         """
         return parts, tiles or self.blocks, 1
 
