@@ -1,4 +1,4 @@
-"""Finds the products of one and two rows that multiply by digits, see `digits.cuh`."""
+"""Finds the products of one row that multiply by digits, see `digits.cuh`."""
 
 from __future__ import annotations
 
