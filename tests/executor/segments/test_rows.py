@@ -37,12 +37,6 @@ def test_several_guesses_of_a_head_are_one_segment_with_equal_bits() -> None:
             assert mx.array_equal(guesser(state, tokens, count), own).item()
 
 
-def test_a_head_is_read_as_its_file_stores_it() -> None:
-    """Its matrices in float32 are twice the bytes that a guess reads."""
-    head = drafting_guesser().step.head
-    assert {each.weight.dtype for each in (head.fc, head.gate, head.up, head.down)} == {mx.bfloat16}
-
-
 def test_logits_are_one_segment_with_equal_bits() -> None:
     model = open_model(str(MODEL_DIR)).model
     segments = open_segments(model)
