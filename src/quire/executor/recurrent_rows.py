@@ -81,7 +81,7 @@ class RecurrentRows:
 
 
 class RecurrentLayers(ABC):
-    """What recurrent layers call in a step: their part of `models.base.ForwardContext`."""
+    """Implements the methods of `models.base.ForwardContext` for recurrent layers."""
 
     @property
     @abstractmethod

@@ -55,7 +55,7 @@ def _start(config: ModelConfig, scaling: Scaling) -> Any:
         scaling = replace(scaling, gpus=1 if gpus else 0)
         deployment = replicas(engine, config.serving, scaling)
         return serve.run(deployment, name=_APPLICATION, route_prefix=None)
-    except Exception as error:  # Ray raises plain exceptions, too
+    except Exception as error:  # Ray raises `Exception` itself if its node starts too slowly
         _stop()
         raise ModelError(f"Ray did not start the replicas: {error}") from error
 

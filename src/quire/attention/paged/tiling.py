@@ -18,7 +18,9 @@ _MOST_PIECES = 8
 _BLOCKS_EACH, _MOST_SHARED = 4, 256
 """The most thread blocks for each that runs at a time, and the most tiles, if any are shared."""
 _WHOLE_COST, _PIECE_COST = 1, 3
-"""What a thread block costs beside its passes, in passes: of a piece it stores sums."""
+"""Time of a thread block beside its passes, in passes, for a whole tile and for a piece, whose sums
+it stores.
+"""
 _KEYS, _PIECE = 2, 5
 """Fields of a tile. The lowest key, which one past the highest follows. And in place of the
 sequence 0 for a whole tile, or for a piece: 65,536 times the number of its tile's first piece among

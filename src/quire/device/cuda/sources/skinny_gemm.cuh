@@ -32,7 +32,7 @@
   // first products waits for the tiles. That of the last ones starts only when those have waited.
   // WHOLE: chunks have no rest. OTHERS: a gate multiplies other rows, each so many elements behind the one before.
   // With ONE_ROW all of x lies behind the scales, in the pairs in which codes of 4 bits are unpacked.
-  // With DIGITS, x are records of one or two rows, see `digits.cuh`. A lane of a quad has the codes of 16 columns, which
+  // With DIGITS, x are records of one row, see `digits.cuh`. A lane of a quad has the codes of 16 columns, which
   // have a unit of their own. So two columns of a product, the digits of a row, are those of each lane's own columns
   // of W, and nothing of the other lanes'.
   // With DIGIT_ROWS, y is also written as digits, in records of so many rows.
@@ -41,7 +41,8 @@
   // In pieces of 16 bytes: a row's codes and a row of x in a chunk, a chunk's codes, a chunk.
   constexpr int CODES = CHUNK * BITS / 2, X = CHUNK * 8, ALL_CODES = MATRICES * 16 * CODES;
 #if DIGITS
-  constexpr int X_PIECES = CHUNK * ROWS * DIGIT_PIECES, SPAN = CHUNK;
+  static_assert(ROWS == 1, "records are of one row");
+  constexpr int X_PIECES = CHUNK * DIGIT_PIECES, SPAN = CHUNK;
 #else
   constexpr int X_PIECES = ONE_ROW ? 0 : ROWS * X, SPAN = CHUNK < 2 ? 1 : 2;
 #endif
@@ -158,7 +159,7 @@
     if (chunk >= chunks) return;
     #pragma unroll
     for (int i = 0; i < X_PIECES; i += 32)
-      if (i + lane < X_PIECES && (WHOLE || chunk * X_PIECES + i + lane < K / 64 * ROWS * DIGIT_PIECES))
+      if (i + lane < X_PIECES && (WHOLE || chunk * X_PIECES + i + lane < K / 64 * DIGIT_PIECES))
         copy_of_line(ring + stage * STAGE + ALL_CODES + i + lane, records + chunk * X_PIECES + i + lane);
   };
 #else
@@ -234,32 +235,23 @@
       for (int j = 0; j < SPAN; j++) {
         if (!WHOLE && chunk * CHUNK + span + j >= K / 64) break;
 #if DIGITS
-        const uint4* const record = now + ALL_CODES + (span + j) * ROWS * DIGIT_PIECES;
-        uint4 of_x[ROWS];  // digits of the lane's columns, if the lane's column of a product is of them
-        float2 own[ROWS];  // their unit and sum
-        #pragma unroll
-        for (int row = 0; row < ROWS; row++) {
-          const uint4* const from = record + row * DIGIT_PIECES;
-          of_x[row] = r / 2 == quad ? from[r % 2 * 4 + quad] : make_uint4(0, 0, 0, 0);
-          own[row] = ((const float2*)(from + 8))[quad];
-        }
+        const uint4* const record = now + ALL_CODES + (span + j) * DIGIT_PIECES;
+        // Digits of the lane's columns, if the lane's column of a product is of them; their unit and sum.
+        const uint4 some = r / 2 == quad ? record[r % 2 * 4 + quad] : make_uint4(0, 0, 0, 0);
+        const float2 own = ((const float2*)(record + 8))[quad];
         #pragma unroll
         for (int m = 0; m < MATRICES; m++) {
           const uint4* const codes = now + (m * 16 + r) * CODES + turned((span + j) * 2, r);
           const uint2 up = ((const uint2*)codes)[quad], low = ((const uint2*)(codes + 8 * CODES))[quad];
+          int c[4] = {};
+          byte_product(c, up.x & EVEN, low.x & EVEN, up.x >> 4 & EVEN, low.x >> 4 & EVEN, some.x, some.y);
+          byte_product(c, up.y & EVEN, low.y & EVEN, up.y >> 4 & EVEN, low.y >> 4 & EVEN, some.z, some.w);
           #pragma unroll
-          for (int row = 0; row < ROWS; row++) {
-            const uint4 some = of_x[row];
-            int c[4] = {};
-            byte_product(c, up.x & EVEN, low.x & EVEN, up.x >> 4 & EVEN, low.x >> 4 & EVEN, some.x, some.y);
-            byte_product(c, up.y & EVEN, low.y & EVEN, up.y >> 4 & EVEN, low.y >> 4 & EVEN, some.z, some.w);
-            #pragma unroll
-            for (int h = 0; h < 2; h++) {
-              const float s = (float)scale[m][0][h].of[j * 64 / GROUP], o = (float)scale[m][1][h].of[j * 64 / GROUP];
-              const int n = c[h * 2] + c[h * 2 + 1] * 256;
-              const float sum = fmaf(__int_as_float(n + INTEGER_BITS), own[row].x, -INTEGER_BASE * own[row].x);
-              acc[m][0][h * 2 + row] = fmaf(o, own[row].y, fmaf(s, sum, acc[m][0][h * 2 + row]));
-            }
+          for (int h = 0; h < 2; h++) {
+            const float s = (float)scale[m][0][h].of[j * 64 / GROUP], o = (float)scale[m][1][h].of[j * 64 / GROUP];
+            const int n = c[h * 2] + c[h * 2 + 1] * 256;
+            const float sum = fmaf(__int_as_float(n + INTEGER_BITS), own.x, -INTEGER_BASE * own.x);
+            acc[m][0][h * 2] = fmaf(o, own.y, fmaf(s, sum, acc[m][0][h * 2]));
           }
         }
 #elif BITS == 4 && !FLOATS
@@ -412,7 +404,7 @@
   #pragma unroll
   for (int m = 0; m < MATRICES; m++)
     #pragma unroll
-    for (int i = 0; i < 4; i += 3 - ROWS) {
+    for (int i = 0; i < 4; i += 2) {
       acc[m][0][i] += __shfl_xor_sync(0xffffffffu, acc[m][0][i], 1);
       acc[m][0][i] += __shfl_xor_sync(0xffffffffu, acc[m][0][i], 2);
     }
