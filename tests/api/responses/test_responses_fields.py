@@ -95,7 +95,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "text.format",
     ),
     ({"text": {"verbosity": "shouted"}}, "text.verbosity"),
-    ({"tools": [{"type": "tool_search", "execution": "server"}]}, "tools[0].execution"),
+    ({"tools": [{"type": "tool_search", "execution": "else"}]}, "tools[0].execution"),
     ({"input": [{"type": "additional_tools", "role": "user", "tools": []}]}, "input[0].role"),
     ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
     ({"background": True, "store": False}, "background"),

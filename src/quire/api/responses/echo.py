@@ -7,14 +7,10 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+from quire.api.responses.configuration import Configuration, Reasoning, TextFormat
 from quire.api.responses.items import WireEvent
 from quire.api.responses.own_tools import HostedTool
-from quire.api.responses.schema import (
-    FunctionTool,
-    Reasoning,
-    ResponsesRequest,
-    TextFormat,
-)
+from quire.api.responses.schema import FunctionTool, ResponsesRequest
 from quire.core.request import SamplingParams
 
 
@@ -24,13 +20,16 @@ def asked_summary(reasoning: Reasoning | None) -> str | None:
 
 
 def constant_part(
-    name: str, fields: ResponsesRequest, sampling: SamplingParams, dropped: Sequence[str]
+    name: str,
+    fields: ResponsesRequest,
+    configuration: Configuration,
+    *,
+    sampling: SamplingParams,
+    dropped: Sequence[str],
 ) -> WireEvent:
     """Return the request fields that a response repeats, as they were understood."""
-    text, conversation = fields.text, fields.conversation_id
-    wanted = (
-        text.format if text is not None and text.format is not None else TextFormat(type="text")
-    )
+    conversation = fields.conversation_id
+    wanted = configuration.text or TextFormat(type="text")
     body: WireEvent = {
         "id": f"resp_{uuid.uuid4().hex}",
         "object": "response",
@@ -48,7 +47,7 @@ def constant_part(
         "previous_response_id": fields.previous_response_id,
         "prompt_cache_key": fields.prompt_cache_key,
         "reasoning": {
-            "effort": fields.effort()[0],
+            "effort": configuration.effort,
             "summary": asked_summary(fields.reasoning),
             "context": "auto",
         },

@@ -20,7 +20,7 @@ from quire.api.responses.echo import asked_summary, constant_part
 from quire.api.responses.items import WireEvent
 from quire.api.responses.listing import ItemsQuery, listed, missing
 from quire.api.responses.render import ResponseChunks, ResponseEvents, ResponseSettings
-from quire.api.responses.said import answer_format, read_said, truncated
+from quire.api.responses.said import read_said, truncated
 from quire.api.responses.schema import (
     CountRequest,
     ResponsesRequest,
@@ -86,7 +86,9 @@ async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest
     if fields.truncation == "auto":
         spec = await truncated(context, spec)
     name = spec.adapter or context.service.name
-    constant = constant_part(name, fields, spec.sampling, dropped=said.dropped)
+    constant = constant_part(
+        name, fields, said.configuration, sampling=spec.sampling, dropped=said.dropped
+    )
     return _ReadRequest(
         await context.prepare(spec),
         str(constant["id"]),
@@ -252,7 +254,7 @@ def _generation(
     logprobs = fields.top_logprobs or 0 if wants_logprobs else None
     return replace(
         decoding(context, fields, request.headers, logprobs=logprobs, prompt=prompt),
-        format=fields.guided_format(request.scope, answer_format(fields)),
+        format=fields.guided_format(request.scope, prompt.format),
         max_tokens=0 if _prewarms(fields) else fields.max_output_tokens,
     )
 

@@ -177,8 +177,8 @@ class HostedCallItem(History):
 class CompactionItem(History):
     """A packed summary of an earlier conversation; see `compaction`."""
 
-    type: Literal["compaction"]
-    encrypted_content: str
+    type: Literal["compaction", "context_compaction"]
+    encrypted_content: str | None = None
     id: str | None = None
 
 
@@ -197,8 +197,11 @@ def tag_tool(value: object) -> str | None:
     kind = tag[1:]
     if kind.startswith(_HOSTED) or kind == "programmatic_tool_calling":
         return "@hosted"
-    environment = value.get("environment") if isinstance(value, dict) else None
+    fields = value if isinstance(value, dict) else {}
+    environment = fields.get("environment")
     place = environment.get("type") if isinstance(environment, dict) else None
+    if kind == "tool_search" and fields.get("execution", "server") == "server":
+        return "@hosted"
     return "@hosted" if kind == "shell" and str(place).startswith("container") else tag
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from quire.api.responses.configuration import ConfigurationUpdateItem
 from quire.api.responses.mcp_items import McpConversation, McpItem
 from quire.api.responses.own_tools import CompactionItem, HostedCallItem, OwnCallItem, OwnOutputItem
 from quire.api.responses.schema import (
     AdditionalToolsItem,
+    AgentMessageItem,
     CallOutputItem,
     Content,
     CustomCallItem,
@@ -22,6 +24,7 @@ from quire.api.responses.schema import (
     NamespaceTool,
     ReasoningItem,
     RefusalPart,
+    SealedPart,
     SearchCallItem,
     SearchOutputItem,
     TextPart,
@@ -92,6 +95,8 @@ class Translator:
             case MessageItem(role=role, content=content):
                 parts = _parts(content, f"{param}.content", media=role != "assistant")
                 return {"role": "system" if role == "developer" else role, "content": parts}
+            case AgentMessageItem(content=content):
+                return {"role": "user", "content": _parts(content or "", f"{param}.content")}
             case ReasoningItem():
                 reasoning = self._reasoning(item, param)
                 if not reasoning:
@@ -105,8 +110,8 @@ class Translator:
             case CustomCallItem():
                 name = model_name(item.name, item.namespace)
                 return self._call(item.call_id, name, {INPUT: item.input})
-            case SearchCallItem():
-                return self._call(item.call_id, SEARCH, item.arguments)
+            case SearchCallItem(call_id=str(call_id), arguments=arguments):
+                return self._call(call_id, SEARCH, arguments)
             case OwnCallItem():
                 self._calls[item.id or ""] = item.call_id
                 return self._call(item.call_id, item.kind, item.arguments())
@@ -115,13 +120,13 @@ class Translator:
                 return self._output(call_id, item.text(), param)
             case CallOutputItem():
                 return self._output(item.call_id, _parts(item.output, f"{param}.output"), param)
-            case SearchOutputItem():
-                return self._output(item.call_id, _told(item.tools), param)
-            case HostedCallItem():
+            case SearchOutputItem(call_id=str(call_id), tools=tools):
+                return self._output(call_id, _told(tools), param)
+            case HostedCallItem() | SearchCallItem() | SearchOutputItem():
                 self.left_out.append(param)
                 return None
-            case AdditionalToolsItem():
-                return None  # tools stand with the request's own
+            case AdditionalToolsItem() | ConfigurationUpdateItem():
+                return None  # what they hold stands with the request's own fields
             case _:  # references have been resolved
                 raise AssertionError(item)
 
@@ -142,7 +147,7 @@ class Translator:
 
     def _summary(self, item: CompactionItem, param: str) -> TemplateMessage | None:
         """Return a summary as a message of the user; None if it was not packed here."""
-        opened = self._signer.open(item.encrypted_content)
+        opened = self._signer.open(item.encrypted_content or "")
         if opened is None:
             self.left_out.append(param)
             return None
@@ -184,7 +189,9 @@ def _parts(content: Content, param: str, *, media: bool = True) -> str | list[Pa
     parts: list[Part] = []
     for index, part in enumerate(content):
         match part:
-            case TextPart(text=text) | RefusalPart(refusal=text):
+            case (
+                TextPart(text=text) | RefusalPart(refusal=text) | SealedPart(encrypted_content=text)
+            ):
                 parts.append(text_part(text))
             case _ if not media:
                 raise RequestError(

@@ -9,23 +9,21 @@ from starlette.requests import Request
 from starlette.types import Scope
 
 from quire.api.responses.addition import new_items
+from quire.api.responses.configuration import Configuration, ConfigurationUpdateItem
 from quire.api.responses.listing import missing
 from quire.api.responses.prompt import Translator
-from quire.api.responses.schema import PromptFields, TextFormat
+from quire.api.responses.schema import Item, PromptFields
 from quire.api.responses.stored_item import StoredItem
 from quire.api.responses.tools import toolbox
 from quire.api.shared.access import note_ignored
 from quire.api.shared.context import Context
-from quire.api.shared.formats import any_object
 from quire.api.shared.limits import check_count
-from quire.api.shared.pieces import compact
 from quire.api.shared.schema import note_verbosity
 from quire.api.shared.stored import StoredConversations
 from quire.api.shared.thinking import offered, template_variables
 from quire.api.shared.toolbox import Toolbox
 from quire.api.shared.unsupported_media import newest, without_unsupported_media
 from quire.core.errors import ContextOverflow, RequestError
-from quire.serving.answer_grammar import AnswerFormat
 from quire.serving.generation import FieldNames, Generation, Thinking
 
 _NAMES = FieldNames(messages="input", parameters="parameters")
@@ -41,6 +39,7 @@ class Said:
         prompt: the part of a generation that shapes its prompt.
         items: all items of the conversation so far.
         new: the last of these, which the request brought.
+        configuration: reasoning effort and text format of the answer.
         dropped: ids of reasoning that did not verify.
     """
 
@@ -48,6 +47,7 @@ class Said:
     items: tuple[StoredItem, ...]
     new: tuple[StoredItem, ...]
     tools: Toolbox
+    configuration: Configuration
     dropped: Sequence[str]
 
 
@@ -70,6 +70,7 @@ def read_said(context: Context, fields: PromptFields, request: Request) -> Said:
         note_verbosity(request.scope, fields.text.verbosity, "text.verbosity")
     messages = translator.messages(fields.instructions, items, len(new))
     note_ignored(request.scope, translator.left_out)
+    configuration = _configuration(fields, items, len(new))
     last = newest("input", items, len(new) - len(items))
     prompt = Generation(
         messages=without_unsupported_media(context.service, request.scope, messages, newest=last),
@@ -77,14 +78,21 @@ def read_said(context: Context, fields: PromptFields, request: Request) -> Said:
         strict_tools=tools.strict,
         tool_choice=tools.choice,
         parallel_tool_calls=fields.parallel_tool_calls is not False,
-        format=answer_format(fields),
-        thinking=_thinking(context, fields, request.scope),
+        format=configuration.answer_format(),
+        thinking=_thinking(context, configuration, request.scope),
         template_kwargs=template_variables(
             context.service, request.scope, fields.chat_template_kwargs
         ),
         names=_NAMES,
     )
-    return Said(prompt, conversation, tuple(new), tools=tools, dropped=translator.dropped)
+    return Said(
+        prompt,
+        conversation,
+        tuple(new),
+        tools=tools,
+        configuration=configuration,
+        dropped=translator.dropped,
+    )
 
 
 def _previous(
@@ -122,36 +130,30 @@ def _previous(
     return history
 
 
-def answer_format(fields: PromptFields) -> AnswerFormat | None:
-    """Return the format that constrains the answer, if any."""
-    match fields.text.format if fields.text is not None else None:
-        case TextFormat(type="json_object"):
-            return any_object("text.format")
-        case TextFormat(type="json_schema", schema_=schema, strict=strict):
-            if schema is None:
-                raise RequestError(
-                    "Missing required parameter: 'text.format.schema'.",
-                    param="text.format.schema",
-                    code="missing_required_parameter",
-                )
-            source = compact(schema).decode()
-            return AnswerFormat("json_schema", source, "text.format", strict=strict is True)
-        case _:
-            return None
+def _configuration(fields: PromptFields, items: Sequence[Item], new: int) -> Configuration:
+    """Return what the request and its conversation ask of the answer.
+
+    Args:
+        new: number of items that are the request's own. Errors count from the first of these.
+    """
+    text = None if fields.text is None else fields.text.format
+    configuration = Configuration(*fields.effort(), text)
+    for index, item in enumerate(items, new - len(items)):
+        if isinstance(item, ConfigurationUpdateItem):
+            configuration = configuration.updated(item, f"input[{index}]")
+    return configuration
 
 
-def _thinking(context: Context, fields: PromptFields, scope: Scope) -> Thinking:
+def _thinking(context: Context, asked: Configuration, scope: Scope) -> Thinking:
     """Return how to reason first. A model without reasoning is not asked to."""
-    effort, param = fields.effort()
-    match effort:
+    match asked.effort:
         case None:
             return Thinking()
         case "none":
             return Thinking(enabled=False)
-        case _:
-            return offered(
-                context.service, scope, Thinking(enabled=True, effort=effort), param=param
-            )
+        case effort:
+            thinking = Thinking(enabled=True, effort=effort)
+            return offered(context.service, scope, thinking, param=asked.effort_field)
 
 
 async def truncated(context: Context, spec: Generation) -> Generation:

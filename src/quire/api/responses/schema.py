@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from quire.api.responses.configuration import ConfigurationUpdateItem, Reasoning, TextConfig
 from quire.api.responses.conversation_name import ConversationName, ConversationParam
 from quire.api.responses.mcp_items import (
     ApprovalRequestItem,
@@ -38,7 +39,6 @@ from quire.api.shared.schema import (
     TextOrList,
     TokenCount,
     UnlessEmpty,
-    Verbosity,
     Wire,
     tag_by_type,
 )
@@ -61,6 +61,13 @@ class RefusalPart(History):
 
     type: Literal["refusal"]
     refusal: str
+
+
+class SealedPart(History):
+    """What an agent tells another. OpenAI seals such texts; here they are what the model wrote."""
+
+    type: Literal["encrypted_content"]
+    encrypted_content: str
 
 
 class ImagePart(History):
@@ -91,6 +98,7 @@ Part = Annotated[
     | Annotated[TextPart, Tag("@output_text")]
     | Annotated[TextPart, Tag("@text")]
     | Annotated[RefusalPart, Tag("@refusal")]
+    | Annotated[SealedPart, Tag("@encrypted_content")]
     | Annotated[ImagePart, Tag("@input_image")]
     | Annotated[AudioPart, Tag("@input_audio")]
     | Annotated[UrlPart, URL_PARTS, Tag(URL_PARTS.tag)]
@@ -115,6 +123,14 @@ class MessageItem(History):
     id: str | None = None
     status: Status | None = None
     phase: Literal["commentary", "final_answer"] | None = None
+
+
+class AgentMessageItem(History):
+    """A task or a result that one of a client's agents sends to another; read as the user's."""
+
+    type: Literal["agent_message"]
+    content: Content | None = None
+    id: str | None = None
 
 
 class FunctionCallItem(History):
@@ -159,12 +175,15 @@ class CallOutputItem(History):
 
 
 class SearchCallItem(History):
-    """A search for tools that the assistant asked the client for."""
+    """A search for tools that the assistant asked the client for.
+
+    Without a `call_id` it is one that OpenAI's servers made: the model does not see it.
+    """
 
     type: Literal["tool_search_call"]
-    call_id: str
+    call_id: str | None = None
     arguments: JsonObject
-    execution: Literal["client"]
+    execution: Literal["client", "server"] | None = None
     id: str | None = None
     status: Status | None = None
 
@@ -273,9 +292,9 @@ class SearchOutputItem(History):
     """The tools that a search found; the model sees them from then on."""
 
     type: Literal["tool_search_output"]
-    call_id: str
+    call_id: str | None = None
     tools: list[Tool] = Field(max_length=1024)
-    execution: Literal["client"]
+    execution: Literal["client", "server"] | None = None
     id: str | None = None
     status: Status | None = None
 
@@ -290,6 +309,8 @@ def _tag_item(value: object) -> str | None:
 
 Item = Annotated[
     Annotated[MessageItem, Tag("@message")]
+    | Annotated[AgentMessageItem, Tag("@agent_message")]
+    | Annotated[ConfigurationUpdateItem, Tag("@configuration_update")]
     | Annotated[FunctionCallItem, Tag("@function_call")]
     | Annotated[CallOutputItem, Tag("@function_call_output")]
     | Annotated[CustomCallItem, Tag("@custom_tool_call")]
@@ -299,6 +320,7 @@ Item = Annotated[
     | Annotated[AdditionalToolsItem, Tag("@additional_tools")]
     | Annotated[ReasoningItem, Tag("@reasoning")]
     | Annotated[CompactionItem, Tag("@compaction")]
+    | Annotated[CompactionItem, Tag("@context_compaction")]
     | Annotated[OwnCallItem, Tag("@local_shell_call")]
     | Annotated[OwnCallItem, Tag("@shell_call")]
     | Annotated[OwnCallItem, Tag("@apply_patch_call")]
@@ -313,33 +335,6 @@ Item = Annotated[
     | Annotated[ReferenceItem, Tag("@item_reference")],
     Discriminator(_tag_item),
 ]
-
-
-class TextFormat(Wire):
-    """The format of the answer. `schema` belongs to `json_schema`, and is always met."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    name: str | None = None
-    description: str | None = None
-    schema_: JsonObject | None = Field(default=None, alias="schema")
-    strict: bool | None = None
-
-
-class TextConfig(Wire):
-    """Settings of the answer's text. There is no verbosity setting: the response says `medium`."""
-
-    format: TextFormat | None = None
-    verbosity: Verbosity | None = None
-
-
-class Reasoning(Wire):
-    """How to reason. The chat template decides which earlier reasoning the model sees (`auto`)."""
-
-    effort: Effort | None = None
-    summary: Literal["auto", "concise", "detailed"] | None = None
-    generate_summary: Literal["auto", "concise", "detailed"] | None = None
-    context: Literal["auto", "current_turn", "all_turns"] | None = None
-    mode: Literal["standard"] | None = None
 
 
 Include = Literal[

@@ -25,6 +25,7 @@ from quire.api.shared.pieces import Merged, compact
 _ITEM: TypeAdapter[Item] = TypeAdapter(Item)
 _PREFIXES = {
     "message": "msg",
+    "agent_message": "amsg",
     "reasoning": "rs",
     "compaction": "cmp",
     "function_call": "fc",

@@ -30,17 +30,21 @@ from quire.api.shared.toolbox import (
 def toolbox(fields: PromptFields, items: Sequence[Item]) -> Toolbox:
     """Return the tools of a request and of its conversation, and the choice among them.
 
+    OpenAI's own search finds nothing here, so if it is offered, the model sees deferred tools, too.
+
     Raises:
         RequestError: two tools of the request with one name, a deferred tool without a search, or a
             choice that names no offered tool.
     """
-    builder = ToolboxBuilder()
-    for index, tool in enumerate(fields.tools or ()):
-        _add(builder, tool, f"tools[{index}]", unique=True)
+    builder, tools = ToolboxBuilder(), fields.tools or ()
+    searched = any(isinstance(each, HostedTool) and each.type == "tool_search" for each in tools)
+    for index, tool in enumerate(tools):
+        _add(builder, tool, f"tools[{index}]", unique=True, loaded=searched)
     for item in items:
         if isinstance(item, AdditionalToolsItem | SearchOutputItem):
             for tool in item.tools:
-                _add(builder, tool, item.type, loaded=isinstance(item, SearchOutputItem))
+                loaded = searched or isinstance(item, SearchOutputItem)
+                _add(builder, tool, item.type, loaded=loaded)
     return builder.build(_choice(fields.tool_choice))
 
 
