@@ -83,6 +83,33 @@ def test_a_curve_is_as_slow_as_the_machine_is_now() -> None:
     assert times.curve(1, 4) == pytest.approx(4 * [0.05])
 
 
+def test_a_curve_follows_steps_that_contradict_older_ones_of_more_rows() -> None:
+    """Made-up requests of a start may meet fewer experts than real ones: 9 rows took 3 ms."""
+    times = measured(*5 * [(1, 2.0), (8, 3.0), (16, 3.0), (64, 3.2)])
+    times.observe(9, 4.5)
+    assert times.curve(1, 64) == measured(*5 * [(1, 2.0), (8, 3.0), (16, 3.0), (64, 3.2)]).curve(
+        1, 64
+    ), "a single step may be an outlier"
+    for _ in range(2):
+        times.observe(9, 4.5)
+    curve = times.curve(0, 64)
+    assert curve is not None
+    assert [curve[rows] for rows in (1, 8, 9, 16, 64)] == pytest.approx([2.0, 3.0, 4.5, 4.5, 4.5])
+    for _ in range(5):
+        times.observe(8, 3.9)
+        times.observe(64, 9.0)
+    curve = times.curve(0, 64)
+    assert curve is not None
+    assert [curve[rows] for rows in (1, 8, 9, 64)] == pytest.approx([2.0, 3.9, 4.5, 9.0])
+
+
+def test_a_curve_falls_with_steps_that_have_become_faster() -> None:
+    times = measured(*5 * [(1, 0.02), (4, 0.03), (8, 0.04)])
+    for _ in range(5):
+        times.observe(4, 0.01)
+    assert times.curve(1, 8) == pytest.approx(4 * [0.01] + [0.0175, 0.025, 0.0325, 0.04])
+
+
 def test_a_machine_that_has_become_slower_is_believed_after_three_steps() -> None:
     times = measured((64, 0.04), (64, 0.04))
     for _ in range(2):

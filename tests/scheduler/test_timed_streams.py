@@ -12,6 +12,10 @@ from tests.scheduler.timed_streams import Oracle, TimedStreams
 
 MIXTURE = {1: 2.11, 2: 2.16, 4: 2.24, 8: 2.46, 16: 3.18, 32: 4.95, 64: 6.6, 128: 9.95, 256: 13.6}
 """Milliseconds of a step by its rows: Gemma 4 26B-A4B in 4 bits on an H100."""
+EVEN_EXPERTS = {1: 1.79, 2: 2.56, 4: 3.08, 6: 3.52, 8: 3.89, 9: 4.45, 16: 5.37, 24: 6.76, 32: 7.27}
+"""The same where each row meets other experts."""
+SAME_EXPERTS = {1: 1.79, 2: 2.56, 4: 2.9, 8: 2.95, 16: 3.0, 32: 3.1, 64: 3.2}
+"""The same as if rows met the same experts."""
 CHEAP = {1: 2.1, 32: 2.6, 64: 4.0, 128: 7.0, 256: 12.0}
 """Step times in milliseconds by rows, as if weights were read once for 32 rows."""
 
@@ -50,6 +54,27 @@ def test_speculation_that_does_not_pay_switches_itself_off(
 @pytest.mark.parametrize(("streams", "least"), [(1, 1.8), (8, 1.4)])
 def test_speculation_pays_where_rows_are_cheap(streams: int, least: float) -> None:
     assert gain(CHEAP, 0.7, streams, tokens=100, host_factor=0.5) >= least
+
+
+@pytest.mark.parametrize(("streams", "least"), [(1, 1.2), (8, 1.12)])
+def test_steps_that_take_longer_than_at_the_start_are_soon_believed(
+    streams: int, least: float
+) -> None:
+    """With five drafts a step, one stream would gain 1.31; with three each, eight 1.24."""
+    off = TimedStreams(EVEN_EXPERTS, lambda sequences, rows: 0.0, None).serve(streams, 150)
+    times = []
+    for number in range(16 // streams + 2):
+        on = TimedStreams(
+            EVEN_EXPERTS,
+            lambda sequences, rows: 0.42 + 0.03 * sequences,
+            Oracle(lambda number: 0.7),
+        )
+        for rows, seconds in SAME_EXPERTS.items():
+            for _ in range(5):
+                on.budget.observe(rows, 0, 0, seconds)
+        on.serve(streams, 150, first=1000 * number)
+        times.append(1 / on.serve(streams, 150, first=1000 * number + 500))
+    assert len(times) / sum(times) / off >= least
 
 
 def test_a_stream_that_hits_is_drafted_beside_those_that_do_not() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
@@ -13,6 +14,9 @@ from quire.core.arrays import Floats
 
 _REMEMBERED = 5
 """Number of recent steps kept for each range of rows."""
+_CERTAIN = 3
+"""Fewest steps of a range that contradict older, shorter times of more rows: one may be an outlier.
+"""
 _GROWTH = 2
 """Step times are known up to this multiple of the most rows seen."""
 
@@ -34,11 +38,10 @@ class StepTimes:
         self._steps: dict[int, deque[tuple[int, float]]] = {}
         """Rows and seconds of the last steps, by the upper end of their range."""
         self._own: dict[int, tuple[float, float]] = {}
-        """Rows and seconds of each range's point, by its upper end."""
+        """Rows and seconds of each range's point, by its upper end; the last observed range last.
+        """
         self._points: list[tuple[float, float]] = []
         """The points of `_own` as a curve: rows and seconds both ascend."""
-        self._pace = 1.0
-        """Ratio of the newest point to what the curve says of it, at least 1."""
         self._curve: list[float] = []
         """Seconds of steps of 0, 1, 2 and more rows, as far as they were asked for; empty where it
         has to be made again.
@@ -58,6 +61,7 @@ class StepTimes:
         steps = self._steps.setdefault(end, deque(maxlen=_REMEMBERED))
         steps.append((rows, seconds))
         mean = sum([rows for rows, _ in steps]) / len(steps)
+        self._own.pop(end, None)
         self._own[end] = mean, mean * median_low([seconds / rows for rows, seconds in steps])
         points: list[tuple[float, float]] = []
         most = float("inf")  # fewer rows never take longer
@@ -65,8 +69,6 @@ class StepTimes:
             mean, own = self._own[each]
             most = min(most, own)
             points.append((mean, most))
-            if each == end:
-                self._pace = own / most if most else 1.0
         self._points = points[::-1]
         # A curve in use is made here: when it is asked for, the device may wait for the plan.
         self._curve = self._line(len(self._curve)) if self._curve_used else []
@@ -90,24 +92,43 @@ class StepTimes:
         return max(line, low_s * min(1.0, rows / low))
 
     def curve(self, first: int, last: int) -> list[float] | None:
-        """Return the times of each number of rows from `first` to `last`, as slow as the machine is
-        now.
+        """Return the times of each number of rows from `first` to `last`, by the newest steps.
 
-        Steps of fewer rows that take longer than more rows did say that it has become slower.
+        Where steps of fewer rows take longer than more rows did before, these take at least as long
+        now: the machine has become slower, or other tokens take longer.
         """
         if not self._points:
             return None
         if len(self._curve) <= last:
             self._curve = self._line(_GROWTH * last + 1)
         self._curve_used = True
-        found = self._curve[first : last + 1]
-        return found if self._pace == 1.0 else [self._pace * seconds for seconds in found]
+        return self._curve[first : last + 1]
+
+    def _newest(self) -> tuple[list[float], list[float]]:
+        """Return rows and seconds of all points, both ascending, older seconds between newer ones.
+
+        Points of too few steps bound no others, and take no longer than more rows do.
+        """
+        certain = [end for end in self._own if len(self._steps[end]) >= _CERTAIN]
+        others = sorted(end for end in self._own if len(self._steps[end]) < _CERTAIN)
+        rows: list[float] = []
+        seconds: list[float] = []
+        for end in reversed(others + certain):
+            mean, own = self._own[end]
+            place = bisect(rows, mean)
+            if place < len(rows):
+                own = min(own, seconds[place])
+            if place:
+                own = max(own, seconds[place - 1])
+            rows.insert(place, mean)
+            seconds.insert(place, own)
+        return rows, seconds
 
     def _line(self, count: int) -> list[float]:
         """Return the seconds of 0, 1, 2 and more rows, `count` numbers in all."""
-        points: Floats = np.array(self._points)
+        points: Floats = np.array(self._newest())
         rows = np.arange(count)
-        known, seconds = points[:, 0], points[:, 1]
+        known, seconds = points
         beyond: Floats = seconds[-1] * np.maximum(1.0, rows / known[-1])
         if len(known) == 1:
             line: list[float] = beyond.tolist()
