@@ -227,7 +227,8 @@ class McpResultBlock(ContentBlock):
 
 
 class HostedBlock(ContentBlock):
-    """A call or result of a tool that Anthropic hosts, in a conversation that started there.
+    """A block of a conversation that started at Anthropic: a call or result of a tool that runs
+    there, or the mark of a change of models.
 
     The model does not see it: the following text states what was found. The client is told that it
     had no effect.
@@ -267,7 +268,7 @@ class ToolResultBlock(ContentBlock):
     toolset_name: None = None
 
 
-_HOSTED = frozenset({"@server_tool_use", "@mcp_tool_listing", "@container_upload"})
+_HOSTED = frozenset({"@server_tool_use", "@mcp_tool_listing", "@container_upload", "@fallback"})
 _OWN_RESULTS = ("@tool_result", "@mcp_tool_result")
 
 

@@ -17,11 +17,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
 from quire.api.messages.edits import edited
+from quire.api.messages.loaded_tools import loaded_tools
 from quire.api.messages.prompt import (
     Conversation,
     continues,
     conversation,
-    loaded_tools,
     without_effect,
 )
 from quire.api.messages.render import (
@@ -247,7 +247,7 @@ def _tool_choice(choice: WireToolChoice | None) -> ToolChoice:
 
 def _thinking(context: Context, fields: CountRequest, scope: Scope) -> Thinking:
     """Return whether to reason first. A model without reasoning keeps any budget."""
-    effort = fields.output_config.effort if fields.output_config is not None else None
+    effort = fields.effort
     match fields.thinking:
         case ThinkingDisabled():
             return Thinking(enabled=False, effort=effort)

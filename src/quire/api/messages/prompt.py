@@ -30,6 +30,7 @@ from quire.api.messages.blocks import (
     ToolUseBlock,
     UserBlock,
 )
+from quire.api.messages.loaded_tools import changes
 from quire.api.messages.mcp_turns import results, turns
 from quire.api.messages.schema import (
     AssistantMessage,
@@ -44,7 +45,8 @@ from quire.api.messages.schema import (
     ThinkingEnabled,
     UserMessage,
 )
-from quire.api.messages.tools import ClientTool, HostedTool, searches
+from quire.api.messages.tool_changes import SystemBlocks, has_no_effect
+from quire.api.messages.tools import HostedTool
 from quire.api.shared.content import document_parts, function_call
 from quire.api.shared.mcp_calls import function_name
 from quire.api.shared.signing import Signer
@@ -100,33 +102,10 @@ def without_effect(fields: CountRequest) -> list[str]:
     if fields.mcp_servers:
         named.append("mcp_servers")
     edits = enumerate(_edits(fields))
-    return named + [
+    named += [
         f"context_management.edits[{index}]" for index, edit in edits if isinstance(edit, Compact)
     ]
-
-
-def loaded_tools(fields: CountRequest) -> tuple[ClientTool, ...]:
-    """Return the tools shown to the model: all except deferred ones that no search has found.
-
-    Anthropic's own search finds nothing here, so if it is offered, all tools are shown.
-    """
-    tools = fields.tools or ()
-    searched = any(map(searches, tools))
-    found = {
-        part.tool_name
-        for message in fields.messages
-        if isinstance(message, UserMessage) and isinstance(message.content, list)
-        for block in message.content
-        if isinstance(block, ToolResultBlock) and isinstance(block.content, list)
-        for part in block.content
-        if isinstance(part, ToolReferenceBlock)
-    }
-    return tuple(
-        tool
-        for tool in tools
-        if isinstance(tool, ClientTool)
-        and (searched or not tool.defer_loading or tool.name in found)
-    )
+    return named + [param for param, block in changes(fields.messages) if has_no_effect(block)]
 
 
 def continues(messages: Sequence[Message]) -> bool:
@@ -158,7 +137,8 @@ class _Translator:
     def message(self, message: Message, index: int) -> list[TemplateMessage]:
         """Translate a message into one message, or into several with tool results among them."""
         if isinstance(message, SystemMessage):
-            return [{"role": "system", "content": _system(message.content)}]
+            content = _system(message.content)
+            return [{"role": "system", "content": content}] if content else []
         if isinstance(message.content, str):
             return [{"role": message.role, "content": message.content}]
         if isinstance(message, UserMessage):
@@ -304,11 +284,13 @@ def _clears(message: Message) -> bool:
     return isinstance(message, SystemMessage) and message.clear_at == "next_user_message"
 
 
-def _system(system: SystemText) -> str | list[Part]:
-    """Return the system prompt. Blocks stay separate, because the parts to remove are blocks."""
+def _system(system: SystemText | SystemBlocks) -> str | list[Part]:
+    """Return a system prompt's or message's text. Blocks stay separate, because the parts to
+    remove are blocks.
+    """
     if isinstance(system, str):
         return system
-    return [text_part(block.text) for block in system]
+    return [text_part(block.text) for block in system if isinstance(block, TextBlock)]
 
 
 def _document(block: DocumentBlock, param: str) -> list[Part]:

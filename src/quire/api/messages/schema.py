@@ -17,6 +17,7 @@ from quire.api.messages.blocks import (
     SystemText,
     UserBlock,
 )
+from quire.api.messages.tool_changes import SystemBlocks
 from quire.api.messages.tools import Tool
 from quire.api.shared.formats import GuidedFields
 from quire.api.shared.numbers import Integer
@@ -47,12 +48,24 @@ class AssistantMessage(History):
     content: TextOrList[AssistantBlock]
 
 
+Effort = Literal["low", "medium", "high", "xhigh", "max"]
+
+
+class MessageConfig(History):
+    """The reasoning effort from a message on, in place of the request's."""
+
+    effort: Effort | None = None
+
+
 class SystemMessage(History):
-    """Operator instructions in the middle of a conversation, permanent or for one turn."""
+    """Operator instructions in the middle of a conversation, permanent or for one turn, and
+    changes of tools and of the effort, which stay.
+    """
 
     role: Literal["system"]
-    content: SystemText
+    content: SystemBlocks = ""
     clear_at: Literal["next_user_message", "never"] | None = None
+    output_config: MessageConfig | None = None
 
 
 Message = Annotated[
@@ -125,7 +138,7 @@ class OutputFormat(Wire):
 class OutputConfig(Wire):
     """The reasoning effort, and the format of the answer."""
 
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Effort | None = None
     format: OutputFormat | None = None
 
 
@@ -240,6 +253,13 @@ class CountRequest(Wire):
     speed: Literal["standard"] | None = None
     user_profile_id: str | None = None
     workspace_id: str | None = None
+
+    @property
+    def effort(self) -> Effort | None:
+        """The reasoning effort: the conversation's last, else the request's."""
+        configs = [each.output_config for each in self.messages if isinstance(each, SystemMessage)]
+        efforts = (each.effort for each in (self.output_config, *configs) if each is not None)
+        return next(filter(None, reversed([*efforts])), None)
 
 
 class MessagesRequest(CountRequest, DecodingFields, GuidedFields):

@@ -1,0 +1,103 @@
+"""System messages in the middle of a conversation change tools and the effort."""
+
+from __future__ import annotations
+
+from typing import Any, get_args, get_type_hints
+
+from anthropic.types.beta.beta_content_block_param import BetaContentBlockParam
+
+from tests.api.conftest import Serve, Served
+from tests.api.messages.test_messages_fields import ASK, TOOL, post, prompt_of
+
+IGNORED = "x-quire-ignored-fields"
+HIDDEN = {"name": "hidden", "input_schema": {"type": "object"}, "defer_loading": True}
+ANSWER = {"role": "assistant", "content": "Hello."}
+
+
+def system(*blocks: Any, **fields: Any) -> dict[str, Any]:
+    return {"role": "system", "content": list(blocks), **fields}
+
+
+def change(kind: str, name: str) -> dict[str, Any]:
+    return {"type": f"tool_{kind}", "tool": {"type": "tool_reference", "name": name}}
+
+
+def offered(served: Served, *messages: Any) -> list[str]:
+    """Return which tools the prompt of a conversation declares."""
+    answer = post(served, messages=[*ASK, *messages, *ASK], tools=[TOOL, HIDDEN])
+    assert answer.status_code == 200, answer.text
+    assert IGNORED not in answer.headers
+    names = ("f", "hidden", "new")
+    return [name for name in names if f"declaration:{name}{{" in prompt_of(served)]
+
+
+def test_messages_change_which_tools_are_offered(serve: Serve) -> None:
+    served = serve()
+    new = {"name": "new", "input_schema": {"type": "object"}}
+    defined = {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": new}}
+    assert offered(served) == ["f"]
+    assert offered(served, system(change("removal", "f"))) == []
+    assert offered(served, system(change("addition", "hidden"))) == ["f", "hidden"]
+    assert offered(served, system(defined, change("removal", "f"))) == ["new"]
+    again = system(change("addition", "f"), clear_at="next_user_message")
+    assert offered(served, system(defined, change("removal", "f")), ANSWER, again) == ["f", "new"]
+    text = {"type": "text", "text": "Count by hand."}
+    assert offered(served, system(change("removal", "f"), text)) == []
+    assert "<|turn>system\nCount by hand.<turn|>" in prompt_of(served)
+
+
+def test_changes_of_servers_tools_are_named(serve: Serve) -> None:
+    hosted = {"type": "web_search_20250305", "name": "web_search"}
+    blocks: list[dict[str, Any]] = [
+        {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": hosted}},
+        {"type": "tool_removal", "tool": {"type": "mcp_toolset_reference", "server_name": "s"}},
+    ]
+    answer = post(serve(), messages=[*ASK, system(*blocks)])
+    named = "messages[1].content[0], messages[1].content[1]"
+    assert (answer.status_code, answer.headers[IGNORED]) == (200, named)
+
+
+def test_an_addition_of_no_tool_is_refused(serve: Serve) -> None:
+    answer = post(serve(), messages=[*ASK, system(change("addition", "g"))], tools=[TOOL])
+    assert answer.status_code == 400
+    assert "'messages[1].content[0].tool.name' is 'g'" in answer.json()["error"]["message"]
+
+
+def test_the_last_effort_of_a_conversation_holds(serve: Serve) -> None:
+    served = serve()
+
+    def budget(*messages: Any, **fields: Any) -> int:
+        config: dict[str, Any] = {"thinking": {"type": "adaptive"}, "max_tokens": 4000, **fields}
+        answer = post(served, messages=[*ASK, *messages, *ASK], **config)
+        assert answer.status_code == 200, answer.text
+        thinking = served.engine.requests[-1].thinking
+        assert thinking is not None
+        return thinking.max_tokens
+
+    high: Any = {"output_config": {"effort": "high"}}
+    least, most = budget(output_config={"effort": "low"}), budget(**high)
+    assert least < most
+    low = {"role": "system", "output_config": {"effort": "low"}}
+    assert budget(low) == least
+    assert "<|turn>system\n<turn|>" not in prompt_of(served)
+    assert budget(low, **high) == least
+    assert budget(low, system(output_config={"effort": "high"})) == most
+    text = {"type": "text", "text": "Go on."}
+    assert budget(low, system(text, output_config={})) == least
+
+
+def test_every_block_of_the_official_sdks_betas_is_known(serve: Serve) -> None:
+    served = serve()
+    kinds = {
+        kind
+        for block in get_args(BetaContentBlockParam)
+        if "type" in getattr(block, "__annotations__", {})
+        for kind in get_args(get_type_hints(block)["type"])
+    }
+    assert len(kinds) > 20
+    for kind in kinds:
+        errors = []
+        for role in ("user", "assistant", "system"):
+            answer = post(served, messages=[*ASK, {"role": role, "content": [{"type": kind}]}])
+            errors.append("" if answer.status_code == 200 else answer.json()["error"]["message"])
+        assert not all("Known here" in error for error in errors), (kind, errors)
