@@ -27,9 +27,9 @@ MALFORMED = "arguments"
 
 
 class TextPart(History):
-    """Plain text."""
+    """Plain text. Clients that also speak OpenAI's responses mix the names of its types in."""
 
-    type: Literal["text"]
+    type: Literal["text", "input_text", "output_text"]
     text: str
     prompt_cache_breakpoint: CacheBreakpoint | None = None
 
@@ -39,6 +39,21 @@ class RefusalPart(History):
 
     type: Literal["refusal"]
     refusal: str
+
+
+class ReasoningPart(History):
+    """Reasoning among the parts of an answer, as Mistral's and LangChain's clients send it back."""
+
+    type: Literal["thinking", "reasoning"]
+    thinking: TextOrList[TextPart] | None = None
+    reasoning: str | None = None
+    text: str | None = None
+
+    def read(self) -> str:
+        """Return the reasoning."""
+        if isinstance(self.thinking, list):
+            return "".join(part.text for part in self.thinking)
+        return self.thinking or self.reasoning or self.text or ""
 
 
 class InputAudio(History):
@@ -81,8 +96,13 @@ class FilePart(History):
     file: File
 
 
-Part = Annotated[
+_TextParts = (
     Annotated[TextPart, Tag("@text")]
+    | Annotated[TextPart, Tag("@input_text")]
+    | Annotated[TextPart, Tag("@output_text")]
+)
+Part = Annotated[
+    _TextParts
     | Annotated[AudioPart, Tag("@input_audio")]
     | Annotated[UrlPart, URL_PARTS, Tag(URL_PARTS.tag)]
     | Annotated[FilePart, Tag("@file")]
@@ -90,11 +110,16 @@ Part = Annotated[
     Discriminator(URL_PARTS.tag_of),
 ]
 Content = TextOrList[Part]
-WrittenPart = Annotated[
-    Annotated[TextPart, Tag("@text")] | Annotated[RefusalPart, Tag("@refusal")],
-    Discriminator(tag_by_type),
+_Written = _TextParts | Annotated[RefusalPart, Tag("@refusal")]
+WrittenContent = TextOrList[Annotated[_Written, Discriminator(tag_by_type)]]
+AnswerContent = TextOrList[
+    Annotated[
+        _Written
+        | Annotated[ReasoningPart, Tag("@thinking")]
+        | Annotated[ReasoningPart, Tag("@reasoning")],
+        Discriminator(tag_by_type),
+    ]
 ]
-WrittenContent = TextOrList[WrittenPart]
 
 
 def _nowhere(value: object) -> None:
@@ -188,7 +213,7 @@ class AssistantMessage(History):
     """An earlier answer. All fields that this server sends are accepted."""
 
     role: Literal["assistant"]
-    content: WrittenContent | None = None
+    content: AnswerContent | None = None
     name: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
@@ -197,6 +222,12 @@ class AssistantMessage(History):
     annotations: list[Any] | None = None
     audio: None = Field(default=None, description="earlier audio answers are not kept")
     function_call: None = Field(default=None, description="use tool_calls")
+
+    def read_reasoning(self) -> str:
+        """Return the reasoning, whichever field or parts hold it."""
+        parts = self.content if isinstance(self.content, list) else ()
+        said = "\n".join(part.read() for part in parts if isinstance(part, ReasoningPart))
+        return self.reasoning_content or self.reasoning or said
 
 
 class ToolMessage(History):
@@ -263,7 +294,9 @@ def starts_answer(said: Sequence[Message]) -> bool:
     llama.cpp, Ollama and Anthropic treat a last assistant message so.
     """
     last = said[-1]
-    return isinstance(last, AssistantMessage) and bool(last.content) and not last.tool_calls
+    if not isinstance(last, AssistantMessage) or last.tool_calls:
+        return False
+    return any(not isinstance(part, ReasoningPart) for part in last.content or ())
 
 
 def continues_last(said: Sequence[Message], continues: bool | None, starts: bool | None) -> bool:
@@ -300,8 +333,7 @@ def _message(message: Message, param: str, names: dict[str, str]) -> messages.Te
     if isinstance(message, AssistantMessage):
         if not shaped["content"] and message.refusal:
             shaped["content"] = message.refusal
-        reasoning = message.reasoning_content or message.reasoning
-        if reasoning:
+        if reasoning := message.read_reasoning():
             shaped["reasoning_content"] = reasoning
         if message.tool_calls:
             shaped["tool_calls"] = [call.to_template() for call in message.tool_calls]
@@ -312,7 +344,9 @@ def _message(message: Message, param: str, names: dict[str, str]) -> messages.Te
     return shaped
 
 
-def _parts(content: Content | WrittenContent, param: str) -> str | list[messages.Part]:
+def _parts(
+    content: Content | WrittenContent | AnswerContent, param: str
+) -> str | list[messages.Part]:
     """Return content as templates read it. Parts stay separate, because parts may be
     removed later.
     """
@@ -323,6 +357,8 @@ def _parts(content: Content | WrittenContent, param: str) -> str | list[messages
         match part:
             case TextPart(text=text) | RefusalPart(refusal=text):
                 parts.append(text_part(text))
+            case ReasoningPart():
+                pass  # is a field of the message
             case FilePart(file=File(file_data=data, filename=title)):
                 name = f"{param}[{index}]"
                 name = f"{name}.file.file_data" if data else name
