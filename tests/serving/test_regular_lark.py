@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
 
 import pytest
 
@@ -68,8 +69,29 @@ def test_the_expression_matches_what_the_grammar_does(
         ('start: "a" @', "'@' is not understood"),
         ('start: ("a"', "missing"),
         ("begin: /a/", "'start' is not defined"),
+        ("", "does not begin with a rule"),
+        ("a", "does not begin with a rule"),
+        ('"a" start: "b"', "does not begin with a rule"),
+        ('start: "a"..B', "'B' is not understood"),
+        ('start: "a"..', "'' is not understood"),
+        ("start: " + "(" * 999 + '"a"' + ")" * 999, "nested too deeply"),
+        ("start: r0\n" + "\n".join(f"r{n}: r{n + 1}" for n in range(999)), "nested too deeply"),
     ],
 )
 def test_others_say_why_not(grammar: str, reason: str) -> None:
     with pytest.raises(NotRegular, match=re.escape(reason)):
         regular(grammar)
+
+
+@pytest.mark.parametrize("joint", [" ", "|"])
+def test_a_short_grammar_of_a_long_expression_takes_little_memory(joint: str) -> None:
+    parts = {"start": joint.join(["many"] * 2_000), "many": "some " * 60, "some": f'"{"x" * 1000}"'}
+    grammar = "\n".join(f"{name}: {part}" for name, part in parts.items())
+    tracemalloc.start()
+    try:
+        with pytest.raises(NotRegular, match="too long"):
+            regular(grammar)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 << 20

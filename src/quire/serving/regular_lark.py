@@ -9,9 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 _MOST = 1 << 16
 """Characters of an expression that is still worth compiling."""
+_DEEPEST = 64
+"""Rules and groups that may be within each other; six calls of Python each."""
 _TOKEN = re.compile(
     r"""(?P<skip>\s+|//[^\n]*)
     |(?P<import>%import\s+common\.(?P<imported>\w+)(?:\s*->\s*(?P<renamed>\w+))?)
@@ -57,6 +60,7 @@ class _Grammar:
     rules: dict[str, Sequence[str]] = field(default_factory=dict)
     known: dict[str, str] = field(default_factory=dict)
     active: list[str] = field(default_factory=list)
+    depth: int = 0
 
     def expression(self, name: str) -> str:
         """Return the expression of a rule or terminal."""
@@ -82,6 +86,7 @@ class _Parser:
         self._grammar = grammar
         self._tokens = tokens
         self._at = 0
+        self._length = 0
 
     def whole(self) -> str:
         found = self._alternatives()
@@ -100,10 +105,14 @@ class _Parser:
         return token
 
     def _alternatives(self) -> str:
+        self._grammar.depth += 1
+        if self._grammar.depth > _DEEPEST:
+            raise NotRegular("it is nested too deeply")
         found = [self._sequence()]
         while self._next() == "|":
             self._take()
             found.append(self._sequence())
+        self._grammar.depth -= 1
         return found[0] if len(found) == 1 else f"(?:{'|'.join(found)})"
 
     def _sequence(self) -> str:
@@ -135,10 +144,21 @@ class _Parser:
             found = self._alternatives()
             self._take(")" if token == "(" else "]")
             return f"(?:{found})" if token == "(" else f"(?:{found})?"
+        found = self._leaf(token)
+        self._length += len(found)
+        if self._length > _MOST:  # ahead of joining, which a short grammar could make endless
+            raise NotRegular("it becomes too long")
+        return found
+
+    def _leaf(self, token: str) -> str:
+        """Return the expression of a string, a range, an expression or a name."""
         if token.startswith('"'):
             if self._next() == "..":
                 self._take()
-                return f"[{_literal(token)}-{_literal(self._take())}]"
+                last = self._take()
+                if not last.startswith('"'):
+                    raise NotRegular(f"{last!r} is not understood")
+                return f"[{_literal(token)}-{_literal(last)}]"
             return f"(?i:{_literal(token)})" if token.endswith("i") else _literal(token)
         if token.startswith("/"):
             body, _, flags = token[1:].rpartition("/")
@@ -159,7 +179,9 @@ def regular(source: str) -> str:
     tokens = _tokens(source, grammar)
     starts = [at for at, token in enumerate(tokens) if token == ":" and at]
     heads = [_head(tokens, at) for at in starts]
-    for at, head, end in zip(starts, heads, [*heads[1:], len(tokens)], strict=True):
+    if not heads or heads[0] > 0:
+        raise NotRegular("it does not begin with a rule")
+    for at, (head, end) in zip(starts, pairwise([*heads, len(tokens)]), strict=True):
         name = tokens[head].lstrip("?!")
         if name in grammar.rules:
             raise NotRegular(f"'{name}' is defined twice")

@@ -159,8 +159,11 @@ def test_a_custom_tools_text_is_held_to_its_grammar(
         assert not accepts(served, called % "DROP users;\n")
 
 
-def test_a_recursive_grammar_is_told_to_the_model_and_named(serve: Serve) -> None:
-    rules = {"syntax": "lark", "definition": 'start: "(" start? ")"'}
+@pytest.mark.parametrize("grammar", ['start: "(" start? ")"', "", 'start: "a"..B'])
+def test_a_grammar_that_cannot_bind_is_told_to_the_model_and_named(
+    serve: Serve, grammar: str
+) -> None:
+    rules = {"syntax": "lark", "definition": grammar}
     chat: Any = {"name": "nest", "format": {"type": "grammar", "grammar": rules}}
     body = {"messages": ASK, "tools": [{"type": "custom", "custom": chat}]}
     answer = HTTP.post(f"{serve('Fine.').url}/v1/chat/completions", json=body)
