@@ -112,8 +112,9 @@ def test_an_engine_reads_an_adapter_while_it_serves(tmp_path: Path) -> None:
         late = post("completions", **asked, model="late").json()
         assert late["model"] == "late"
         assert late["choices"][0]["logprobs"]["token_logprobs"] != plain
-        missing = post("load_lora_adapter", lora_name="none", lora_path="nothing")
-        assert missing.status_code == 400
+        for path in ("nothing", "x" * 5_000):
+            missing = post("load_lora_adapter", lora_name="none", lora_path=path)
+            assert missing.status_code == 400, missing.text
         assert post("unload_lora_adapter", lora_name="late").status_code == 200
         again = post("completions", **asked).json()["choices"][0]["logprobs"]["token_logprobs"]
         assert again == plain

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,3 +97,14 @@ def test_a_format_that_blocks_cannot_have_is_refused(company: Company, size: int
     (output,) = engine.step()
     assert output.error is not None
     assert "kv_format: page-4 is none of plain, " in output.error.message
+
+
+def test_an_adapter_that_cannot_be_read_costs_no_stream(tmp_path: Path) -> None:
+    """A failing disk raises errors of its own, such as that of a name too long for it."""
+    engine = open_engine(EngineConfig(str(MODEL_DIR), kv_memory=32 << 20))
+    engine.add(asked("stream"))
+    problem = engine.adapters.change("late", str(tmp_path / ("x" * 5_000)), users=0)
+    assert "File name too long" in problem
+    assert len(problem) < 300
+    ended = [each for _ in range(9) for each in engine.step() if each.finish is not None]
+    assert [each.finish for each in ended] == [FinishReason.LENGTH]

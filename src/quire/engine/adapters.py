@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import replace
 
 from quire.core.config import EngineConfig
@@ -11,6 +12,8 @@ from quire.core.request import Request
 from quire.device.device import current_device
 from quire.executor.adapters import Adapters
 from quire.models.weights.loader import LoadedModel
+
+log = logging.getLogger("quire.engine")
 
 
 class RequestAdapters:
@@ -53,6 +56,9 @@ class RequestAdapters:
                 self._adapters.remove(name)
         except ModelError as error:
             return str(error)
+        except Exception as error:  # files of any kind, on any disk: streams must go on
+            log.exception("the adapter %r cannot be loaded", name)
+            return f"the adapter cannot be loaded: {type(error).__name__}: {str(error)[:200]}"
         return ""
 
     def _add(self, name: str, place: str) -> None:

@@ -179,6 +179,9 @@ _PARTS = ("weight", "scales", "biases")
         ({"r": 3}, "rank 3"),
         ({"target_modules": ["q_proj", "k_proj"]}, "k_proj"),
         ({"modules_to_save": ["lm_head"]}, "lm_head"),
+        ({"rank_pattern": {"q_proj": 0}}, "rank_pattern.'q_proj'. = 0"),
+        ({"alpha_pattern": {"q_proj": "x"}}, "alpha_pattern.'q_proj'. = 'x'"),
+        ({"rank_pattern": {"[": 2}}, "no regular expression"),
     ],
 )
 def test_what_is_not_computed_is_refused_by_name(
@@ -209,4 +212,15 @@ def test_tensors_that_have_no_place_are_refused(
     }
     adapter = make_adapter(tmp_path / "adapter", tensors, target_modules=[module.split(".")[-1]])
     with pytest.raises(ModelError, match=named):
+        open_model(str(folder), adapter=adapter)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_factor_that_is_no_matrix_is_refused(lost: int, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model", llama_config())
+    factors = [mx.zeros((2, 64)), mx.zeros((64, 2))]
+    factors[lost] = mx.array(1.0)
+    tensors = {f"{QUERY}.lora_{end}.weight": each for end, each in zip("AB", factors, strict=True)}
+    adapter = make_adapter(tmp_path / "adapter", tensors, target_modules=["q_proj"])
+    with pytest.raises(ModelError, match="does not have two factors of rank 2"):
         open_model(str(folder), adapter=adapter)

@@ -244,7 +244,7 @@ def _fit(module: str, first: mx.array, second: mx.array, rank: int) -> bool:
     """Return whether two factors are of a rank, or stack those of experts."""
     if first.ndim == 2 and ExpertFactors.are_in(module, first):
         return first.shape[0] == second.shape[1] and first.shape[0] % rank == 0
-    return (first.shape[-2], second.shape[-1]) == (rank, rank)
+    return min(first.ndim, second.ndim) >= 2 and (first.shape[-2], second.shape[-1]) == (rank, rank)
 
 
 @dataclass
@@ -311,8 +311,7 @@ def _check(path: Path, config: dict[str, Any]) -> None:
         if known is not None and value not in known:
             raise ModelError(f"{path}: {name} = {value!r} is not supported")
     for name in ("r", "lora_alpha"):
-        if not isinstance(config.get(name), int | float) or config[name] <= 0:
-            raise ModelError(f"{path}: {name} = {config.get(name)!r} is no positive number")
+        _check_positive(path, name, config.get(name))
     for name, kinds in (
         ("use_rslora", bool),
         ("rank_pattern", dict),
@@ -324,6 +323,24 @@ def _check(path: Path, config: dict[str, Any]) -> None:
         value = config.get(name)
         if value is not None and not isinstance(value, kinds):
             raise ModelError(f"{path}: {name} = {value!r} is of a wrong type")
+    for name in ("rank_pattern", "alpha_pattern"):
+        for pattern, value in (config.get(name) or {}).items():
+            _check_positive(path, f"{name}[{pattern!r}]", value)
+            try:
+                _module_pattern(pattern)
+            except re.error as error:
+                raise ModelError(
+                    f"{path}: {name} has {pattern!r}, which is no regular expression: {error}"
+                ) from error
+
+
+def _check_positive(path: Path, name: str, value: object) -> None:
+    if not isinstance(value, int | float) or value <= 0:
+        raise ModelError(f"{path}: {name} = {value!r} is no positive number")
+
+
+def _module_pattern(pattern: str) -> re.Pattern[str]:
+    return re.compile(rf"(.*\.)?({pattern})$")
 
 
 def _by_pattern(patterns: Mapping[str, Any] | None, module: str, usual: Any) -> Any:
@@ -331,6 +348,6 @@ def _by_pattern(patterns: Mapping[str, Any] | None, module: str, usual: Any) -> 
     PEFT does.
     """
     for pattern, value in (patterns or {}).items():
-        if re.match(rf"(.*\.)?({pattern})$", module):
+        if _module_pattern(pattern).match(module):
             return value
     return usual
