@@ -107,7 +107,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": [*ASK, {"role": "assistant", "content": [USE]}]}, "messages"),
     ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
     ({"tools": [{**TOOL, "defer_loading": True}], "tool_choice": {"type": "any"}}, "tool_choice"),
-    ({"tools": [{**TOOL, "allowed_callers": ["code_execution"]}]}, "tools[0].allowed_callers[0]"),
+    ({"tools": [{**TOOL, "allowed_callers": [5]}]}, "tools[0].allowed_callers[0]"),
     ({"tools": [{**TOOL, "name": "no spaces"}]}, "tools[0].name"),
     ({"tool_choice": {"type": "any"}}, "tool_choice"),
     ({"tool_choice": {"type": "tool", "name": "g"}, "tools": [TOOL]}, "tool_choice"),
@@ -294,6 +294,23 @@ def test_a_deferred_tool_is_told_of_once_a_search_found_it(serve: Serve) -> None
     post(served, tools=tools, messages=messages)
     assert "declaration:hidden{" in prompt_of(served)
     assert 'response:f{value:<|"|>hidden<|"|>}' in prompt_of(served)
+
+
+def test_tools_that_code_may_call_are_called_by_the_model(serve: Serve) -> None:
+    """Nobody runs code here, so a tool for code alone is offered as any other."""
+    served = serve()
+    code = "code_execution_20260120"
+    hosted = {"type": code, "name": "code_execution"}
+    tools = [{**TOOL, "allowed_callers": callers} for callers in (["direct"], [code])]
+    tools[1]["name"] = "g"
+    called = {**USE, "caller": {"type": code, "tool_id": "s1"}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": "4"}
+    messages = [*ASK, {"role": "assistant", "content": [called]}, *user(result)]
+    answer = post(served, tools=[*tools, hosted], messages=messages)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-quire-ignored-fields"] == "tools[1].allowed_callers, tools[2]"
+    prompt = prompt_of(served)
+    assert all(part in prompt for part in ("declaration:f{", "declaration:g{", "call:f{"))
 
 
 def test_a_system_message_may_be_for_one_turn(serve: Serve) -> None:

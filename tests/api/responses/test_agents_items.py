@@ -145,3 +145,15 @@ def test_a_format_without_its_schema_is_refused_by_its_path(serve: Serve) -> Non
     answer = HTTP.post(url, json={"input": [USER, wrong]})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "input[1].text.format.schema"
+
+
+def test_tools_that_programs_may_call_are_called_by_the_model(serve: Serve) -> None:
+    served = serve("3")
+    callers = ["direct", "programmatic"]
+    tools = [{"type": "function", "name": "f", "allowed_callers": callers}]
+    caller = {"type": "program", "caller_id": "p"}
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c", "output": "4"}
+    answer = post(served, {**call, "caller": caller}, {**output, "caller": caller}, tools=tools)
+    assert answer.headers[IGNORED] == "tools[0].allowed_callers"
+    assert "declaration:f{" in prompt_of(served)

@@ -191,9 +191,9 @@ class RedactedThinkingBlock(ContentBlock):
 
 
 class Caller(History):
-    """The caller of a tool, which is always the model."""
+    """The caller of a tool: the model, or code of its that ran at Anthropic."""
 
-    type: Literal["direct"]
+    type: str
 
 
 class ToolUseBlock(ContentBlock):

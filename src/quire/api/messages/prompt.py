@@ -97,8 +97,12 @@ def conversation(fields: CountRequest, signer: Signer) -> Conversation:
 
 def without_effect(fields: CountRequest) -> list[str]:
     """Return the paths of hosted tools and of summaries, which have no effect here."""
-    tools = enumerate(fields.tools or ())
-    named = [f"tools[{index}]" for index, tool in tools if isinstance(tool, HostedTool)]
+    named: list[str] = []
+    for index, tool in enumerate(fields.tools or ()):
+        if isinstance(tool, HostedTool):
+            named.append(f"tools[{index}]")
+        elif set(tool.allowed_callers or ()) - {"direct"}:
+            named.append(f"tools[{index}].allowed_callers")
     if fields.mcp_servers:
         named.append("mcp_servers")
     edits = enumerate(_edits(fields))

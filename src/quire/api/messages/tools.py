@@ -31,7 +31,9 @@ class ClientTool(ContentBlock):
     input_examples: list[JsonObject] | None = None
     eager_input_streaming: bool | None = None
     defer_loading: bool | None = None
-    allowed_callers: list[Literal["direct"]] | None = None
+    allowed_callers: list[str] | None = Field(
+        default=None, description="only the model calls tools here: others have no effect"
+    )
 
     def to_template(self) -> TemplateTool:
         """Return the shape that chat templates read."""

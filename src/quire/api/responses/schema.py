@@ -109,9 +109,9 @@ Content = TextOrList[Part]
 
 
 class Caller(History):
-    """The caller of a tool: always the model."""
+    """The caller of a tool: the model, or a program of its that ran at OpenAI."""
 
-    type: Literal["direct"]
+    type: str
 
 
 class MessageItem(History):
@@ -209,7 +209,8 @@ class ReferenceItem(History):
 class FunctionTool(History):
     """A function that the client runs.
 
-    The model sees a tool with `defer_loading` only after a `tool_search_output` holds it.
+    The model sees a tool with `defer_loading` only after a `tool_search_output` holds it. Of the
+    callers, only the model (`direct`) has an effect.
     """
 
     type: Literal["function"]
@@ -218,7 +219,7 @@ class FunctionTool(History):
     parameters: JsonObject | None = None
     strict: bool | None = None
     defer_loading: bool | None = None
-    allowed_callers: list[Literal["direct"]] | None = None
+    allowed_callers: list[str] | None = None
     output_schema: JsonObject | None = None
     async_: Literal[False] | None = Field(default=None, alias="async")
 
@@ -239,7 +240,7 @@ class CustomTool(History):
     description: str | None = None
     format: CustomFormat | None = None
     defer_loading: bool | None = None
-    allowed_callers: list[Literal["direct"]] | None = None
+    allowed_callers: list[str] | None = None
     async_: Literal[False] | None = Field(default=None, alias="async")
 
 

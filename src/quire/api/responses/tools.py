@@ -94,6 +94,8 @@ def _add_own(
     """Add one of OpenAI's tools that the client runs."""
     named, once = ClientTool(tool.name, namespace, tool.type), param if unique else ""
     strict = isinstance(tool, FunctionTool) and tool.strict is True
+    if set(tool.allowed_callers or ()) - {"direct"}:
+        builder.leave_out(f"{param}.allowed_callers")
     if tool.defer_loading and not loaded:
         builder.defer(named, param, strict=strict, unique=once)
     elif isinstance(tool, FunctionTool):
