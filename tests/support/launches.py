@@ -63,9 +63,7 @@ LEVEL = (
     "phi3",
     "deepseek_v3",
 )
-"""Configurations whose steps launch no more than mlx-lm's, but for `MORE`."""
-MORE = {"deepseek_v3": 1}
-"""Launches of a step beyond mlx-lm's: attention over latents is two, mlx-lm's one."""
+"""Configurations whose steps launch no more than mlx-lm's."""
 _TURNS, _TURN = 30, 6
 """Turns in which steps are timed, and steps of each side in a turn."""
 _LARGE = 1 << 13

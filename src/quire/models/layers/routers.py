@@ -161,7 +161,8 @@ def within_groups(ranked: mx.array, groups: int, best: int, counted: int) -> mx.
     """
     grouped = ranked.reshape(ranked.shape[0], groups, -1)
     worth = mx.topk(grouped, counted, axis=-1).sum(axis=-1)  # [T, groups]
-    least = mx.topk(worth, best, axis=-1).min(axis=-1, keepdims=True)
+    place = groups - best  # of the least of the best groups, in ascending order
+    least = mx.partition(worth, place, axis=-1)[:, place : place + 1]
     return _of_best(grouped, worth[..., None], least[..., None]).reshape(ranked.shape)
 
 
