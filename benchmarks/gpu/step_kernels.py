@@ -83,8 +83,8 @@ def parts_of(
     first: int,
 ) -> list[dict[str, Any]]:
     """Return each kernel of a layer, in order: its median microseconds among the `first` kernels,
-    and alone, where those of all layers follow each other. Experts' products are not run alone:
-    later kernels have written to the memory of their tiles.
+    and alone, where those of all layers follow each other. Kernels that read lists of experts are
+    not run alone: later kernels have written to the memory of the lists.
     """
     own, tiles = defaultdict[Source, list[float]](list), dict[Source, str]()
     before = 0.0
@@ -103,7 +103,7 @@ def parts_of(
         ]
         row = {"kernel": named(source), "grid": kernels[alike[0]].grid, "count": len(alike)}
         row |= {"us": round(statistics.median(times), 1), "tiles": tiles.get(source, "")}
-        if source not in tiles:
+        if source not in tiles and "const int* chosen" not in str(source):
             row["alone"] = round(microseconds(recorded, chain, kept) / len(chain), 1)
         rows.append(row)
     return rows
