@@ -33,6 +33,10 @@ def test_a_model_name_chooses_an_adapter(serve: Serve, path: str) -> None:
         assert answer.status_code == 200, answer.text
         assert answer.json()["model"] == name
         assert served.engine.requests[-1].adapter == adapter
+        latest = {**BODIES[path], "model": f"{name}:latest"}
+        answer = HTTP.post(f"{served.url}/v1/{path}", json=latest)
+        assert answer.json()["model"] == name, answer.text
+        assert served.engine.requests[-1].adapter == adapter
     wrong = HTTP.post(f"{served.url}/v1/{path}", json={**BODIES[path], "model": "c"})
     assert wrong.status_code == 404
 

@@ -133,6 +133,7 @@ def test_a_cancelled_request_does_not_stop_a_shared_load() -> None:
 def test_an_unknown_name_is_not_served_and_none_is_the_first() -> None:
     models = House().models("a", "b")
     assert models.find(None) is models.default
+    assert models.find("b:latest") is models.find("b")
     with pytest.raises(NotFound, match=r"'c' is not served here; 'a', 'b' are"):
         models.find("c")
 

@@ -95,9 +95,10 @@ class Models:
         """
         if not isinstance(name, str):
             return self.default
-        for model in self._models:
-            if name in model.config.names:
-                return model
+        for spelling in spellings(name):
+            for model in self._models:
+                if spelling in model.config.names:
+                    return model
         raise unknown_model(name, [each.name for each in self._models])
 
     async def open(self) -> None:
@@ -294,6 +295,11 @@ async def _end(model: Model, loaded: Loaded) -> None:
         await cancel_and_wait(model.watch)
     await loaded.close()
     log.info("unloaded %s", model.name)
+
+
+def spellings(name: str) -> tuple[str, ...]:
+    """Return what a model may be called here: Ollama's clients add the tag that it adds itself."""
+    return (name, name.removesuffix(":latest"))
 
 
 def unknown_model(name: str, known: Sequence[str]) -> NotFound:

@@ -41,7 +41,7 @@ from quire.serving.generation import Generation, NeedsJob, Prepared
 from quire.serving.job_media import JobMedia
 from quire.serving.jobs import Jobs
 from quire.serving.model import Lease
-from quire.serving.models import Models, unknown_model
+from quire.serving.models import Models, spellings, unknown_model
 from quire.serving.service import Service
 from quire.serving.streams import GenerationStream
 from quire.serving.tasks import cancel_and_wait
@@ -279,12 +279,13 @@ class Context:
         """Raise `NotFound` for another model's name; None means this model."""
         served, config = self.service.name, self.config
         known = (served, *config.also_named, *config.adapters)
-        if name is not None and name not in known:
+        if name is not None and not any(each in known for each in spellings(name)):
             raise unknown_model(name, [served, *config.adapters])
 
     def adapter(self, name: str | None) -> str:
         """Return the LoRA adapter that a model name refers to; empty for none."""
-        return name if name is not None and name in self.config.adapters else ""
+        named = spellings(name or "")
+        return next((each for each in named if each in self.config.adapters), "")
 
     def answering(self, prepared: Prepared) -> str:
         """Return the name in answers: the model's, or an adapter's."""
