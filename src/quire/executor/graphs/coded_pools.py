@@ -17,15 +17,15 @@ from quire.cache.formats.codecs import padded
 from quire.cache.formats.tokens import TokenStore
 from quire.cache.specs import KVSpec
 from quire.executor.graphs import coded_kernels, kernels, token_kernels
+from quire.executor.graphs.attending import Attending
 from quire.executor.graphs.coding_check import (
     KernelRunner,
     tail_coding_differs,
     token_coding_differs,
 )
 from quire.executor.graphs.heads import Coding, code_parts, code_tables
-from quire.executor.graphs.indexers import CodedKeys
 from quire.executor.graphs.layer_attention import LayerAttention
-from quire.executor.graphs.pools import Attending, Destination, LayerPool, TailCoding, splits_of
+from quire.executor.graphs.pools import Destination, LayerPool, TailCoding
 from quire.executor.graphs.recorder import Buffer, Recorder
 from quire.executor.graphs.workspaces import STREAMS
 
@@ -62,42 +62,29 @@ class CodedPool(LayerPool):
         keys = 2 * blocks * kv_heads * self.block_size * key_dim
         return Workspace(buffer, (buffer.address, buffer.address + (0 if in_key else keys)))
 
-    def _decode(
-        self,
-        recorder: Recorder,
-        attending: Attending,
-        codes: portable.Codes,
-        arrays: Sequence[int],
-    ) -> Workspace:
-        """Record the kernel that decodes the blocks which prompts read.
+    def _read_decoded(
+        self, attending: Attending, codes: portable.Codes, arrays: Sequence[int]
+    ) -> None:
+        """Record the kernels by which prompts decode the blocks that they read, and attend.
 
         Args:
             arrays: the arguments of `coded_kernels.decode_prompts` from the arrays of keys to the
                 signs.
         """
         shape, in_key = attending.shape, attending.layer.value_in_key
-        to = self._workspace(recorder, shape.kv_heads, shape.key_dim, in_key=in_key)
+        to = self._workspace(attending.recorder, shape.kv_heads, shape.key_dim, in_key=in_key)
+        group = attending.inputs
         if attending.layer.k is not None:
-            inputs, halves = recorder.inputs, 1 if in_key else 2
-            arguments = [inputs.group(self.group).decoded, inputs.table, *arrays, *to.arrays]
-            recorder.add(
+            halves = 1 if in_key else 2
+            attending.add(
                 coded_kernels.decode_prompts(shape, codes, in_key=in_key),
                 (_DECODING_BLOCKS // (shape.kv_heads * halves) or 1, shape.kv_heads, halves),
-                coded_kernels.DECODING_THREADS,
-                arguments=arguments,
-                reads=[attending.q, to.buffer],
+                [group.decoded, attending.table, *arrays, *to.arrays],
                 writes=[to.buffer],
+                after=[to.buffer],
+                threads=coded_kernels.DECODING_THREADS,
             )
-        return to
-
-    def _attend_prompts(
-        self, recorder: Recorder, attending: Attending, workspace: Workspace
-    ) -> None:
-        """Record the kernel by which prompts read decoded blocks."""
-        tiles = recorder.inputs.group(self.group).prompts
-        self._attend_tiles(
-            recorder, attending, workspace.arrays, tiles=tiles, after=[workspace.buffer]
-        )
+        attending.attend_tiles(to.arrays, tiles=group.prompts, after=[to.buffer])
 
 
 def streams(recorder: Recorder) -> int:
@@ -152,28 +139,23 @@ class PagePool(CodedPool):
             group.tails, group.offsets, coding=None, arrays=arrays, workspace=to.buffer
         )
 
-    def _attend(self, recorder: Recorder, attending: Attending) -> None:
+    def _attend(self, attending: Attending) -> None:
         """Record attention over coded blocks and each row's plain tail."""
-        shape, inputs, chosen = attending.shape, recorder.inputs, attending.layer.chosen
-        group, rows, some = inputs.group(self.group), streams(recorder), bool(inputs.tilings)
-        splits = splits_of(recorder, shape, rows)
+        shape, chosen = attending.shape, attending.layer.chosen
+        group, rows, some = attending.inputs, streams(attending.recorder), attending.has_tiles
+        splits = attending.splits(rows)
         arrays, in_key = self.arrays, attending.layer.value_in_key
         if in_key:
             arrays = (*2 * arrays[:3], *2 * arrays[3:])
         if chosen is not None:
-            more = group.coded, group.tails, arrays[6]
-            keys = CodedKeys(self.codes.by_channel, arrays[:3], more)
-            copies = chosen.decoded(recorder, group, attending.q, keys=keys, dim=shape.key_dim)
-            self._attend_chosen(recorder, attending, chosen, copies=copies)
+            copy = chosen.decoding(self.codes.by_channel, shape.key_dim, turned=False)
+            own = *arrays[:3], group.coded, group.tails, arrays[6]
+            attending.attend_chosen(chosen, copy, own)
             return
-        found = [
-            *self._partial(recorder, attending, shape, splits=splits, rows=rows),
-            *self._partial(recorder, attending, shape, splits=1, rows=rows),
-        ]
+        found = [*attending.partial(splits, rows), *attending.partial(1, rows)]
         places = [each.address for each in found]
-        arguments = [attending.q.address, *arrays, group.coded, group.own, inputs.table]
+        arguments = [attending.q.address, *arrays, group.coded, group.own, attending.table]
         arguments += [group.tails, group.visible, attending.numbers, *places]
-        grid = rows, shape.blocks, splits + 1
         if in_key or shape.value_dim not in paged.VALUE_DIMS:
             size = shape.key_dim if in_key else shape.value_dim
             kernel = coded_kernels.attend(shape, self.codes.by_channel, size, in_key=in_key)
@@ -181,50 +163,40 @@ class PagePool(CodedPool):
         else:
             source = kernels.attend_packed(shape, self.codes)
             shared = packed.shared_memory(shape, self.codes)
-        recorder.add(
-            source,
-            grid,
-            paged.LANES,
-            arguments=arguments,
-            reads=[attending.q],
-            writes=found,
-            shared=shared,
-        )
-        signs = 0 if in_key else recorder.copied(packed.signs(shape.value_dim))
+        grid = rows, shape.blocks, splits + 1
+        attending.add(source, grid, arguments, writes=found, shared=shared)
+        signs = 0 if in_key else attending.recorder.copied(packed.signs(shape.value_dim))
         join = kernels.join(shape, splits, turned=not in_key, some=some)
         given = [signs, group.own] if some else [signs]
-        self._add_up(recorder, attending, found, source=join, given=given, rows=rows)
+        attending.add_up(found, join, given=given, rows=rows)
         if some:
-            self._read_prompts(recorder, attending, arrays)
+            self._read_prompts(attending, arrays)
 
-    def _read_prompts(
-        self, recorder: Recorder, attending: Attending, arrays: tuple[int, ...]
-    ) -> None:
+    def _read_prompts(self, attending: Attending, arrays: tuple[int, ...]) -> None:
         """Record the kernels by which prompts code the blocks that they fill, and attend.
 
         Args:
             arrays: codes, scales and biases of keys and of values, then both tails.
         """
-        shape, in_key, inputs = attending.shape, attending.layer.value_in_key, recorder.inputs
-        group, dim = inputs.group(self.group), shape.value_dim
+        shape, in_key, recorder = attending.shape, attending.layer.value_in_key, attending.recorder
+        group, dim = attending.inputs, shape.value_dim
         to = self._workspace(recorder, shape.kv_heads, shape.key_dim, in_key=in_key)
         if attending.layer.k is not None:
             own = self.arrays if in_key else arrays
             signs = 0 if in_key else recorder.copied(packed.signs(dim))
             halves = to.arrays[:1] if in_key else to.arrays
-            recorder.add(
+            attending.add(
                 kernels.code_written(
                     shape.kv_heads, shape.key_dim, 0 if in_key else dim, codes=self.codes
                 ),
                 (_DECODING_BLOCKS // shape.kv_heads or 1, shape.kv_heads, 1),
-                kernels.TAIL_THREADS,
-                arguments=[group.decoded, group.written, signs, *own, *halves],
-                reads=[attending.q, to.buffer],
+                [group.decoded, group.written, signs, *own, *halves],
                 writes=[to.buffer],
+                after=[to.buffer],
+                threads=kernels.TAIL_THREADS,
             )
         scaled = 0 if in_key else recorder.constant(packed.signs(dim) * dim**-0.5)
-        self._decode(recorder, attending, self.codes.by_channel, arrays=[*arrays, scaled])
-        self._attend_prompts(recorder, attending, to)
+        self._read_decoded(attending, self.codes.by_channel, arrays=[*arrays, scaled])
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,8 +243,8 @@ class TokenPool(CodedPool):
         coding = Coding.of(store, queries=layer.chosen is None)
         return Destination(group.blocks, group.offsets, coding, arrays=(*tables, *parts))
 
-    def _attend(self, recorder: Recorder, attending: Attending) -> None:
-        shape, inputs, chosen = attending.shape, recorder.inputs, attending.layer.chosen
+    def _attend(self, attending: Attending) -> None:
+        shape, recorder, chosen = attending.shape, attending.recorder, attending.layer.chosen
         coded = self.store.coded()
         codes, turn = portable.Codes.of(coded), coded.layout.value_rotation
         arguments = list[int]()
@@ -281,46 +253,35 @@ class TokenPool(CodedPool):
             own = recorder.copied if codes.codebook else recorder.address
             arguments += [*map(recorder.address, parts), own(last_part)]
         signs = 0 if turn is None else recorder.constant(turn.signs * turn.transform_scale)
-        group, in_key = inputs.group(self.group), attending.layer.value_in_key
+        group, in_key = attending.inputs, attending.layer.value_in_key
         if chosen is not None:
-            keys = CodedKeys(codes, tuple(arguments[:3]), (signs,), turned=turn is not None)
-            copies = chosen.decoded(recorder, group, attending.q, keys=keys, dim=shape.key_dim)
-            self._attend_chosen(recorder, attending, chosen, copies=copies)
+            copy = chosen.decoding(codes, shape.key_dim, turned=turn is not None)
+            attending.attend_chosen(chosen, copy, [*arguments[:3], signs])
             return
-        rows, some = streams(recorder), bool(inputs.tilings)
-        value_dim, size = shape.value_dim, portable.coded_value_size(coded)
+        rows, some = streams(recorder), attending.has_tiles
+        size, padded = portable.coded_value_size(coded), attending
         if turn is not None:  # all of a rotated sum is needed to turn it back
-            shape = replace(shape, value_dim=size)
-        splits = splits_of(recorder, shape, rows)
-        alike = shape.key_dim == shape.value_dim in paged.VALUE_DIMS
+            padded = replace(attending, shape=replace(shape, value_dim=size))
+        whole, splits = padded.shape, padded.splits(rows)
+        alike = whole.key_dim == whole.value_dim in paged.VALUE_DIMS
         kernel = (
-            token_kernels.attend(shape, codes)
+            token_kernels.attend(whole, codes)
             if alike and not in_key
-            else coded_kernels.attend(shape, codes, size, in_key=in_key)
+            else coded_kernels.attend(whole, codes, size, in_key=in_key)
         )
-        found = list(self._partial(recorder, attending, shape, splits=splits, rows=rows))
-        places = [each.address for each in found]
-        recorder.add(
+        found = padded.partial(splits, rows)
+        tiles = group.coded if some else group.tiles
+        given = [*arguments, tiles, attending.table, attending.numbers]
+        attending.add(
             kernel.text,
-            (rows, shape.blocks, splits),
-            paged.LANES,
-            arguments=[
-                attending.q.address,
-                *arguments,
-                group.coded if some else group.tiles,
-                inputs.table,
-                attending.numbers,
-                *places,
-            ],
-            reads=[attending.q],
+            (rows, whole.blocks, splits),
+            [attending.q.address, *given, *(each.address for each in found)],
             writes=found,
             shared=kernel.shared,
         )
         combine = token_kernels.combine(
-            shape, splits, value_dim, turned=turn is not None, some=some
+            whole, splits, shape.value_dim, turned=turn is not None, some=some
         )
-        given = [signs, group.coded] if some else [signs]
-        self._add_up(recorder, attending, found, source=combine, given=given, rows=rows)
+        attending.add_up(found, combine, given=[signs, *[group.coded] * some], rows=rows)
         if some:
-            to = self._decode(recorder, attending, codes, arrays=[*arguments, signs])
-            self._attend_prompts(recorder, attending, to)
+            self._read_decoded(attending, codes, arrays=[*arguments, signs])

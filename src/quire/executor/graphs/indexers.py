@@ -11,7 +11,6 @@ import numpy as np
 from quire.attention.paged.portable_kernels import Codes
 from quire.device.gpu_kernels import in_device_memory
 from quire.executor.graphs import coded_kernels
-from quire.executor.graphs.layout import GroupInputs
 from quire.executor.graphs.operands import UnsupportedNode
 from quire.executor.graphs.places import Place, ValueRecording
 from quire.executor.graphs.recorder import Buffer, Recorder
@@ -22,6 +21,7 @@ _SCORES = 1 << 22
 """Scores of keys in memory at a time, of all rows together."""
 _BLOCKS = 512
 """Thread blocks that score, or copy, the keys of all rows together."""
+COPYING_THREADS = 128
 _THREADS, _CHOOSING_THREADS = 128, 512
 _UNIT = 64
 """Tokens that a row's copies have room for are a multiple of this."""
@@ -39,22 +39,6 @@ class Index:
     address: int
     group: int
     block_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class CodedKeys:
-    """Keys of one head in blocks of codes.
-
-    Attributes:
-        parts: addresses of codes, scales, and biases or levels.
-        more: addresses of the further arguments of `coded_kernels.gather`.
-        turned: see `coded_kernels.gather`.
-    """
-
-    codes: Codes
-    parts: tuple[int, ...]
-    more: tuple[int, ...]
-    turned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,62 +63,22 @@ class ChosenKeys:
         blocks = np.arange(recorder.max_rows * self.room // self.block_size, dtype=np.int32)
         return recorder.constant(in_device_memory(mx.array(blocks)))
 
-    def gathered(
-        self,
-        recorder: Recorder,
-        group: GroupInputs,
-        q: Buffer,
-        source: int,
-        dim: int,
-    ) -> Buffer:
-        """Record the kernel that copies the keys side by side. Return their buffer.
-
-        Args:
-            q: the queries, written by the kernel that also writes the step's keys.
-            source: address of the keys in the pool, each of `dim` elements.
-        """
+    def copying(self, dim: int) -> str:
+        """Return the source that copies plain keys of `dim` elements side by side."""
         parameters = ["const int* found", "const int* chosen", _TILE, "const int* table"]
         parameters += ["const __nv_bfloat16* keys", "__nv_bfloat16* to"]
-        text = kernel_source("gather", parameters, self._constants(dim), threads=_THREADS)
-        return self._copied(recorder, group, q, text=text, arguments=[source], dim=dim)
+        return kernel_source("gather", parameters, self._constants(dim), threads=COPYING_THREADS)
 
-    def decoded(
-        self, recorder: Recorder, group: GroupInputs, q: Buffer, keys: CodedKeys, dim: int
-    ) -> Buffer:
-        """Record the kernel that copies coded keys side by side, in the model's coordinates.
-
-        Return their buffer. Arguments are those of `gathered`.
+    def decoding(self, codes: Codes, dim: int, *, turned: bool) -> str:
+        """Return the source that copies coded keys side by side, in the model's coordinates; see
+        `coded_kernels.gather`.
         """
-        text = coded_kernels.gather(keys.codes, self._constants(dim), _THREADS, turned=keys.turned)
-        arguments = [*keys.parts, *keys.more]
-        return self._copied(recorder, group, q, text=text, arguments=arguments, dim=dim)
+        constants = self._constants(dim)
+        return coded_kernels.gather(codes, constants, COPYING_THREADS, turned=turned)
 
     def _constants(self, dim: int) -> dict[str, int]:
         sizes = {"LIMIT": self.limit, "ROOM": self.room, "BLOCK": self.block_size}
-        return {**sizes, "DIM": dim, "THREADS": _THREADS}
-
-    def _copied(
-        self,
-        recorder: Recorder,
-        group: GroupInputs,
-        q: Buffer,
-        text: str,
-        arguments: Sequence[int],
-        dim: int,
-    ) -> Buffer:
-        copies = recorder.buffer(2 * recorder.max_rows * self.room * dim, [q, self.keys])
-        places = [recorder.rows, self.tiles.address, self.keys.address, group.tiles]
-        grid = recorder.max_rows, max(1, _BLOCKS // recorder.max_rows), 1
-        reads = [q, self.keys, self.tiles]
-        recorder.add(
-            text,
-            grid,
-            _THREADS,
-            arguments=[*places, recorder.inputs.table, *arguments, copies.address],
-            reads=reads,
-            writes=[copies],
-        )
-        return copies
+        return {**sizes, "DIM": dim, "THREADS": COPYING_THREADS}
 
 
 class IndexerRecording(ValueRecording):
@@ -197,7 +141,7 @@ class IndexerRecording(ValueRecording):
         parameters += [_TILE, "const int* table", "const __nv_bfloat16* keys", "float* scores"]
         arguments = [rows, kinds["q"].address, factors.address, group.tiles, recorder.inputs.table]
         arguments += [index.address, scores.address]
-        grid = recorder.max_rows, max(1, _BLOCKS // recorder.max_rows), 1
+        grid = recorder.max_rows, blocks_of_row(recorder.max_rows), 1
         text = kernel_source("index_scores", parameters, constants, threads=_THREADS)
         recorder.add(text, grid, _THREADS, arguments=arguments, reads=reads, writes=[scores])
 
@@ -252,6 +196,11 @@ class IndexerRecording(ValueRecording):
 def has_indexers(program: Program) -> bool:
     """Whether indexers choose the keys that rows attend to."""
     return any(node.kind == "choose" for node in program.nodes)
+
+
+def blocks_of_row(max_rows: int) -> int:
+    """Return how many thread blocks score, or copy, a row's keys in graphs of `max_rows` rows."""
+    return max(1, _BLOCKS // max_rows)
 
 
 def most_keys(max_rows: int) -> int:

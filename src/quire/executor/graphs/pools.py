@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -16,52 +16,13 @@ from quire.attention.paged.backend import kernels_serve
 from quire.attention.paged.tiles import score_numbers
 from quire.cache.formats.base import LayerStore
 from quire.cache.specs import KVSpec
-from quire.executor.graphs import heads, kernels
+from quire.executor.graphs import heads
+from quire.executor.graphs.attending import Attending, PlainRows
 from quire.executor.graphs.coding_check import KernelRunner
 from quire.executor.graphs.heads import Coding, Heads
-from quire.executor.graphs.indexers import ChosenKeys
 from quire.executor.graphs.layer_attention import LayerAttention
 from quire.executor.graphs.recorder import Buffer, Recorder
 from quire.executor.graphs.workspaces import COMMON
-
-_INVARIANT_ROWS = 8
-"""Number of rows that decides how keys are split in batch-invariant graphs of any size."""
-_MOSTLY_PROMPTS = 1024
-"""Fewest rows of a graph most of whose rows are those of prompts, not single ones."""
-
-
-@dataclass(frozen=True, slots=True)
-class Attending:
-    """Arguments of the attention kernels that follow `heads.cuh`.
-
-    Attributes:
-        q: queries, in the coordinates of the stored keys.
-        numbers: address of `score_numbers`.
-        ending: last arguments: addresses of the result, of sinks if there are any, and of the
-            result's digits if they are wanted.
-    """
-
-    layer: LayerAttention
-    shape: paged.Shape
-    q: Buffer
-    numbers: int
-    ending: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PlainRows:
-    """The plain keys and values of a step's rows.
-
-    Attributes:
-        arrays, tiles, table: addresses of keys and values, of a tile for each row, and of the block
-            table.
-        written: buffers among these that earlier kernels of the step write.
-    """
-
-    arrays: tuple[int, ...]
-    tiles: int
-    table: int
-    written: tuple[Buffer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +126,9 @@ class LayerPool(ABC):
         q = self._heads(recorder, layer)
         more = () if layer.sinks is None else (recorder.weight(layer.sinks),)
         ending = layer.result.address, *more, *[layer.digits] * bool(layer.digits)
-        self._attend(recorder, Attending(layer, shape, q, numbers=numbers, ending=ending))
+        self._attend(
+            Attending(recorder, self.group, layer, shape=shape, q=q, numbers=numbers, ending=ending)
+        )
         recorder.release(q)
 
     def _heads(self, recorder: Recorder, layer: LayerAttention) -> Buffer:
@@ -206,160 +169,13 @@ class LayerPool(ABC):
         )
         return q
 
-    def _partial(
-        self,
-        recorder: Recorder,
-        attending: Attending,
-        shape: paged.Shape,
-        splits: int,
-        rows: int | None = None,
-    ) -> tuple[Buffer, Buffer]:
-        """Allocate the results of splits: sums of values, and softmax statistics.
-
-        Args:
-            rows: the first rows, which alone are split; None for all.
-        """
-        parts = (rows or recorder.max_rows) * shape.heads * splits
-        partial = recorder.buffer(4 * parts * shape.value_dim, [attending.q])
-        return partial, recorder.buffer(8 * parts, [attending.q])
-
-    def _attend_chosen(
-        self, recorder: Recorder, attending: Attending, chosen: ChosenKeys, copies: Buffer
-    ) -> None:
-        """Record the kernels that attend to copies of chosen keys. Release the copies."""
-        arrays, table = (copies.address, copies.address), chosen.table(recorder)
-        rows = PlainRows(arrays, chosen.tiles.address, table, written=(copies, chosen.tiles))
-        self._attend_rows(recorder, attending, rows)
-        recorder.release(copies)
-
-    def _attend_rows(self, recorder: Recorder, attending: Attending, rows: PlainRows) -> None:
-        """Record the kernels that attend to plain keys, one row a tile."""
-        shape, inputs, q = attending.shape, recorder.inputs, attending.q
-        splits, made = splits_of(recorder, shape), bool(rows.written)
-        digit_rows = recorder.max_rows if attending.layer.digits else 0
-        parts = self._partial(recorder, attending, shape, splits=splits) if splits > 1 else ()
-        places = [each.address for each in parts] or [0, 0]
-        arguments = [q.address, *rows.arrays, rows.tiles, rows.table]
-        arguments += [attending.numbers, *places, *attending.ending]
-        few = bool(inputs.tilings) and recorder.max_rows >= _MOSTLY_PROMPTS
-        source = kernels.attend(
-            shape,
-            ordered=bool(inputs.tilings),
-            most_tiles=inputs.max_rows if few else 0,
-            value_in_key=attending.layer.value_in_key,
-            tiles_are_made=made,
-            digit_rows=digit_rows,
-        )
-        blocks = min(recorder.max_rows, shape.tiles_at_once) if few else recorder.max_rows
-        recorder.add(
-            source,
-            (blocks, shape.blocks, splits),
-            paged.LANES,
-            arguments=arguments,
-            reads=[q, *rows.written],
-            writes=[*parts, attending.layer.result],
-            shared=paged.single_memory(shape),
-        )
-        if parts:
-            self._add_up(
-                recorder,
-                attending,
-                parts,
-                source=kernels.combine(shape, splits, tiles_are_made=made, digit_rows=digit_rows),
-                given=[rows.tiles],
-                after=rows.written,
-            )
-
-    def _attend_tiles(
-        self,
-        recorder: Recorder,
-        attending: Attending,
-        arrays: Sequence[int],
-        tiles: int,
-        after: Sequence[Buffer] = (),
-    ) -> None:
-        """Record the kernel that attends to plain keys, several rows of a sequence a tile.
-
-        Args:
-            arrays: addresses of keys and values.
-            tiles: address of the tiles.
-            after: further buffers that it reads.
-        """
-        shape, inputs = attending.shape, recorder.inputs
-        arguments = [attending.q.address, *arrays, tiles, inputs.table]
-        arguments += [inputs.group(self.group).visible, attending.numbers, *attending.ending]
-        tiling = inputs.tilings[self.group]
-        kernel = kernels.attend_many(
-            shape, recorder.card, value_in_key=attending.layer.value_in_key
-        )
-        sums = list[Buffer]()
-        if kernel.piece:
-            count = max(1, shape.blocks * tiling.most_shared)
-            sums.append(recorder.buffer(kernel.piece * count, [attending.q]))
-            arguments += [sums[0].address, recorder.constant(mx.zeros((count,), mx.int32))]
-        most = max(tiling.most_tiles(recorder.max_rows), tiling.most_shared)
-        recorder.add(
-            kernel.source,
-            (most, shape.blocks, 1),
-            kernel.threads,
-            arguments=arguments,
-            reads=[attending.q, *after],
-            writes=[attending.layer.result, *sums],
-            shared=kernel.shared,
-        )
-        for each in sums:
-            recorder.release(each)
-
-    @staticmethod
-    def _add_up(
-        recorder: Recorder,
-        attending: Attending,
-        parts: Sequence[Buffer],
-        *,
-        source: str,
-        given: Sequence[int],
-        after: Sequence[Buffer] = (),
-        rows: int | None = None,
-    ) -> None:
-        """Record the kernel that adds up the results of splits. Release these.
-
-        Args:
-            parts, rows: see `_partial`.
-            given: the kernel's arguments between the parts and the end.
-            after: further buffers that it reads.
-        """
-        recorder.add(
-            source,
-            ((rows or recorder.max_rows) * attending.shape.heads, 1, 1),
-            paged.LANES,
-            arguments=[
-                recorder.rows,
-                *(each.address for each in parts),
-                *given,
-                *attending.ending,
-            ],
-            reads=[*parts, *after],
-            writes=[attending.layer.result],
-        )
-        for each in parts:
-            recorder.release(each)
-
     @abstractmethod
     def _destination(self, recorder: Recorder, layer: LayerAttention) -> Destination:
         """Return where the keys and values of the rows are written."""
 
     @abstractmethod
-    def _attend(self, recorder: Recorder, attending: Attending) -> None:
+    def _attend(self, attending: Attending) -> None:
         """Record the attention kernels."""
-
-
-def splits_of(recorder: Recorder, shape: paged.Shape, rows: int | None = None) -> int:
-    """Return how many thread blocks share a row's keys.
-
-    Args:
-        rows: the most rows that are split; None for all.
-    """
-    return shape.splits(_INVARIANT_ROWS if recorder.batch_invariant else rows or recorder.max_rows)
 
 
 class PlainPool(LayerPool):
@@ -387,16 +203,12 @@ class PlainPool(LayerPool):
         group = recorder.inputs.group(self.group)
         return Destination(group.blocks, group.offsets, coding=None, arrays=self.arrays)
 
-    def _attend(self, recorder: Recorder, attending: Attending) -> None:
-        shape, inputs, chosen = attending.shape, recorder.inputs, attending.layer.chosen
-        group = inputs.group(self.group)
+    def _attend(self, attending: Attending) -> None:
+        chosen, group = attending.layer.chosen, attending.inputs
         if chosen is not None:
-            copies = chosen.gathered(
-                recorder, group, attending.q, source=self.arrays[0], dim=shape.key_dim
-            )
-            self._attend_chosen(recorder, attending, chosen, copies=copies)
+            copy = chosen.copying(attending.shape.key_dim)
+            attending.attend_chosen(chosen, copy, self.arrays[:1])
             return
-        rows = PlainRows(self.arrays, group.tiles, inputs.table)
-        self._attend_rows(recorder, attending, rows)
-        if inputs.tilings:
-            self._attend_tiles(recorder, attending, self.arrays, tiles=group.wide)
+        attending.attend_rows(PlainRows(self.arrays, group.tiles, attending.table))
+        if attending.has_tiles:
+            attending.attend_tiles(self.arrays, tiles=group.wide)
