@@ -57,18 +57,18 @@ class Clock:
 
     def of_units(self, driver: Any) -> None:
         """Note each kernel that Quire compiles, by the processor time of its thread."""
-        compiled = driver._compiled
+        compile_source = driver.compile_source
 
-        def noted(text: str, options: list[str]) -> bytes:
+        def noted(text: str, options: list[str]) -> tuple[bytes, str]:
             before, processor = time.perf_counter(), time.thread_time()
-            binary: bytes = compiled(text, options)
+            binary, log = compile_source(text, options)
             row = {"at": round(before - self._started, 3), "kernel": _named(text)}
             row |= {"seconds": round(time.perf_counter() - before, 3)}
             row |= {"processor, s": round(time.thread_time() - processor, 3)}
             self.units.append(row | {"source": len(text), "binary": len(binary)})
-            return binary
+            return binary, log
 
-        driver._compiled = noted
+        driver.compile_source = noted
 
 
 class Lines(logging.Handler):
@@ -105,20 +105,12 @@ def modules(folder: Path, clock: Clock) -> list[Row]:
     return rows
 
 
-def start(folder: str, out: Path, cache: Path) -> None:
-    """Open an engine, generate once with 1 to 64 streams, and write what took how long."""
-    use_private_cache(cache)
-    from quire.core.config import EngineConfig
-    from quire.core.request import Request, SamplingParams
+def watch(clock: Clock) -> None:
+    """Note the stages of a start, and each kernel that it compiles."""
     from quire.device.cuda import driver
     from quire.engine import factory, warm_up
     from quire.executor.graphs import graph_cache, opening, runner
 
-    clock = Clock()
-    lines = Lines(clock)
-    log = logging.getLogger("quire")
-    log.addHandler(lines)
-    log.setLevel(logging.INFO)
     clock.of_units(driver)
     for name in ("open_model", "warm_up", "measure_steps", "assemble"):
         clock.around(factory, name)
@@ -129,6 +121,21 @@ def start(folder: str, out: Path, cache: Path) -> None:
     clock.around(
         graph_cache.GraphCache, "_record_step", lambda self, rows, *_, **__: {"rows": rows}
     )
+
+
+def start(folder: str, out: Path, cache: Path) -> None:
+    """Open an engine, generate once with 1 to 64 streams, and write what took how long."""
+    use_private_cache(cache)
+    from quire.core.config import EngineConfig
+    from quire.core.request import Request, SamplingParams
+    from quire.engine import factory
+
+    clock = Clock()
+    lines = Lines(clock)
+    log = logging.getLogger("quire")
+    log.addHandler(lines)
+    log.setLevel(logging.INFO)
+    watch(clock)
     config = EngineConfig(folder, kv_memory=20 << 30, speculate="off")
     engine = factory.open_engine(config)
     ready = time.time()
