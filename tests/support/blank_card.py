@@ -92,10 +92,11 @@ class _Compiler:
         self._needed = needed
 
     def start(self, sources: Sequence[str]) -> bool:
+        self._needed.update(("recorded", hash(each)) for each in sources)
         return True
 
     def functions(self, sources: Sequence[str]) -> list[int]:
-        self._needed.update(("recorded", hash(each)) for each in sources)
+        self.start(sources)
         return [0] * len(sources)
 
 

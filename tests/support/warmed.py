@@ -14,6 +14,7 @@ import random
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -27,6 +28,8 @@ from quire.device.cuda.modules import OPERATIONS
 from quire.engine import warm_up as warming
 from quire.engine.assembly import assemble
 from quire.engine.engine import Engine
+from quire.executor.factory import open_executor
+from quire.executor.graphs.compiling import Compiling
 from quire.models.registry import build
 from quire.models.weights.loader import LoadedModel
 from quire.models.weights.low_rank import LowRank
@@ -82,7 +85,9 @@ def load(
         yield f"{length} tokens alone", config, [ask(tokens(length)), ask(tokens(length))]
     for name in ("a burst", "another burst"):
         yield name, config, [ask(tokens(64)) for _ in range(8)]
-    yield _BURST, config, [ask(tokens(40 + 5 * n)) for n in range(config.max_sequences)]
+    answer = 5 + config.max_sequences // 8  # of the first, which generates beside the last
+    burst = [ask(tokens(40 + 5 * (n % 32)), longest=answer) for n in range(config.max_sequences)]
+    yield _BURST, config, burst
     yield "prompts beside streams", config, [*(ask(tokens(9)) for _ in range(4)), ask(tokens(90))]
     common = tokens(100)
     for name in ("neighbours with a prefix", "kept prefixes"):
@@ -111,6 +116,8 @@ def serve(engine: Engine, requests: Sequence[Request]) -> None:
 
 
 PACKED = FAMILIES | {
+    # 128 and 256 rows are multiplied by different kernels.
+    "llama_of_many_tokens": FAMILIES["llama"] | {"vocab_size": 32_768},
     "gpt_oss_packed": CONFIGS["gpt_oss"]
     | SIZES
     | {"intermediate_size": 192, "layer_types": ["sliding_attention", "full_attention"]},
@@ -149,6 +156,7 @@ def main(family: str, format: str, sequences: str = "8", start: str = "first") -
         open_blank_card(patch, needed)
         loaded, usual = model_of(family), CONFIG
         usual = replace(usual, kv_format=own, max_sequences=int(sequences))
+        usual = replace(usual, max_step_tokens=max(usual.max_step_tokens, 8 * int(sequences)))
         parts = list(load(usual, loaded.model.vocab_size))
         if start == "again":
             patch.setattr(warming, "_rounds", warming._few_rounds)
@@ -156,7 +164,8 @@ def main(family: str, format: str, sequences: str = "8", start: str = "first") -
         for run, dtype in OPERATIONS.values():
             run(mx.zeros((2, 2), dtype or mx.bfloat16))
         ahead = set(needed)
-        warming.warm_up(loaded, usual)
+        ahead_of_use = partial(open_executor, compiling=Compiling.AHEAD)
+        warming.warm_up(loaded, usual, open_executor=ahead_of_use)
         warm = set(needed)
         if family in FAMILIES and format == "plain":
             for kernel in warm - ahead:

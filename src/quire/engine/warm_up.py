@@ -38,6 +38,8 @@ _FIRST_PROMPT = 300
 """Number of prompt tokens: more than CUDA graphs read."""
 _BURST = 32
 """Number of prompts in the first burst."""
+_BEGINNING = 16
+"""Number of streams that begin in a step at least. Budgets let 32 begin, of four prompt tokens."""
 _ADAPTED = 64
 """Number of rows of the largest CUDA graph with adapters."""
 _DRAFTS, _DRAFTED_TOKENS = (1, 3, 7, 15), 24
@@ -297,12 +299,16 @@ def _rounds(config: EngineConfig, vocabulary: int, context: int) -> Iterator[_Ro
     late = request("late", _first_length(config, context), _ADJUSTED)
     streams = 1
     while True:
+        # The last stream begins while the first still generates.
+        answer = _TOKENS + streams // _BEGINNING
         for sampling in (_GREEDY, _SAMPLED):
-            yield _Round([request(f"{number}", 4, sampling) for number in range(streams)])
+            stream = replace(request("", 4, sampling), max_tokens=answer)
+            yield _Round([replace(stream, id=f"{number}") for number in range(streams)])
         if others := min(streams, config.max_sequences - 1):
             # One alone fills a block beside the prompt: formats with tails code it in that step.
             length = min(longest, max(2, config.block_size - 2)) if streams == 1 else 2
-            yield _Round([request(f"{number}", length, _GREEDY) for number in range(others)], late)
+            stream = replace(request("", length, _GREEDY), max_tokens=answer)
+            yield _Round([replace(stream, id=f"{number}") for number in range(others)], late)
         if streams >= config.max_sequences:
             return
         streams = min(2 * streams, config.max_sequences)

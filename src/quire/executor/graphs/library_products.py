@@ -18,11 +18,11 @@ from quire.program.values import FUSED, Node, Program, Weight
 
 log = logging.getLogger("quire.engine")
 
-LEAST_ROWS = 256
+LEAST_ROWS = 128
 """Rows of the smallest graph whose products are cuBLASLt's.
 
 It multiplies as many rows as the graph has, where own kernels skip those that a step lacks; a gate
-is a kernel of its own behind it; and no kernel of such a graph starts early. Still graphs of 256
+is a kernel of its own behind it; and no kernel of such a graph starts early. Still graphs of 128
 rows and more are faster with it (Llama 8B on an H100: benchmarks/results/gpu-runs.md).
 """
 _TOLERANCE = 1e-2
