@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from openai.types.responses import ResponseOutputItem
+from pydantic import TypeAdapter
 
 from tests.api.conftest import HTTP, Serve, Served
 from tests.api.responses.test_responses import create, prompt_of
@@ -79,6 +81,20 @@ def test_streamed_calls_are_the_same(serve: Serve) -> None:
     assert (added.type, added.status) == ("shell_call", "in_progress")
     assert done.to_dict()[field] == action
     assert events[-1].response.output[0].to_dict() == done.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("kind", "written"),
+    [(kind, written) for kind, written, _, _ in CALLS]
+    + [("apply_patch", f"type:{Q}update_file{Q},path:{Q}a.txt{Q}"), ("shell", "")],
+)
+def test_calls_have_each_field_of_the_official_sdk(serve: Serve, kind: str, written: str) -> None:
+    """Clients that check what they get refuse a call without one, the added item's included."""
+    served = serve(f"<|tool_call>call:{kind}{{{written}}}<tool_call|>")
+    tools: Any = [{"type": kind}]
+    for event in create(served, tools=tools, stream=True):
+        if event.type.startswith("response.output_item."):
+            TypeAdapter(ResponseOutputItem).validate_python(event.item.to_dict())
 
 
 HOSTED: list[dict[str, Any]] = [

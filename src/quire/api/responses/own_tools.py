@@ -83,7 +83,7 @@ OWN_TOOLS: Mapping[str, OwnTool] = {
         ("type", "path"),
         call="apply_patch_call",
         action="operation",
-        given={"type": "update_file", "path": ""},
+        given={"type": "update_file", "path": "", "diff": ""},
     ),
 }
 
