@@ -89,6 +89,25 @@ class DrawingOperations:
         """
         raise NotImplementedError
 
+    def wanted_rows(self, x: mx.array, numbers: mx.array) -> mx.array:
+        """Return rows `numbers`, int32 `[n]`, of an array `[R, ...]`: `[n, ...]`."""
+        return x[numbers]
+
+    def mixed_tokens(
+        self, sampled: mx.array, *, known: Sequence[int], places: Sequence[int]
+    ) -> mx.array:
+        """Return tokens of rows, some of which a running step samples, int32 `[T]`.
+
+        Args:
+            sampled: int32 `[R]`, by that step.
+            known: each row's token; 0 where it is sampled.
+            places: where a row's token is among the R; -1 if it is known.
+        """
+        rows = [row for row, place in enumerate(places) if place >= 0]
+        mixed = int32(known)
+        mixed[int32(rows)] = sampled[int32([places[row] for row in rows])]
+        return mixed
+
     def followed_tokens(
         self,
         tokens: mx.array,

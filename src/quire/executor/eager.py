@@ -411,9 +411,10 @@ def _is_early(
     """Return whether to launch a step behind the running one, `before`.
 
     MLX's own writes to the pools would copy them meanwhile: those of the plan's changes, of a head
-    that has layers (`writes`), and of a running step that did not write in place.
+    that has layers (`writes`), and of a running step that did not write in place. Copies of blocks
+    are in place where segments are.
     """
     if computed.graphed:
         return True
-    alone = not (plan.changes or plan.copies or writes)
+    alone = not (plan.changes or writes)
     return computed.in_place and alone and (before is None or before.rows.in_place)

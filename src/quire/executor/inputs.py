@@ -14,6 +14,7 @@ import numpy as np
 from quire.attention.backend import AttentionUse, Scoring
 from quire.attention.step import Attention, preferred_order
 from quire.core.kv_format import KVFormat
+from quire.device.device import current_device
 from quire.device.dtypes import int32, noting
 from quire.executor.adapters import AdaptedRows, Adapters
 from quire.executor.encoder_cache import EncoderCache
@@ -291,21 +292,17 @@ def _gather_tokens(
     sequences: Sequence[ScheduledSequence], sampled: Mapping[int, int], previous: mx.array
 ) -> mx.array:
     """Return the rows' tokens, some of which the previous step samples."""
-    host: list[int] = []
-    rows: list[int] = []
-    sources: list[int] = []
+    known: list[int] = []
+    places: list[int] = []
     for each in sequences:
-        host += each.tokens
+        known += each.tokens
+        places += [-1] * len(each.tokens)
         if len(each.tokens) < each.count:
-            rows.append(len(host))
-            sources.append(sampled[each.number])
-            host.append(0)
-    if len(rows) == len(host):
-        same = sources == list(range(previous.shape[0]))
-        return previous if same else previous[int32(sources)]
-    mixed = int32(host)
-    mixed[int32(rows)] = previous[int32(sources)]
-    return mixed
+            known.append(0)
+            places.append(sampled[each.number])
+    if places == list(range(previous.shape[0])):
+        return previous
+    return current_device().operations.mixed_tokens(previous, known=known, places=places)
 
 
 def _cross_rows(

@@ -11,6 +11,7 @@ import numpy as np
 
 from quire.core.media import MediaKey
 from quire.core.request import TokenLogprobs
+from quire.device.device import current_device
 from quire.device.host_copy import HostCopy
 from quire.executor.following import Kept
 from quire.executor.guessing import FinalStates
@@ -53,8 +54,9 @@ class Computed(NamedTuple):
 
     def rows(self, index: mx.array) -> Computed:
         """Return the outcome for some of the rows, in the order of `index`."""
-        logits = None if self.logits is None else self.logits[index]
-        return self._replace(hidden=self.hidden[index], logits=logits)
+        rows = current_device().operations.wanted_rows
+        logits = None if self.logits is None else rows(self.logits, index)
+        return self._replace(hidden=rows(self.hidden, index), logits=logits)
 
 
 class Unsampled(NamedTuple):

@@ -12,6 +12,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from quire.device.device import current_device
 from quire.device.draws import ALL, GREEDY, Draw, DrawingOperations
 
 
@@ -70,6 +71,13 @@ def test_rows_that_follow_a_step_get_its_tokens_and_guesses(ops: Any) -> None:
     assert found.tolist() == [6, 60, 9, 8, 80, 81]
     with pytest.raises(ValueError, match="follows"):
         ops.followed_tokens(tokens, kept, guesses, [3], [1])
+
+
+def test_tokens_that_a_step_samples_stand_among_known_ones() -> None:
+    sampled = mx.array([50, 60, 70], dtype=mx.int32)
+    rows = {"known": [3, 0, 4, 0], "places": [-1, 2, -1, 0]}
+    for operations in (current_device().operations, DrawingOperations()):
+        assert operations.mixed_tokens(sampled, **rows).tolist() == [3, 70, 4, 50]
 
 
 def test_rows_move_back_by_the_rows_that_were_rejected(ops: Any) -> None:

@@ -104,6 +104,23 @@ def test_rows_are_copied_in_place_from_what_they_were(compiled: Any) -> None:
         compiled.copy_rows(pools[0], mx.array([3, 5]), mx.array([5]))
 
 
+def test_few_rows_of_a_pool_that_is_there_are_copied_by_the_call(compiled: Any) -> None:
+    small, large = (mx.zeros((rows, 4)) + mx.arange(rows)[:, None] for rows in (8, 1 << 19))
+    mx.eval(small, large)
+    few, many = mx.array([3, 5]), mx.arange(1 << 18)
+    mx.eval(few, many)
+    before = memoryview(small)
+    compiled.copy_rows(small, few, few + 1)  # whose targets are still to be computed
+    assert [before[at, 0] for at in (4, 6)] == [4, 6]
+    mx.eval(small)
+    assert [before[at, 0] for at in (4, 6)] == [3, 5]
+    targets = mx.array([0, 1])
+    compiled.copy_rows(small, few, targets)
+    assert [before[at, 0] for at in (0, 1)] == [3, 5]
+    compiled.copy_rows(large, many, many + (1 << 18))
+    assert operations(large).count("quire::write") == 1
+
+
 def test_rows_that_the_step_has_read_are_written_in_place(compiled: Any) -> None:
     pool = mx.zeros((1 << 12, 256))
     row = mx.array([5])

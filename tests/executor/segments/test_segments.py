@@ -153,16 +153,18 @@ def test_segments_that_differ_from_the_model_serve_no_step(tmp_path: Path) -> No
     assert set(segments.agrees.values()) == {False}
 
 
-def generating(folder: Path) -> tuple[Company, SegmentExecutor]:
+def generating(
+    folder: Path, *, prefix_cache: bool = False, tokens: int = 8
+) -> tuple[Company, SegmentExecutor]:
     """Return a company whose only sequence generates by segments, and its executor."""
     loaded = opened("llama", folder)
     segments = open_segments(loaded.model)
     assert segments is not None
-    config = EngineConfig("", kv_memory=16 << 20, prefix_cache=False)
+    config = EngineConfig("", kv_memory=16 << 20, block_size=16, prefix_cache=prefix_cache)
     company = Company(loaded, config, open_executor=partial(open_executor, segments=segments))
     executor = company.engine._executor
     assert isinstance(executor, SegmentExecutor)
-    (request,) = prompts((40,), 8)
+    (request,) = prompts((40,), tokens)
     company.add(request)
     while len(company.answers[request.id].tokens) < 2:
         company.step()
@@ -218,6 +220,37 @@ def test_small_steps_wake_no_other_thread(tmp_path: Path) -> None:
     for _ in range(4):
         company.step()
     assert wakings_of_other_threads() - before < 4
+
+
+def test_a_prompt_beside_a_stream_wakes_no_other_thread(tmp_path: Path) -> None:
+    company, _ = generating(tmp_path, tokens=40)
+    wakings = list[int]()
+    for number, request in enumerate(prompts((6, 7, 5, 8, 6), 4)):  # the first verifies segments
+        before = wakings_of_other_threads()
+        company.add(replace(request, id=f"beside {number}", min_tokens=0))
+        for _ in range(6):
+            company.step()
+        wakings.append(wakings_of_other_threads() - before)
+    assert min(wakings[1:]) < 4  # a busy machine wakes threads now and then
+
+
+def test_a_prompt_that_shares_a_part_of_a_block_is_launched_behind_the_running_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    company, executor = generating(tmp_path, prefix_cache=True, tokens=40)
+    monkeypatch.setattr("quire.executor.eager._LONG_S", 1e9)  # a busy machine may take long
+    shared, ending = prompts((40, 6), 2)
+    launched = list[tuple[bool, bool]]()
+    for length in (20, 21):
+        request = replace(shared, id=f"{length}", prompt=shared.prompt[:length] + ending.prompt)
+        company.add(request)
+        company.step()
+        running = executor._running
+        assert running is not None
+        launched.append((len(running.plan.copies) > 0, running.rows.early))
+        company.step()
+        company.step()
+    assert launched == [(True, True), (True, True)]
 
 
 def calls_of_a_step(loaded: LoadedModel, segments: StepSegments, streams: int) -> int:

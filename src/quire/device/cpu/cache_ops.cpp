@@ -144,8 +144,9 @@ void write_rows(const nb::object& place, const array& values, const array& rows)
     }, true);
 }
 
-// Rows `targets` [n] of a pool become copies of what its rows `sources` [n] were. One pool an operation: MLX holds the
-// outputs of one until it has run, and a step's write after it would copy them.
+// Rows `targets` [n] of a pool become copies of what its rows `sources` [n] were. Few bytes are copied in this call if
+// nothing is computed that the pool waits for, so that a small step after it runs at once, too. Otherwise one pool is an
+// operation: MLX holds the outputs of one until it has run, and a step's write after it would copy them.
 void copy_rows(const nb::object& place, const array& sources, const array& targets) {
     using namespace mlx::core;
     array& pool = nb::cast<array&>(place);
@@ -153,14 +154,36 @@ void copy_rows(const nb::object& place, const array& sources, const array& targe
         require(rows.dtype() == int32 && rows.ndim() == 1 && rows.size() == sources.size() && rows.size() > 0,
                 "sources and targets are int32 [n]");
     }
-    write({&pool}, {sources, targets}, [](const std::vector<array>& in, std::vector<array>& out) {
+    const auto make = [](const std::vector<array>& in, std::vector<array>& out) {
         return [from = in[0].data<int32_t>(), to = in[1].data<int32_t>(), count = (int64_t)in[0].size(),
                 rows = out[0].data<char>(), bytes = (int64_t)(out[0].nbytes() / out[0].shape(0))] {
             std::vector<char> kept(count * bytes);  // a target may be a source, too
             for (int64_t n = 0; n < count; n++) std::memcpy(&kept[n * bytes], rows + from[n] * bytes, bytes);
             for (int64_t n = 0; n < count; n++) std::memcpy(rows + to[n] * bytes, &kept[n * bytes], bytes);
         };
-    }, true);
+    };
+    const int64_t bytes = (int64_t)(sources.size() * (pool.nbytes() / pool.shape(0)));
+    if (bytes <= kAtOnce && is_there(pool) && is_there(sources) && is_there(targets)) {
+        std::vector<array> own = {pool};
+        make({sources, targets}, own)();
+        return;
+    }
+    write({&pool}, {sources, targets}, make, true);
+}
+
+// Rows `numbers` [n] of an array, [n, ...].
+array rows_of(const array& x, const array& numbers) {
+    using namespace mlx::core;
+    require(numbers.dtype() == int32 && numbers.ndim() == 1 && x.ndim() > 0, "numbers of rows are int32 [n]");
+    auto shape = x.shape();
+    shape[0] = numbers.shape(0);
+    const int64_t bytes = (int64_t)(x.nbytes() / x.shape(0));
+    return operation("quire::rows_of", {shape}, {x, numbers}, [bytes](const std::vector<array>& in, std::vector<array>& out) {
+        return [bytes, from = in[0].data<char>(), row = in[1].data<int32_t>(), to = out[0].data<char>(),
+                count = (int64_t)in[1].size()] {
+            for (int64_t n = 0; n < count; n++) std::memcpy(to + n * bytes, from + row[n] * bytes, bytes);
+        };
+    }, {x.dtype()}, bytes * numbers.shape(0))[0];
 }
 
 // How one array of vectors is coded, as `device.operations.VectorCoding` says it.
@@ -299,6 +322,7 @@ void bind_cache(nb::module_& m) {
     m.def("write_vectors", &write_vectors, nb::arg("pools"), nb::arg("vectors"), nb::arg("rows"), nb::arg("offsets"));
     m.def("write_codes", &write_codes, nb::arg("pools"), nb::arg("vectors"), nb::arg("codings"), nb::arg("rows"),
           nb::arg("offsets"));
+    m.def("rows_of", &rows_of, nb::arg("x"), nb::arg("numbers"));
     m.def("copy_rows", &copy_rows, nb::arg("pool"), nb::arg("sources"), nb::arg("targets"));
     m.def("write_rows", &write_rows, nb::arg("pool"), nb::arg("values"), nb::arg("rows"));
 }

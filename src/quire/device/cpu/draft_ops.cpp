@@ -45,7 +45,7 @@ array followed_tokens(const array& tokens, const array& kept, const array& guess
                 else to[t] = known[t] == 0 ? tokens[kept[place]] : guesses[place * most + known[t] - 1];
             }
         };
-    }, {int32})[0];
+    }, {int32}, (int64_t)known.size())[0];
 }
 
 // How many rows of its sequence did not count before each of some numbers, int32 [M]: 0 where `places[i]` is -1, else

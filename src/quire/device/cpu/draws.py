@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from quire.device.draws import GREEDY, Draw, DrawingOperations
+from quire.device.dtypes import int32
 
 
 class KernelDraws(DrawingOperations):
@@ -38,6 +40,17 @@ class KernelDraws(DrawingOperations):
     ) -> mx.array:
         tokens: mx.array = self._ops.draw_moved(logits.astype(mx.float32), rows, moved)
         return tokens
+
+    def wanted_rows(self, x: mx.array, numbers: mx.array) -> mx.array:
+        found: mx.array = self._ops.rows_of(x, numbers)
+        return found
+
+    def mixed_tokens(
+        self, sampled: mx.array, *, known: Sequence[int], places: Sequence[int]
+    ) -> mx.array:
+        rows = np.arange(len(sampled), dtype=np.int32)
+        kept, no_guesses = int32(rows), int32(rows[:, None])
+        return self.followed_tokens(sampled, kept, no_guesses, known=known, places=places)
 
     def followed_tokens(
         self,
