@@ -296,6 +296,23 @@ def test_a_deferred_tool_is_told_of_once_a_search_found_it(serve: Serve) -> None
     assert 'response:f{value:<|"|>hidden<|"|>}' in prompt_of(served)
 
 
+@pytest.mark.parametrize(
+    "betas", ["interleaved-thinking-2025-05-14", "other-1, interleaved-thinking-x"]
+)
+def test_a_budget_of_interleaved_thinking_may_be_more_than_an_answer(
+    serve: Serve, betas: str
+) -> None:
+    served = serve()
+    thinking = {"type": "enabled", "budget_tokens": 4000}
+    body: dict[str, Any] = {"max_tokens": 1000, "tools": [TOOL], "thinking": thinking}
+    assert post(served, **body).status_code == 400
+    answer = post(served, headers={"anthropic-beta": betas}, **body)
+    assert answer.status_code == 200, answer.text
+    limit = served.engine.requests[-1].thinking
+    assert limit is not None
+    assert limit.max_tokens < 1000
+
+
 def test_tools_that_code_may_call_are_called_by_the_model(serve: Serve) -> None:
     """Nobody runs code here, so a tool for code alone is offered as any other."""
     served = serve()

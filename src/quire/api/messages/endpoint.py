@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
@@ -64,6 +65,7 @@ VERSIONS = ("2026-10-21", "2023-06-01")
 
 _GENERATING = Generating("/v1/messages", MessagesRequest)
 _NAMES = FieldNames(stops="stop_sequences", parameters="input_schema")
+_INTERLEAVED = "interleaved-thinking-"  # a beta of any date
 _SHARE = 0.8  # of `max_tokens`, for reasoning whose length is left to the model
 
 
@@ -227,7 +229,7 @@ def _generation(
         max_tokens=fields.max_tokens,
         stops=tuple(fields.stop_sequences or ()),
         format=fields.guided_format(request.scope, _format(fields)),
-        thinking=_limited(context, fields, prompt.thinking),
+        thinking=_limited(context, fields, prompt.thinking, headers=request.headers),
     )
 
 
@@ -258,8 +260,13 @@ def _thinking(context: Context, fields: CountRequest, scope: Scope) -> Thinking:
             return Thinking(effort=effort)
 
 
-def _limited(context: Context, fields: MessagesRequest, thinking: Thinking) -> Thinking:
+def _limited(
+    context: Context, fields: MessagesRequest, thinking: Thinking, headers: Headers
+) -> Thinking:
     """Return the limit on reasoning. Without one, some tokens are still reserved for the answer.
+
+    A budget of the beta "interleaved thinking" is for all answers to a question together. It may be
+    more than the `max_tokens` of one of them, and then does not limit this one.
 
     Raises:
         RequestError: the budget leaves nothing for the answer, or cannot be enforced.
@@ -269,12 +276,14 @@ def _limited(context: Context, fields: MessagesRequest, thinking: Thinking) -> T
     asked = fields.thinking
     budget = asked.budget_tokens if isinstance(asked, ThinkingEnabled) else None
     if budget is not None and budget >= fields.max_tokens:
-        raise RequestError(
-            f"'thinking.budget_tokens' is {budget}, but it must be below 'max_tokens', "
-            f"{fields.max_tokens}.",
-            param="thinking.budget_tokens",
-            code="above_max_value",
-        )
+        if not any(_INTERLEAVED in each for each in headers.getlist("anthropic-beta")):
+            raise RequestError(
+                f"'thinking.budget_tokens' is {budget}, but it must be below 'max_tokens', "
+                f"{fields.max_tokens}.",
+                param="thinking.budget_tokens",
+                code="above_max_value",
+            )
+        budget = None
     if not context.service.constraints.can_limit_reasoning:
         if budget is None:
             return thinking
