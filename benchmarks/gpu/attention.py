@@ -21,7 +21,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from quire.attention.paged import cuda, packed, portable_kernels
+from quire.attention.paged import cuda, packed
+from quire.attention.paged.portable_kernels import Codes
 from quire.attention.paged.tiles import score_numbers
 from quire.cache.formats.base import LayerShape, PackedStore
 from quire.cache.formats.registry import make_store
@@ -107,7 +108,7 @@ def pair(
         shared, grid = cuda.single_memory(shape), (rows, parts, splits)
     elif format.scheme == "page":
         arrays = store.arrays()[:-2]
-        codes = packed.Codes.of(store.arrays())
+        codes = Codes.of(store.packed.coded())
         own = on_device([[row, 1, coded, high, row - coded // BLOCK, row] for row in range(rows)])
         of_own = mx.zeros((rows, heads, 1, shape.value_dim)), mx.zeros((rows, heads, 1, 2))
         visible = on_device([[low, high - 1]] * rows)
@@ -119,7 +120,7 @@ def pair(
     else:
         layout = store.coded()
         arrays = [*layout.keys, *layout.values]
-        kernel = token_kernels.attend(shape, portable_kernels.Codes.of(layout))
+        kernel = token_kernels.attend(shape, Codes.of(layout))
         turn = layout.layout.value_rotation
         signs = mx.zeros((1,)) if turn is None else turn.map * turn.scale
         first = [q, *arrays, tiles, table, numbers, *found]

@@ -13,6 +13,7 @@ from quire.attention.metadata import AttentionMetadata, build_metadata
 from quire.attention.paged import PagedBackend, check, cuda, decoding, packed, tiling
 from quire.attention.paged.backend import kernels_serve
 from quire.attention.paged.check import differs
+from quire.attention.paged.portable_kernels import Codes
 from quire.attention.paged.prompts import side_by_side
 from quire.attention.paged.tiles import cut, score_numbers
 from quire.attention.paged.tiling import Tiling
@@ -31,6 +32,7 @@ from tests.support.emulated_metal import guarded, why_not
 from tests.support.emulated_steps import launch
 from tests.support.everyday import everyday
 from tests.support.nvrtc import assert_compiles
+from tests.support.packings import page_codes
 
 PLAIN = KVFormat()
 SHAPES = [
@@ -134,36 +136,36 @@ def test_sources_compile(shape: cuda.Shape, few: bool, tmp_path: Path) -> None:
 PACKED = [
     (
         cuda.Shape(mx.bfloat16, 128, 128, 8, 4, 64, capped=False, sinks=False),
-        packed.Codes(4, 4, 64),
+        page_codes(4, 4, 64),
     ),
-    (cuda.Shape(mx.bfloat16, 256, 256, 8, 2, 64, capped=True, sinks=True), packed.Codes(8, 4, 64)),
+    (cuda.Shape(mx.bfloat16, 256, 256, 8, 2, 64, capped=True, sinks=True), page_codes(8, 4, 64)),
     (
         cuda.Shape(mx.bfloat16, 512, 512, 2, 8, 64, capped=False, sinks=False),
-        packed.Codes(4, 4, 64),
+        page_codes(4, 4, 64),
     ),
     (
         cuda.Shape(mx.bfloat16, 128, 128, 8, 4, 64, capped=False, sinks=False),
-        packed.Codes(8, 8, 128),
+        page_codes(8, 8, 128),
     ),
-    (cuda.Shape(mx.bfloat16, 64, 64, 8, 4, 64, capped=False, sinks=False), packed.Codes(2, 5, 64)),
+    (cuda.Shape(mx.bfloat16, 64, 64, 8, 4, 64, capped=False, sinks=False), page_codes(2, 5, 64)),
     (
         cuda.Shape(mx.bfloat16, 128, 128, 8, 4, 64, capped=False, sinks=False),
-        packed.Codes(3, 3, 64),
+        page_codes(3, 3, 64),
     ),
     (
         cuda.Shape(mx.bfloat16, 256, 256, 8, 2, 64, capped=False, sinks=False),
-        packed.Codes(5, 2, 64),
+        page_codes(5, 2, 64),
     ),
     (
         cuda.Shape(mx.bfloat16, 512, 512, 2, 8, 64, capped=False, sinks=False),
-        packed.Codes(6, 6, 128),
+        page_codes(6, 6, 128),
     ),
 ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("shape", "codes"), PACKED)
-def test_sources_for_codes_compile(shape: cuda.Shape, codes: packed.Codes, tmp_path: Path) -> None:
+def test_sources_for_codes_compile(shape: cuda.Shape, codes: Codes, tmp_path: Path) -> None:
     text = (
         cuda.header(shape.dtype, packed.defines(shape, codes) | {"TURNED": 1})
         + packed.head()

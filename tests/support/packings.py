@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from quire.attention.paged.portable_kernels import Codes
 from quire.device.weights import DECODED_MODES, FP4, FP8, PackedWeight, Packing
 
 MXFP4, NVFP4, MXFP8 = Packing(32, 4, "mxfp4"), Packing(16, 4, "nvfp4"), Packing(32, 8, "mxfp8")
@@ -15,6 +16,11 @@ _LARGEST = 448.0
 _GLOBAL = 3.0
 """Factor by which scales of FP4 differ from those of NVFP4."""
 OF_32, BYTES_OF_32 = Packing(32, 4, "affine"), Packing(32, 8, "affine")
+
+
+def page_codes(key_bits: int, value_bits: int, value_group: int) -> Codes:
+    """Return the codes of the page format's blocks of 64 tokens."""
+    return Codes(key_bits, 64, value_bits, value_group, by_channel=True, codebook=False)
 
 
 def packed(matrix: mx.array, packing: Packing) -> PackedWeight:

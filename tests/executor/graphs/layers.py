@@ -13,6 +13,7 @@ from quire.attention.backend import Scoring
 from quire.attention.metadata import AttentionMetadata, build_metadata
 from quire.attention.paged import packed
 from quire.attention.paged.cuda import shape_of
+from quire.attention.paged.portable_kernels import Codes
 from quire.attention.paged.tiling import Tiling
 from quire.attention.paged.warpgroups import tiling_of
 from quire.attention.reference import ReferenceBackend
@@ -56,13 +57,14 @@ def code_tails(store: LayerStore, spec: AttentionSpec) -> More:
     def kernels_of(runner: EmulatedRunner, inputs: InputLayout) -> Iterator[Kernel]:
         if not store.has_tail:
             return
+        assert store.packed is not None
         arrays, at = store.arrays(), inputs.group(0)
         value_dim = 0 if spec.value_in_key else spec.value_dim
         stores = mx.array(np.array([runner.address(each) for each in arrays], np.int64))
         own = at.blocks, at.offsets, at.tails, runner.address(packed.signs(spec.value_dim))
         arguments = inputs.rows, *own, runner.address(stores)
         dims = spec.kv_heads, spec.head_dim, value_dim
-        source = kernels.code_tails(*dims, packed.Codes.of(arrays))
+        source = kernels.code_tails(*dims, Codes.of(store.packed.coded()))
         yield Kernel(source, (spec.kv_heads, 1, 1), kernels.TAIL_THREADS, 0, arguments, ())
 
     return kernels_of

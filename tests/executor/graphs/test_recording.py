@@ -53,6 +53,7 @@ from tests.engine.rows import scheduled
 from tests.executor.graphs.layers import empty_step
 from tests.support.nvrtc import assert_compiles
 from tests.support.packed_models import packed_model
+from tests.support.packings import page_codes
 from tests.support.tiny_models import (
     gemma4_config,
     gemma4_moe_config,
@@ -83,7 +84,7 @@ def pool_of(layout: KVLayout, layer: int, format: KVFormat, at: int = 1) -> Laye
     if own.scheme == "plain":
         return PlainPool(group, 64, (at, at + 1))
     if own.scheme == "page":
-        codes = packed.Codes(int(own.key_bits), int(own.value_bits), 64)
+        codes = page_codes(int(own.key_bits), int(own.value_bits), 64)
         return PagePool(group, 64, tuple(range(at, at + 8)), codes)
     spec = layout.groups[group].spec.attention
     assert spec is not None
@@ -425,7 +426,7 @@ def test_what_thread_blocks_keep_fits_the_card(card: Card) -> None:
             assert head.grid[0] * head.tiles * 8 >= rows
     for dim, kv_heads, group in ((128, 8, 4), (256, 16, 2), (512, 4, 8), (256, 8, 2), (512, 2, 8)):
         shape = paged.Shape(mx.bfloat16, dim, dim, kv_heads, group, 64, False, False)
-        codes = [packed.Codes(n, m, 128 if m > 5 else 64) for n in BITS for m in BITS]
+        codes = [page_codes(n, m, 128 if m > 5 else 64) for n in BITS for m in BITS]
         asked = [packed.shared_memory(shape, each) for each in codes]
         asked += [paged.single_memory(shape), paged.shared_memory(shape, shape.many_tiles)]
         assert max(asked) <= card.shared

@@ -169,7 +169,7 @@ def _coded_parts(
 def _single_rows(metadata: AttentionMetadata, shape: cuda.Shape) -> _OverCodes:
     launch = packed.launch(metadata, shape)
     return lambda q, store, _, scoring: packed.attend(
-        q, store.arrays(), launch, scoring=scoring, shape=shape
+        q, store, launch, scoring=scoring, shape=shape
     )
 
 

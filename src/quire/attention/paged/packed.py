@@ -12,41 +12,16 @@ import numpy as np
 
 from quire.attention.backend import Scoring
 from quire.attention.metadata import AttentionMetadata
-from quire.attention.paged import cuda, portable_kernels
+from quire.attention.paged import cuda
 from quire.attention.paged.cuda import Shape
+from quire.attention.paged.portable_kernels import Codes
 from quire.attention.paged.tiles import TILE_FIELDS, score_numbers
+from quire.cache.formats.base import PackedStore
 from quire.cache.formats.rotation import rotation
 from quire.core.arrays import Ints
 from quire.device.gpu_kernels import Kernel
 
 BLOCK_SIZE = 64
-_ARRAYS_OF_KEYS = 4
-"""Codes, scales, biases and tails."""
-
-
-@dataclass(frozen=True, slots=True)
-class Codes:
-    """How blocks are coded: bits of a code, and value elements that share a scale."""
-
-    key_bits: int
-    value_bits: int
-    value_group: int
-
-    @property
-    def by_channel(self) -> portable_kernels.Codes:
-        """The codes, as kernels for other formats, too, describe them."""
-        keys, values = (self.key_bits, BLOCK_SIZE), (self.value_bits, self.value_group)
-        return portable_kernels.Codes(*keys, *values, by_channel=True, codebook=False)
-
-    @staticmethod
-    def of(arrays: list[mx.array]) -> Codes:
-        """Describe the codes in a page store's arrays. Values that start their keys have none."""
-        _, tokens, value_dim = arrays[-1].shape
-        key_bits = arrays[0].shape[-1] * 32 // tokens
-        if len(arrays) == _ARRAYS_OF_KEYS:
-            return Codes(key_bits, key_bits, tokens)
-        value_bits = arrays[3].shape[-1] * 32 // value_dim
-        return Codes(key_bits, value_bits, value_dim // arrays[4].shape[-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,21 +75,20 @@ def launch(metadata: AttentionMetadata, shape: Shape) -> PackedLaunch:
 
 
 def attend(
-    q: mx.array, arrays: list[mx.array], launch: PackedLaunch, scoring: Scoring, shape: Shape
+    q: mx.array, store: PackedStore, launch: PackedLaunch, scoring: Scoring, shape: Shape
 ) -> mx.array:
     """Attend for rows `[T, heads, key_dim]`; return `[T, heads, value_dim]`.
 
     Args:
-        arrays: of a store of the page format: codes, scales and biases of keys, then of values,
-            then tails.
+        store: of the page format.
     """
     rows, heads = q.shape[:2]
     numbers = score_numbers(scoring.scale, scoring.softcap)
     sinks = numbers if scoring.sinks is None else scoring.sinks
     coded, own = (rows, heads, launch.splits), (rows, heads, 1)
     tables = launch.tiles, launch.own_tiles, launch.table, launch.tails, launch.visible
-    found = _kernel(shape, Codes.of(arrays))(
-        inputs=[q, *arrays, *tables, numbers],
+    found = _kernel(shape, Codes.of(store.coded()))(
+        inputs=[q, *store.arrays(), *tables, numbers],
         grid=(rows * cuda.LANES, shape.blocks, launch.splits + 1),
         threadgroup=(cuda.LANES, 1, 1),
         output_shapes=[(*each, n) for each in (coded, own) for n in (shape.value_dim, 2)],

@@ -100,7 +100,7 @@ class PagePool(CodedPool):
         codes: how blocks are coded.
     """
 
-    codes: packed.Codes
+    codes: portable.Codes
 
     @classmethod
     def serves(cls, case: AttentionCase) -> bool:
@@ -115,9 +115,10 @@ class PagePool(CodedPool):
 
     @classmethod
     def of(cls, store: LayerStore, group: int, address: Callable[[mx.array], int]) -> PagePool:
-        arrays = store.arrays()
-        codes = packed.Codes.of(arrays)
-        return cls(group, store.shape.block_size, tuple(map(address, arrays)), codes=codes)
+        assert store.packed is not None, "full blocks hold codes"
+        codes = portable.Codes.of(store.packed.coded())
+        arrays = tuple(map(address, store.arrays()))
+        return cls(group, store.shape.block_size, arrays, codes=codes)
 
     def tail_coding(self, spec: KVSpec) -> TailCoding | None:
         value_dim = 0 if spec.value_in_key else spec.value_dim
@@ -148,7 +149,7 @@ class PagePool(CodedPool):
         if in_key:
             arrays = (*2 * arrays[:3], *2 * arrays[3:])
         if chosen is not None:
-            copy = chosen.decoding(self.codes.by_channel, shape.key_dim, turned=False)
+            copy = chosen.decoding(self.codes, shape.key_dim, turned=False)
             own = *arrays[:3], group.coded, group.tails, arrays[6]
             attending.attend_chosen(chosen, copy, own)
             return
@@ -158,7 +159,7 @@ class PagePool(CodedPool):
         arguments += [group.tails, group.visible, attending.numbers, *places]
         if in_key or shape.value_dim not in paged.VALUE_DIMS:
             size = shape.key_dim if in_key else shape.value_dim
-            kernel = coded_kernels.attend(shape, self.codes.by_channel, size, in_key=in_key)
+            kernel = coded_kernels.attend(shape, self.codes, size, in_key=in_key)
             source, shared = kernel.text, kernel.shared
         else:
             source = kernels.attend_packed(shape, self.codes)
@@ -196,7 +197,7 @@ class PagePool(CodedPool):
                 threads=kernels.TAIL_THREADS,
             )
         scaled = 0 if in_key else recorder.constant(packed.signs(dim) * dim**-0.5)
-        self._read_decoded(attending, self.codes.by_channel, arrays=[*arrays, scaled])
+        self._read_decoded(attending, self.codes, arrays=[*arrays, scaled])
 
 
 @dataclass(frozen=True, slots=True)

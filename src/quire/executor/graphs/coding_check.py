@@ -9,6 +9,7 @@ import numpy as np
 
 from quire.attention.backend import AttentionCase
 from quire.attention.paged import packed
+from quire.attention.paged.portable_kernels import Codes
 from quire.cache.formats.base import LayerShape, LayerStore, vector_sizes
 from quire.cache.formats.registry import make_store
 from quire.cache.formats.slots import SlotMapping
@@ -58,6 +59,7 @@ def tail_coding_differs(spec: KVSpec, format: KVFormat, runner: KernelRunner) ->
     """Return how tails coded by the kernel differ from the store's own; None if close enough."""
     shape = LayerShape.of(spec, packed.BLOCK_SIZE, mx.bfloat16)
     store, expected = _stores(shape, format)
+    assert store.packed is not None, "full blocks hold codes"
     for either in (store, expected):
         either.resize_tails(2, ())
     arrays, vectors = store.arrays(), _keys_and_values(shape)
@@ -71,7 +73,7 @@ def tail_coding_differs(spec: KVSpec, format: KVFormat, runner: KernelRunner) ->
     mx.eval(*arrays, *inputs)
     table = mx.array(np.array([runner.address(each) for each in arrays], np.int64))
     mx.eval(table)
-    source = kernels.code_tails(*dims, packed.Codes.of(arrays))
+    source = kernels.code_tails(*dims, Codes.of(store.packed.coded()))
     arguments = tuple(map(runner.address, (*inputs, table)))
     grid = shape.kv_heads, 1, 1
     try:

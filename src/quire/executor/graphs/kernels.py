@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from quire.attention.paged import cuda as paged
 from quire.attention.paged import packed
+from quire.attention.paged.portable_kernels import Codes
 from quire.attention.paged.warpgroups import PromptTiles, prompt_tiles
 from quire.cache.formats.packing import Affine, affine_coding
 from quire.device.cuda.driver import Card
@@ -239,7 +240,7 @@ def joined_defines(shape: paged.Shape) -> dict[str, object]:
     return {"V_DIM": shape.value_dim, "HEADS": shape.heads, "SINKS": int(shape.sinks)}
 
 
-def attend_packed(shape: paged.Shape, codes: packed.Codes) -> str:
+def attend_packed(shape: paged.Shape, codes: Codes) -> str:
     """Return the source of attention over page codes.
 
     Parameters: q, the arrays of a page store, tiles of coded and own blocks, table, tails, visible,
@@ -279,7 +280,7 @@ def join(shape: paged.Shape, splits: int, *, turned: bool, some: bool = False) -
     return source_text(parameters, body, paged.LANES, defines=defines, head=head)
 
 
-def code_tails(kv_heads: int, key_dim: int, value_dim: int, codes: packed.Codes) -> str:
+def code_tails(kv_heads: int, key_dim: int, value_dim: int, codes: Codes) -> str:
     """Return the source that codes full tails.
 
     Parameters: rows, blocks, offsets, tails, signs, stores: addresses of each layer's arrays.
@@ -298,7 +299,7 @@ def code_tails(kv_heads: int, key_dim: int, value_dim: int, codes: packed.Codes)
     )
 
 
-def code_written(kv_heads: int, key_dim: int, value_dim: int, codes: packed.Codes) -> str:
+def code_written(kv_heads: int, key_dim: int, value_dim: int, codes: Codes) -> str:
     """Return the source that codes the blocks which prompts fill in the workspace.
 
     Parameters: decoded, written, signs, codes, scales and biases of keys and of values, tails of
@@ -323,7 +324,7 @@ def _coding_head() -> str:
 
 
 def _block_coding(
-    kv_heads: int, key_dim: int, value_dim: int, codes: packed.Codes
+    kv_heads: int, key_dim: int, value_dim: int, codes: Codes
 ) -> Mapping[str, object]:
     """Return the constants of `code_block.cuh`."""
     reach = [

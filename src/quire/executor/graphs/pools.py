@@ -11,8 +11,8 @@ import mlx.core as mx
 
 from quire.attention.backend import AttentionCase
 from quire.attention.paged import cuda as paged
-from quire.attention.paged import packed
 from quire.attention.paged.backend import kernels_serve
+from quire.attention.paged.portable_kernels import Codes
 from quire.attention.paged.tiles import score_numbers
 from quire.cache.formats.base import LayerStore
 from quire.cache.specs import KVSpec
@@ -57,7 +57,7 @@ class TailCoding:
     kv_heads: int
     key_dim: int
     value_dim: int
-    codes: packed.Codes
+    codes: Codes
 
 
 @dataclass(frozen=True, slots=True)
