@@ -44,7 +44,7 @@ GROUPS_OF_32 = [OF_32, BYTES_OF_32]
 _TINY = 2.0**-50
 """Numbers below this need not be exact."""
 PACKINGS = [AFFINE, Packing(128, 4, "affine"), BYTES, UNPACKED, *FLOATS, *GROUPS_OF_32]
-CUTS = [Cut(*shape) for shape in ((64, 2), (32, 3), (64, 4), (128, 3), (256, 2))]
+CUTS = [Cut(*shape) for shape in ((64, 2), (64, 1), (32, 3), (64, 4), (128, 3), (256, 2))]
 GATINGS = {"silu": Gating("silu"), "clamped": Gating("silu", 7.0, 1.702)}
 
 

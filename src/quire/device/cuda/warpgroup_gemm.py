@@ -39,10 +39,11 @@ _COSTS = {
     (256, 2): (0.87, 15.0),
     (128, 2): (0.52, 11.3),
     (64, 2): (0.48, 9.4),
+    (64, 1): (0.63, 6.4),
     (32, 2): (0.45, 8.1),
 }
 """Microseconds as in `_COSTS_OF_CODES`, for weights in bfloat16: more than two warpgroups gain
-nothing there.
+nothing there. One warpgroup has half a multiprocessor.
 """
 
 
@@ -96,7 +97,7 @@ class WarpgroupGemm:
     @property
     def resident(self) -> int | None:
         """Thread blocks that a multiprocessor should hold at a time; None if that is open."""
-        return 2 if self.experts and self.cut.warpgroups == 2 else None
+        return _resident(self, self.cut)
 
     @property
     def blocks(self) -> int:
@@ -114,16 +115,16 @@ class WarpgroupGemm:
             tiles: the most tiles of experts; 0 stands for those of the rows.
         """
         if self.experts:
-            return min(parts * tiles, (self.resident or 1) * self.card.multiprocessors), 1, 1
+            return min(parts * tiles, _at_once(self, self.cut)), 1, 1
         if self.sharing:
-            return self._together(parts * self.blocks), 1, 1
+            return self._together(self.cut, parts * self.blocks), 1, 1
         return parts, self.blocks, 1
 
-    def _together(self, tiles: int) -> int:
-        """Return how many thread blocks share so many tiles."""
-        steps = tiles * (self.inputs // 64)
+    def _together(self, cut: Cut, tiles: int) -> int:
+        """Return how many thread blocks share so many tiles of a cut."""
+        steps, most = tiles * (self.inputs // 64), _at_once(self, cut)
         # The kernel multiplies steps by thread blocks in 32 bits.
-        return max(1, min(self.card.multiprocessors, steps // _LEAST_STEPS, (2**32 - 1) // steps))
+        return max(1, min(most, steps // _LEAST_STEPS, (2**32 - 1) // steps))
 
     def sums(self, blocks: int) -> int:
         """Bytes of the sums that so many thread blocks may leave to others."""
@@ -177,8 +178,8 @@ class WarpgroupGemm:
         tiles = -(-self.rows // cut.rows) * -(-self.outputs // self._width(cut))
         steps, (each, once) = self.inputs // 64, self._costs[cut.rows, cut.warpgroups]
         if not self.sharing:
-            return -(-tiles // self.card.multiprocessors) * (steps * each + once)
-        return -(-tiles * steps // self._together(tiles)) * each + once
+            return -(-tiles // _at_once(self, cut)) * (steps * each + once)
+        return -(-tiles * steps // self._together(cut, tiles)) * each + once
 
     @property
     def fits(self) -> bool:
@@ -212,3 +213,13 @@ class WarpgroupGemm:
 def chosen(gemm: WarpgroupGemm) -> Cut:
     """Return the fastest cut; the smallest if none fits."""
     return next(iter(gemm.cuts()), Cut(64, 2))
+
+
+def _resident(gemm: WarpgroupGemm, cut: Cut) -> int | None:
+    """Return `resident` of a product with another cut."""
+    return 2 if cut.warpgroups == 1 or (gemm.experts and cut.warpgroups == 2) else None
+
+
+def _at_once(gemm: WarpgroupGemm, cut: Cut) -> int:
+    """Return how many thread blocks of a cut the card runs at a time."""
+    return (_resident(gemm, cut) or 1) * gemm.card.multiprocessors
