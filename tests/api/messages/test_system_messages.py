@@ -63,6 +63,13 @@ def test_an_addition_of_no_tool_is_refused(serve: Serve) -> None:
     assert "'messages[1].content[0].tool.name' is 'g'" in answer.json()["error"]["message"]
 
 
+def test_a_format_belongs_to_the_request(serve: Serve) -> None:
+    form = {"type": "json_schema", "schema": {"type": "object"}}
+    answer = post(serve(), messages=[*ASK, system(output_config={"format": form})])
+    assert answer.status_code == 400
+    assert "messages[1].output_config.format" in answer.json()["error"]["message"]
+
+
 def test_the_last_effort_of_a_conversation_holds(serve: Serve) -> None:
     served = serve()
 

@@ -55,6 +55,7 @@ class MessageConfig(History):
     """The reasoning effort from a message on, in place of the request's."""
 
     effort: Effort | None = None
+    format: None = Field(default=None, description="use the request's output_config")
 
 
 class SystemMessage(History):
