@@ -54,6 +54,7 @@ class Shape(NamedTuple):
 SHAPES = {
     "gpt-oss-20b": Shape(2880, 2880, 32, 4),
     "gemma-4-26b-a4b": Shape(2816, 704, 128, 8),
+    "qwen3.5-35b-a3b": Shape(2048, 512, 256, 8),
 }
 Arrays = Sequence[mx.array]
 

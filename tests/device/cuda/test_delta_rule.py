@@ -37,7 +37,9 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("emulated")
 @pytest.mark.parametrize("types", [NARROW, WIDE], ids=["bfloat16", "float32"])
-@pytest.mark.parametrize("rule", [QWEN, KIMI], ids=["a head", "a channel"])
+@pytest.mark.parametrize(
+    "rule", [QWEN, replace(QWEN, own=4), KIMI], ids=["a head", "many rows", "a channel"]
+)
 def test_states_and_results_are_those_of_mlx(
     rule: DeltaRule, types: tuple[mx.Dtype, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,12 +32,13 @@ from tests.support.nvrtc import assert_compiles
 
 STEP = [
     scheduled("a", 7, 1, [[2]], KVFormat()),
-    scheduled("b", 0, 3, [[0]], KVFormat()),
+    scheduled("b", 0, 19, [[0]], KVFormat()),
     scheduled("c", 9, 2, [[4]], KVFormat(), snapshots=((0, 5),)),
     scheduled("d", 5, 2, [[1]], KVFormat(), drafted_states=((0, 3),)),
 ]
-"""Sequences in slots 2, 0, 4 and 1; the second one starts."""
-SLOTS, ROWS = 6, 8
+"""Sequences in slots 2, 0, 4 and 1; the second one starts, with more rows than a convolution reads
+at a time."""
+SLOTS, ROWS = 6, 24
 WRITTEN = {0: 2, 1: 0, 2: 4, 3: 3}
 """Slots that get a sequence's state, by its number."""
 

@@ -16,9 +16,11 @@ from quire.device.verified import Check, Verification, disagreement, problem_unl
 log = logging.getLogger("quire.device")
 
 THREADS = 128
-_WARPS, _OWN_VALUES = THREADS // 32, 4
-"""Warps of a thread block, and rows of a state that one warp computes."""
+_WARPS, _LANES = THREADS // 32, 8
+"""Warps of a thread block, and lanes that share rows of a state."""
 _MOST_KEYS = 256
+_FEW_ROWS = 16
+"""Most rows of a step whose states are divided among as many thread blocks as possible."""
 _TOLERANCE = 2e-2
 _TOKENS = 5
 """Tokens of a sequence in the comparison with MLX."""
@@ -33,6 +35,7 @@ class DeltaRule:
         by_channel: whether each column of a state forgets by itself.
         eps: added to the squared lengths of queries and keys.
         most_correction, most_forgotten: see `DeltaGates`.
+        own: rows of a state that eight lanes share, see `own_values`.
     """
 
     heads: int
@@ -43,11 +46,13 @@ class DeltaRule:
     eps: float
     most_correction: float
     most_forgotten: float | None
+    own: int = 1
 
     @property
     def served(self) -> bool:
         """Whether the kernel supports the shape."""
-        return self.value_dim % _OWN_VALUES == 0 and self.key_dim <= _MOST_KEYS
+        fits = self.key_dim % 4 == 0 and self.key_dim <= _MOST_KEYS
+        return fits and self.value_dim % self._of_warp == 0
 
     @property
     def blocks(self) -> int:
@@ -56,7 +61,11 @@ class DeltaRule:
 
     @property
     def _parts(self) -> int:
-        return -(-self.value_dim // (_WARPS * _OWN_VALUES))
+        return -(-self.value_dim // (_WARPS * self._of_warp))
+
+    @property
+    def _of_warp(self) -> int:
+        return 32 // _LANES * self.own
 
     def defines(self, mixed_row: int, steps_row: int, betas_row: int) -> str:
         """Return the lines that define the constants.
@@ -70,7 +79,7 @@ class DeltaRule:
             "VALUE_DIM": self.value_dim,
             "KEY_DIM": self.key_dim,
             "WARPS": _WARPS,
-            "OWN": _OWN_VALUES,
+            "OWN": self.own,
             "PARTS": self._parts,
             "MIXED_ROW": mixed_row,
             "STEPS_ROW": steps_row,
@@ -82,6 +91,15 @@ class DeltaRule:
             "UNIT_EPS": f"{self.eps!r}f",
         }
         return "".join(f"#define {name} {number}\n" for name, number in numbers.items())
+
+
+def own_values(value_dim: int, rows: int) -> int:
+    """Return how many rows of a state eight lanes share.
+
+    More of them take fewer instructions, and fewer thread blocks
+    (benchmarks/results/gpu-runs.md).
+    """
+    return next((n for n in (4, 2) if rows > _FEW_ROWS and value_dim % (32 // _LANES * n) == 0), 1)
 
 
 class DeltaRules:
@@ -106,6 +124,7 @@ class DeltaRules:
             eps=eps,
             most_correction=gates.most_correction,
             most_forgotten=gates.most_forgotten,
+            own=own_values(value_dim, mixed.shape[0] * mixed.shape[1]),
         )
         types = tuple(each.dtype for each in (mixed, *_arrays(gates), state))
         if (rule, types) not in self._sound:

@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from quire.cache.specs import KVLayout
 from quire.device.cuda.delta_rule import THREADS as _THREADS
-from quire.device.cuda.delta_rule import DeltaRule
+from quire.device.cuda.delta_rule import DeltaRule, own_values
 from quire.device.gpu_kernels import kernel_text
 from quire.device.recurrence import UNIT_EPS
 from quire.executor.graphs.operands import UnsupportedNode
@@ -62,8 +62,9 @@ class StateRecording(ValueRecording):
             eps=UNIT_EPS,
             most_correction=own["most_correction"],
             most_forgotten=own.get("most_forgotten"),
+            own=own_values(values, self._recorder.max_rows),
         )
-        if not rule.served:
+        if not rule.served or operands["mixed"].row % 4:
             raise UnsupportedNode(f"a delta rule of {values} values and {keys} keys")
         rows = (operands[name].row for name in ("mixed", "steps", "betas"))
         lines = [

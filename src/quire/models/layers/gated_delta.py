@@ -115,7 +115,8 @@ class GatedDeltaNet(Module):
             step_biases=self.dt_bias,
             most_correction=shape.most_correction,
         )
-        y = self.norm(step.delta_rule(layer, mixed, gates, key_heads=shape.key_heads)).flatten(1)
-        y = GATES["silu"](self.in_proj_z(x).astype(mx.float32), y)
-        out: mx.array = self.out_proj(y.astype(x.dtype))
+        y = self.norm(step.delta_rule(layer, mixed, gates, key_heads=shape.key_heads))
+        gate = self.in_proj_z(x).reshape(y.shape)  # by head, so that one kernel norms and gates
+        y = GATES["silu"](gate.astype(mx.float32), y)
+        out: mx.array = self.out_proj(y.astype(x.dtype).flatten(1))
         return out

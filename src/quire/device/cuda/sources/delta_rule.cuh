@@ -1,31 +1,34 @@
-  // The gated delta rule (arXiv:2412.06464), token by token. A warp has OWN rows of a head's state and takes
+  // The gated delta rule (arXiv:2412.06464), token by token. Eight lanes share OWN rows of a head's state and take
   // all rows of a sequence: `count` of them, from row `first` on, with the state in `slot` before (zeros if it
   // is negative). `keep` stores the state after them in a slot of `to`. mixed [T, queries, keys, values], as they were
   // projected; y [T, HEADS, VALUE_DIM]; state [slots, HEADS, VALUE_DIM, KEY_DIM]. BY_CHANNEL: each column
-  // of a state forgets by itself.
-  constexpr int EACH = (KEY_DIM + 31) / 32;
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  const int head = blockIdx.x / PARTS, v0 = (blockIdx.x % PARTS * WARPS + warp) * OWN;
+  // of a state forgets by itself. A token's operands are read while the one before is computed.
+  // A lane has four neighbouring columns of every 32. A state's products with key and query are taken before the
+  // token changes it: S' = a S + d k^T gives S' q = a (S q) + (k q) d.
+  constexpr int PIECES = (KEY_DIM + 31) / 32, COLUMNS = 4 * PIECES;
+  const int part = threadIdx.x & 7, warp = threadIdx.x >> 5;
+  const int head = blockIdx.x / PARTS;
+  const int v0 = ((blockIdx.x % PARTS * WARPS + warp) * 4 + (threadIdx.x & 31) / 8) * OWN;
   const int key_head = head / (HEADS / KEY_HEADS);
   const bool idle = !count || v0 >= VALUE_DIM;
-  const auto place = [&](int slot, int v, int k) {
-    return (((size_t)slot * HEADS + head) * VALUE_DIM + v0 + v) * KEY_DIM + k;
+  using State = typename Bare<decltype(*state)>::Type;
+  using Mixed = typename Bare<decltype(*mixed)>::Type;
+  const auto column = [&](int piece) { return piece * 32 + part * 4; };
+  const auto place = [&](int slot, int v, int piece) {
+    return (((size_t)slot * HEADS + head) * VALUE_DIM + v0 + v) * KEY_DIM + column(piece);
   };
-  float kept[OWN][EACH], step_bias[EACH], rate = 0.f;
+  float kept[OWN][COLUMNS], rate = 0.f;
   if (!idle) {
     #pragma unroll
     for (int v = 0; v < OWN; v++)
       #pragma unroll
-      for (int e = 0; e < EACH; e++) {
-        const int k = lane + 32 * e;
-        kept[v][e] = slot < 0 || k >= KEY_DIM ? 0.f : number(state[place(slot, v, k)]);
+      for (int piece = 0; piece < PIECES; piece++) {
+        Pack<State, 4> found[1];
+        load<State, 4, 4>(found, state + place(max(slot, 0), v, piece), slot >= 0 && column(piece) < KEY_DIM);
+        #pragma unroll
+        for (int i = 0; i < 4; i++) kept[v][piece * 4 + i] = number(found[0].at[i]);
       }
     rate = expf(number(log_rates[head]));
-    #pragma unroll
-    for (int e = 0; e < EACH; e++) {
-      const int k = lane + 32 * e;
-      step_bias[e] = BY_CHANNEL ? (k < KEY_DIM ? number(step_biases[head * KEY_DIM + k]) : 0.f) : number(step_biases[head]);
-    }
   }
   wait_for_others();
   if (idle) return;
@@ -33,61 +36,73 @@
     if (BOUNDED) return expf(MOST_FORGOTTEN * sigmoid(rate * x));
     return expf(-rate * (fmaxf(x, 0.f) + log1pf(expf(-fabsf(x)))));
   };
-  for (int row = first; row < first + count; row++) {
+  Pack<Mixed, 4> next_query[PIECES], next_key[PIECES];
+  float next_value[OWN], next_beta, next_step = 0.f;
+  const auto read_token = [&](int row) {
     const auto* from = mixed + (size_t)row * MIXED_ROW;
-    float query[EACH], key[EACH], left[EACH], sums[2] = {};
     #pragma unroll
-    for (int e = 0; e < EACH; e++) {
-      const int k = lane + 32 * e, at = key_head * KEY_DIM + k;
-      query[e] = k < KEY_DIM ? number(from[at]) : 0.f;
-      key[e] = k < KEY_DIM ? number(from[KEY_HEADS * KEY_DIM + at]) : 0.f;
-      sums[0] += query[e] * query[e];
-      sums[1] += key[e] * key[e];
+    for (int piece = 0; piece < PIECES; piece++) {
+      const auto* own = from + key_head * KEY_DIM + column(piece);
+      load<Mixed, 4, 4>(next_query + piece, own, column(piece) < KEY_DIM);
+      load<Mixed, 4, 4>(next_key + piece, own + KEY_HEADS * KEY_DIM, column(piece) < KEY_DIM);
     }
-    sum_up<32, 2>(sums, (float*)0);
-    const float query_scale = rsqrtf(sums[0] + UNIT_EPS) * rsqrtf((float)KEY_DIM), key_scale = rsqrtf(sums[1] + UNIT_EPS);
-    const float beta = MOST_CORRECTION * sigmoid(number(betas[(size_t)row * BETAS_ROW + head]));
-    const float own = BY_CHANNEL ? 0.f : forgotten(number(steps[(size_t)row * STEPS_ROW + head]) + step_bias[0]);
     #pragma unroll
-    for (int e = 0; e < EACH; e++) {
-      const int k = lane + 32 * e;
-      query[e] *= query_scale;
-      key[e] *= key_scale;
-      left[e] = own;
-      if (BY_CHANNEL && k < KEY_DIM)
-        left[e] = forgotten(number(steps[(size_t)row * STEPS_ROW + head * KEY_DIM + k]) + step_bias[e]);
+    for (int v = 0; v < OWN; v++)
+      next_value[v] = number(from[2 * KEY_HEADS * KEY_DIM + head * VALUE_DIM + v0 + v]);
+    next_beta = number(betas[(size_t)row * BETAS_ROW + head]);
+    if (!BY_CHANNEL) next_step = number(steps[(size_t)row * STEPS_ROW + head]) + number(step_biases[head]);
+  };
+  read_token(first);
+  for (int row = first; row < first + count; row++) {
+    float query[COLUMNS], key[COLUMNS], value[OWN], lengths[3] = {};  // also the product of both
+    #pragma unroll
+    for (int c = 0; c < COLUMNS; c++) {
+      query[c] = number(next_query[c / 4].at[c % 4]);
+      key[c] = number(next_key[c / 4].at[c % 4]);
+      lengths[0] += query[c] * query[c];
+      lengths[1] += key[c] * key[c];
+      lengths[2] += query[c] * key[c];
     }
-    float found[OWN] = {};
+    #pragma unroll
+    for (int v = 0; v < OWN; v++) value[v] = next_value[v];
+    const float beta = MOST_CORRECTION * sigmoid(next_beta), left = BY_CHANNEL ? 1.f : forgotten(next_step);
+    if (row + 1 < first + count) read_token(row + 1);
+    if (BY_CHANNEL)
+      #pragma unroll
+      for (int c = 0; c < COLUMNS; c++) {
+        const int k = column(c / 4) + c % 4, at = head * KEY_DIM + k;
+        const float own = k < KEY_DIM ? forgotten(number(steps[(size_t)row * STEPS_ROW + at]) + number(step_biases[at])) : 0.f;
+        #pragma unroll
+        for (int v = 0; v < OWN; v++) kept[v][c] *= own;
+      }
+    sum_up<8, 3>(lengths, (float*)0);
+    const float query_scale = rsqrtf(lengths[0] + UNIT_EPS) * rsqrtf((float)KEY_DIM), key_scale = rsqrtf(lengths[1] + UNIT_EPS);
+    float found[2 * OWN] = {};  // products with the key, then those with the query
     #pragma unroll
     for (int v = 0; v < OWN; v++)
       #pragma unroll
-      for (int e = 0; e < EACH; e++) {
-        kept[v][e] *= left[e];
-        found[v] += kept[v][e] * key[e];
+      for (int c = 0; c < COLUMNS; c++) {
+        found[v] += kept[v][c] * key[c];
+        found[OWN + v] += kept[v][c] * query[c];
       }
-    sum_up<32, OWN>(found, (float*)0);
-    float read[OWN] = {};
+    sum_up<8, 2 * OWN>(found, (float*)0);
     #pragma unroll
     for (int v = 0; v < OWN; v++) {
-      const float value = number(from[2 * KEY_HEADS * KEY_DIM + head * VALUE_DIM + v0 + v]);
-      const float change = (value - found[v]) * beta;
+      const float change = (value[v] - left * key_scale * found[v]) * beta * key_scale;
       #pragma unroll
-      for (int e = 0; e < EACH; e++) {
-        kept[v][e] += change * key[e];
-        read[v] += kept[v][e] * query[e];
-      }
+      for (int c = 0; c < COLUMNS; c++) kept[v][c] = fmaf(change, key[c], left * kept[v][c]);
+      const float read = fmaf(change, lengths[2], left * found[OWN + v]) * query_scale;
+      if (part == v) put(y[((size_t)row * HEADS + head) * VALUE_DIM + v0 + v], read);
     }
-    sum_up<32, OWN>(read, (float*)0);
-    #pragma unroll
-    for (int v = 0; v < OWN; v++)
-      if (lane == v) put(y[((size_t)row * HEADS + head) * VALUE_DIM + v0 + v], read[v]);
   }
   const auto keep = [&](int slot) {
     #pragma unroll
     for (int v = 0; v < OWN; v++)
       #pragma unroll
-      for (int e = 0; e < EACH; e++) {
-        const int k = lane + 32 * e;
-        if (k < KEY_DIM) put(to[place(slot, v, k)], kept[v][e]);
+      for (int piece = 0; piece < PIECES; piece++) {
+        Pack<State, 4> own[1];
+        #pragma unroll
+        for (int i = 0; i < 4; i++) put(own[0].at[i], kept[v][piece * 4 + i]);
+        if (column(piece) < KEY_DIM) store<State, 4, 4>(to + place(slot, v, piece), own);
       }
   };

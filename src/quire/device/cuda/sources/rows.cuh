@@ -11,6 +11,18 @@ struct __align__(sizeof(E) * N) Pack {
   E at[N];
 };
 
+// The type of what a pointer points at: `typename Bare<decltype(*pointer)>::Type`.
+template <typename E>
+struct Bare;
+template <typename E>
+struct Bare<E&> {
+  using Type = E;
+};
+template <typename E>
+struct Bare<const E&> {
+  using Type = E;
+};
+
 __device__ __forceinline__ float number(float x) { return x; }
 __device__ __forceinline__ int number(int x) { return x; }
 __device__ __forceinline__ unsigned number(unsigned x) { return x; }
