@@ -78,7 +78,9 @@ def test_a_head_that_would_guess_in_vain_is_seldom_considered() -> None:
     assert considered < 10
     before = considered
     drafting.begin(later)
+    assert not drafting.wants_tokens([sequence, later])
     assert drafting.worth_guessing([sequence, later]) == 0
     assert considered == before + 1, "another sequence begins to generate"
+    assert not drafting.wants_tokens([sequence, later])
     assert drafting.worth_guessing([sequence, later]) == 0
     assert considered == before + 1

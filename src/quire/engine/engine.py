@@ -291,7 +291,8 @@ class Engine:
         self._unobserved.append((plan, result, self._waited_s))
         self._scheduler.update(plan, result)
         if self._head is not None:
-            self._head.observe(plan, result, _known_seconds(self._scheduler, plan))
+            known_s = _known_seconds(self._scheduler, plan) if result.guesses else 0.0
+            self._head.observe(plan, result, known_s)
         self._faults = 0
         return result.seconds
 

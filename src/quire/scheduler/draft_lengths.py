@@ -31,8 +31,10 @@ _PROMISES = 1 - 1 / 256
 """Decay factor of promised and accepted tokens for each token that is promised."""
 _ASSUMED = 16.0
 """Promised tokens that count as accepted before any were compared."""
-_IN_VAIN = 0.01
-"""Most of the time of steps without drafts that asking drafters in vain may take."""
+_IN_VAIN = 1 / 256
+"""Most of the time of steps without drafts that asking drafters in vain may take; as much again may
+be taken to ask whether a head should guess.
+"""
 _MOST_PASSED = 64
 """Most steps that are planned without asking drafters."""
 
@@ -202,15 +204,39 @@ class WorthwhileDrafts:
     ) -> list[int]:
         lengths = [0] * len(candidates)
         rows = max(rows, 1)
-        drafts = _likeliest(candidates)
-        seconds = self._seconds(rows, rows + len(drafts))
-        if seconds is None or not drafts:
+        alone = self._seconds(rows, rows + 1)
+        if alone is None or not any([each.most for each in candidates]):
             return lengths
         wait_s = self._waits[waits].seconds(rows)
+        least_rate = (_BEGINNING if beginning else _GOING_ON) * rows / alone[0]
+        best: Seq[tuple[float, int, int]] = ()
+        # Most questions end here: not even if all chances came true without further time.
+        chances = sum([each.rate / max(1.0 - each.rate, 0.01) for each in candidates])
+        step_s = alone[0] + self._added * (alone[1] - alone[0])
+        if rows + self._trust.ratio * chances > least_rate * (step_s + wait_s):
+            best = self._best(candidates, rows, wait_s, least_rate=least_rate)
+        if best:
+            self._added = min(1.0, self._added * _BELIEVED)
+        elif beginning:
+            self._waits[waits].shorten(rows, _FORGOTTEN)
+            self._trust.forget()
+            self._added = max(_LEAST_ADDED, self._added * _DOUBTED)
+        for _, _, number in best:
+            lengths[number] += 1
+        return lengths
+
+    def _best(
+        self, candidates: Seq[Candidate], rows: int, wait_s: float, *, least_rate: float
+    ) -> Seq[tuple[float, int, int]]:
+        """Return those of the likeliest drafts with which a step yields the most tokens per second;
+        none if that is at most `least_rate`.
+        """
+        drafts = _likeliest(candidates)
+        seconds = self._seconds(rows, rows + len(drafts))
+        assert seconds is not None
         trust, expected = self._trust.ratio, float(rows)
         drafting_s = reading_s = 0.0
-        best = 0
-        best_rate = (_BEGINNING if beginning else _GOING_ON) * rows / seconds[0]
+        best, best_rate = 0, least_rate
         for count, (unlikelihood, depth, number) in enumerate(drafts, 1):
             expected -= trust * unlikelihood
             if token_s := candidates[number].token_s:
@@ -220,15 +246,7 @@ class WorthwhileDrafts:
             rate = expected / (step_s + wait_s + drafting_s + reading_s)
             if rate > best_rate:
                 best, best_rate = count, rate
-        if best:
-            self._added = min(1.0, self._added * _BELIEVED)
-        elif beginning:
-            self._waits[waits].shorten(rows, _FORGOTTEN)
-            self._trust.forget()
-            self._added = max(_LEAST_ADDED, self._added * _DOUBTED)
-        for _, _, number in drafts[:best]:
-            lengths[number] += 1
-        return lengths
+        return drafts[:best]
 
 
 def _likeliest(candidates: Seq[Candidate]) -> list[tuple[float, int, int]]:

@@ -6,11 +6,15 @@ from quire.scheduler.draft_lengths import DraftLengths
 
 
 class Pauses:
-    """Spaces out questions that find no draft worth its rows, so that asking takes little time."""
+    """Spaces out questions that find no draft worth its rows, so that asking takes little time.
+
+    The first pauses are short, and those after drafts: a few more tokens may agree with an earlier
+    text.
+    """
 
     def __init__(self, lengths: DraftLengths) -> None:
         self._lengths = lengths
-        self._left = 0
+        self._left = self._in_vain = 0
         self.steps = 1
         """Number of steps since the last question, this one included."""
 
@@ -25,8 +29,6 @@ class Pauses:
     def asked(self, asking_s: float, step_s: float, *, in_vain: bool) -> None:
         """Note how long asking took; for the times see `DraftLengths.steps_to_pass`."""
         self.steps = 1
-        self._left = self._lengths.steps_to_pass(asking_s, step_s) if in_vain else 0
-
-    def end(self) -> None:
-        """Ask for the next step."""
-        self._left = 0
+        self._in_vain = self._in_vain + 1 if in_vain else 0
+        pause = self._lengths.steps_to_pass(asking_s, step_s) if in_vain else 0
+        self._left = min(pause, (1 << self._in_vain) - 1)

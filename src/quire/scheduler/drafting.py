@@ -88,7 +88,9 @@ class Drafting:
         guess.
         """
         self._begun: set[int] = set()
-        """Numbers of sequences that began since the step before was planned."""
+        """Numbers of sequences that began since `wants_tokens` was called."""
+        self._fresh: set[int] = set()
+        """Numbers of those that had begun then."""
         self._rates = AcceptanceRates()
         self._trusted: dict[str, float] = {}
         """Factor of a drafter's time, which shrinks while it is not asked and nothing is measured.
@@ -106,7 +108,6 @@ class Drafting:
         """
         if sequence.drafting is not None:
             self._begun.add(sequence.number)
-            self._guessing.end()
 
     def wants_tokens(self, running: Seq[Sequence]) -> bool:
         """Return whether to plan the next step only after the running step's tokens are read.
@@ -117,14 +118,18 @@ class Drafting:
         """
         started = self._clock()
         self._step_s, self._planned_at = started - self._planned_at, started
-        begun, self._begun = self._begun, set()
+        self._fresh, self._begun = self._begun, set()
         if any(each.progress.unsettled and not self.follows(each) for each in running):
             return True
         asked, steps = running, self._asking.steps
         if not any(self._guessed.values()) and self._asking.passes():
-            if not begun:
+            if not self._fresh:
                 return False
-            asked, steps = [each for each in running if each.number in begun], 1
+            fresh = [each for each in running if each.number in self._fresh]
+            if len(fresh) < len(running):
+                asked, steps = fresh, 1
+            else:
+                self._asking = Pauses(self._lengths)
         rows = sum(each.progress.generated > 0 for each in running)
         wants = self._pays_ahead(asked, rows, steps)
         if wants or asked is running:
@@ -224,11 +229,14 @@ class Drafting:
             return 0
         grade = drafter.name, 0
         self._guessed[drafter.name] = 0
-        states = [each.drafting for each in running]
+        started, steps, asked = self._clock(), self._guessing.steps, running
+        if paused := self._guessing.passes():
+            # Asked alone, as in `wants_tokens`.
+            asked = [each for each in running if each.number in self._fresh] if self._fresh else []
+        states = [each.drafting for each in asked]
         own = [state for state in states if state is not None and drafter.name in state.drafters]
-        if not own or self._guessing.passes():
+        if not own:
             return 0
-        started, steps = self._clock(), self._guessing.steps
         token_s = self._token_s(drafter, len(own))
         candidates = [
             Candidate(self._rates.of(state, grade), drafter.most, token_s) for state in own
@@ -237,11 +245,13 @@ class Drafting:
         waits = not any(map(self._may_follow, running))
         choose = self._lengths.choose
         length = max(choose(candidates, len(running), beginning=beginning, waits=waits))
+        self._guessed[drafter.name] = length
+        if paused and not length:
+            return 0
         self._trust(drafter, asked=length > 0, steps=steps)
         if not length:
             for state in own:
                 self._rates.reconsider(state, grade, steps)
-        self._guessed[drafter.name] = length
         self._guessing.asked(self._clock() - started, self._step_s, in_vain=not length)
         return length
 

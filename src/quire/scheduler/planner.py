@@ -14,7 +14,7 @@ from quire.scheduler.admission import Admission, SchedulerConfig
 from quire.scheduler.block_tables import BlockTables
 from quire.scheduler.counters import Counters
 from quire.scheduler.drafting import Drafting
-from quire.scheduler.drafts import NO_DRAFT, Draft
+from quire.scheduler.drafts import NO_DRAFT, UNREAD, Draft
 from quire.scheduler.encodings import Encodings
 from quire.scheduler.plan import CrossKeys, EncoderWork, GraphRows, StepPlan
 from quire.scheduler.prefill_budget import PrefillBudget
@@ -355,7 +355,8 @@ class Planner:
             ended=ended,
             forgotten=self.encodings.forget(),
             encoding=tuple(encoding),
-            follows=self._drafts_any and any(rows.follows for rows in plan),
+            follows=self._drafts_any
+            and any([rows.behind > 0 or UNREAD in rows.draft.tokens for rows in plan]),
         )
         # A block that goes now is not written before the next plan hands it out again.
         for rows in plan:

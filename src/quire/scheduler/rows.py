@@ -43,11 +43,6 @@ class PlannedRows:
         return self.start + self.count
 
     @property
-    def follows(self) -> bool:
-        """Whether the rows depend on which drafts of the previous step are right, or on guesses."""
-        return self.behind > 0 or UNREAD in self.draft.tokens
-
-    @property
     def samples(self) -> bool:
         """Whether the rows yield a token."""
         return self.last and self.sequence.request.task.samples

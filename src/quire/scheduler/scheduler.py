@@ -52,7 +52,8 @@ class _Accepted(NamedTuple):
 
     def count_drafts(self, drafting: Drafting) -> None:
         """Count what came true of the drafts."""
-        drafting.observe(self.sequence, self.foreseen, self.draft, accepted=self.accepted)
+        if self.foreseen or self.draft.tokens:
+            drafting.observe(self.sequence, self.foreseen, self.draft, accepted=self.accepted)
 
 
 class Scheduler:
@@ -265,7 +266,8 @@ class Scheduler:
         draft, tokens = progress.end(), sampled.tokens
         if len(progress.tokens) == progress.prompt_length:
             self.drafting.begin(sequence)
-        foreseen = () if sequence.drafting is None else sequence.drafting.take_foreseen()
+        state = sequence.drafting
+        foreseen = state.take_foreseen() if state is not None and state.foreseen else ()
         if draft.tokens:
             tokens = tokens[: count_accepted(draft.tokens, tokens)]
             self._settle(sequence, rejected=len(draft.tokens) + 1 - len(tokens))

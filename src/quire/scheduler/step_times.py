@@ -6,11 +6,8 @@ from bisect import bisect
 from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
+from math import ceil
 from statistics import median_low
-
-import numpy as np
-
-from quire.core.arrays import Floats
 
 _REMEMBERED = 5
 """Number of recent steps kept for each range of rows."""
@@ -40,19 +37,21 @@ class StepTimes:
         self._own: dict[int, tuple[float, float]] = {}
         """Rows and seconds of each range's point, by its upper end; the last observed range last.
         """
-        self._points: list[tuple[float, float]] = []
-        """The points of `_own` as a curve: rows and seconds both ascend."""
+        self._ordered: list[tuple[float, float]] = []
+        """What `_points` returned last; empty if steps were observed since."""
         self._curve: list[float] = []
         """Seconds of steps of 0, 1, 2 and more rows, as far as they were asked for; empty where it
         has to be made again.
         """
         self._curve_used = False
         """Whether the curve was asked for since the last step was observed."""
+        self._curve_in_use = False
+        """Whether it was asked for before that, too."""
 
     @property
     def largest(self) -> int:
         """The row count of the largest point; 0 if no step was seen."""
-        return int(self._points[-1][0]) if self._points else 0
+        return int(self._own[max(self._own)][0]) if self._own else 0
 
     def observe(self, rows: int, seconds: float) -> None:
         """Record the time of a step."""
@@ -63,16 +62,23 @@ class StepTimes:
         mean = sum([rows for rows, _ in steps]) / len(steps)
         self._own.pop(end, None)
         self._own[end] = mean, mean * median_low([seconds / rows for rows, seconds in steps])
-        points: list[tuple[float, float]] = []
-        most = float("inf")  # fewer rows never take longer
-        for each in sorted(self._own, reverse=True):
-            mean, own = self._own[each]
-            most = min(most, own)
-            points.append((mean, most))
-        self._points = points[::-1]
+        self._ordered = []
         # A curve in use is made here: when it is asked for, the device may wait for the plan.
-        self._curve = self._line(len(self._curve)) if self._curve_used else []
-        self._curve_used = False
+        made_now = self._curve_used and self._curve_in_use
+        self._curve_in_use, self._curve_used = self._curve_used, False
+        self._curve = self._line(len(self._curve)) if made_now else []
+
+    def _points(self) -> list[tuple[float, float]]:
+        """Return the points of all ranges as a curve: rows and seconds both ascend."""
+        if not self._ordered:
+            points: list[tuple[float, float]] = []
+            most = float("inf")  # fewer rows never take longer
+            for end in sorted(self._own, reverse=True):
+                mean, own = self._own[end]
+                most = min(most, own)
+                points.append((mean, most))
+            self._ordered = points[::-1]
+        return self._ordered
 
     def seconds(self, rows: int) -> float | None:
         """Return the time of a step of `rows` rows; None before any step was seen.
@@ -80,13 +86,13 @@ class StepTimes:
         Times between two points, and below the first, lie on a line through two points. Above the
         last they grow with the rows. With a single point, fewer rows take as long.
         """
-        if not self._points:
+        if not (points := self._points()):
             return None
         rows = self._counted(rows)
-        last, last_s = self._points[-1]
-        if rows >= last or len(self._points) == 1:
+        last, last_s = points[-1]
+        if rows >= last or len(points) == 1:
             return last_s * max(1.0, rows / last)
-        between = (pair for pair in pairwise(self._points) if rows < pair[1][0])
+        between = (pair for pair in pairwise(points) if rows < pair[1][0])
         (low, low_s), (high, high_s) = next(between)
         line = low_s + (high_s - low_s) * (rows - low) / (high - low)
         return max(line, low_s * min(1.0, rows / low))
@@ -97,7 +103,7 @@ class StepTimes:
         Where steps of fewer rows take longer than more rows did before, these take at least as long
         now: the machine has become slower, or other tokens take longer.
         """
-        if not self._points:
+        if not self._own:
             return None
         if len(self._curve) <= last:
             self._curve = self._line(_GROWTH * last + 1)
@@ -125,21 +131,25 @@ class StepTimes:
         return rows, seconds
 
     def _line(self, count: int) -> list[float]:
-        """Return the seconds of 0, 1, 2 and more rows, `count` numbers in all."""
-        points: Floats = np.array(self._newest())
-        rows = np.arange(count)
-        known, seconds = points
-        beyond: Floats = seconds[-1] * np.maximum(1.0, rows / known[-1])
+        """Return the seconds of 0, 1, 2 and more rows, `count` numbers in all.
+
+        By lists: calls of NumPy take longer for so few numbers.
+        """
+        known, seconds = self._newest()
+        first, first_s, last, last_s = known[0], seconds[0], known[-1], seconds[-1]
         if len(known) == 1:
-            line: list[float] = beyond.tolist()
-            return line
-        slope = (seconds[1] - seconds[0]) / (known[1] - known[0])
-        below = seconds[0] + slope * np.minimum(rows - known[0], 0.0)
-        below = np.maximum(below, seconds[0] * np.minimum(1.0, rows / known[0]))
-        between = np.interp(rows, known, seconds)
-        between = np.where(rows < known[-1], between, beyond)
-        curve: list[float] = np.where(rows < known[0], below, between).tolist()
-        return curve
+            return [last_s * max(1.0, rows / last) for rows in range(count)]
+        slope = (seconds[1] - first_s) / (known[1] - first)
+        line = [
+            max(first_s + slope * (rows - first), first_s * rows / first)
+            for rows in range(min(count, ceil(first)))
+        ]
+        for (low, low_s), (high, high_s) in pairwise(zip(known, seconds, strict=True)):
+            slope = (high_s - low_s) / (high - low)
+            line += [
+                low_s + slope * (rows - low) for rows in range(len(line), min(count, ceil(high)))
+            ]
+        return line + [last_s * rows / last for rows in range(len(line), count)]
 
     def known_seconds(self, rows: int) -> float | None:
         """Return the time of a step of `rows` rows; None if only much smaller steps were seen."""

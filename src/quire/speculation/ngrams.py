@@ -17,6 +17,8 @@ _CANDIDATES = 6
 """Number of latest occurrences that are compared with the end of the text."""
 _WIDTH = 21
 """Bits per token id in a key; three ids fit into 63 bits."""
+_MASK = (1 << SHORTEST * _WIDTH) - 1
+"""The bits of a key."""
 
 
 class Place(NamedTuple):
@@ -75,15 +77,22 @@ class GrowingText:
 
     def find(self, text: array[int]) -> Place | None:
         """Index the new tokens of `text`; return the longest earlier occurrence of its end."""
-        while self._next < len(text):
-            ends = self._ends.setdefault(_key(text, self._next), [])
-            ends.append(self._next)
-            if len(ends) > _CANDIDATES:
-                del ends[0]
-            self._next += 1
         if len(text) < SHORTEST:
             return None
-        found = self._ends.get(_key(text))
+        known, first = self._ends, self._next
+        if first < len(text):
+            key = _key(text, first - 1)
+            for end, token in enumerate(text[first - 1 : -1], first):
+                key = (key << _WIDTH | token) & _MASK
+                ends = known.get(key)
+                if ends is None:
+                    known[key] = [end]
+                    continue
+                ends.append(end)
+                if len(ends) > _CANDIDATES:
+                    del ends[0]
+            self._next = len(text)
+        found = known.get(_key(text))
         # A text that was cut back has places behind its end.
         return _longest(text, text, (end for end in reversed(found or ()) if end < len(text)))
 

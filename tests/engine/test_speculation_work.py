@@ -1,0 +1,76 @@
+"""Where nothing is worth drafting, speculation adds next to nothing to the host's part of steps."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from quire.core.config import EngineConfig
+from quire.core.request import Request, SamplingParams
+from quire.core.speculation import Speculation
+from quire.demo import MODEL_DIR
+from quire.engine.engine import Engine
+from quire.engine.factory import open_engine
+from quire.scheduler.draft_lengths import Candidate, WorthwhileDrafts
+
+_TOKENS, _FROM = 96, 16
+"""Tokens of each answer, and the first step whose calls are counted, once all have begun."""
+
+
+class _Never(WorthwhileDrafts):
+    """Finds no draft worth its rows, and asking dear."""
+
+    def choose(self, candidates: Sequence[Candidate], *args: Any, **named: Any) -> list[int]:
+        super().choose(candidates, *args, **named)
+        return [0] * len(candidates)
+
+    def steps_to_pass(self, asking_s: float, step_s: float) -> int:
+        return 64
+
+
+def _calls(engine: Engine, streams: int, mode: Speculation) -> tuple[float, float]:
+    """Return the calls of Python's functions in a step, and of C's, on average."""
+    for number in range(streams):
+        prompt = tuple(range(10 + number, 40 + number))
+        sampling = SamplingParams(temperature=3.0, seed=number)
+        engine.add(
+            Request(f"{mode} {number}", prompt, sampling, max_tokens=_TOKENS, speculation=mode)
+        )
+    begun: set[str] = set()
+    steps = counted = 0
+    calls = Counter[str]()
+    ended = False
+
+    def count(frame: object, event: str, argument: object) -> None:
+        calls[event] += 1
+
+    while engine.has_work:
+        steps += len(begun) == streams
+        counts = steps >= _FROM and not ended
+        counted += counts
+        sys.setprofile(count if counts else None)
+        outputs = engine.step()
+        sys.setprofile(None)
+        engine.flush()
+        begun |= {each.request_id for each in outputs if each.token_ids}
+        ended = ended or any(each.finish is not None for each in outputs)
+    assert counted > _TOKENS // 2
+    return calls["call"] / counted, calls["c_call"] / counted
+
+
+@pytest.mark.parametrize("streams", [8, 32])
+def test_drafters_that_have_nothing_add_a_hundredth_of_calls(
+    streams: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quire.engine.engine.WorthwhileDrafts", _Never)
+    config = EngineConfig(str(MODEL_DIR), max_sequences=streams, prefix_cache=False, threads=1)
+    engine = open_engine(config)
+    off, off_c = _calls(engine, streams, "off")
+    auto, auto_c = _calls(engine, streams, "auto")
+    engine.close()
+    assert 400 < off < auto < 1.01 * off
+    assert off_c < auto_c < 1.03 * off_c  # most are of the index of each answer's n-grams
