@@ -100,6 +100,16 @@ def test_a_curve_follows_steps_that_contradict_older_ones_of_more_rows() -> None
     assert [curve[rows] for rows in (1, 8, 9, 64)] == pytest.approx([2.0, 3.9, 4.5, 9.0])
 
 
+def test_a_single_step_that_was_much_too_short_is_left_out() -> None:
+    """After the graph of 1,024 rows was compiled, its first step seemed to take 1 ms on an H100."""
+    usual = [(1, 1.8), (4, 2.7), (16, 4.8), (64, 8.5)]
+    times = measured(*5 * usual, (256, 12.2), (1024, 1.04))
+    curve = times.curve(0, 256)
+    assert curve is not None
+    for rows, seconds in (*usual, (256, 12.2)):
+        assert curve[rows] == pytest.approx(seconds)
+
+
 def test_a_curve_falls_with_steps_that_have_become_faster() -> None:
     times = measured(*5 * [(1, 0.02), (4, 0.03), (8, 0.04)])
     for _ in range(5):

@@ -23,6 +23,10 @@ _MOST_WAIT = 2.0
 """Most steps without drafts that a wait counts as: in some, a kernel is loaded first."""
 _FORGOTTEN = 1 - 1 / 256
 """Decay factor of what steps with drafts measured, in steps without any."""
+_SHORTENED = 1 - 1 / 128
+"""Decay factor of the wait before a step with drafts, in steps without any: the host may have been
+slow for a while.
+"""
 _DOUBTED, _BELIEVED, _LEAST_ADDED = 1 - 1 / 128, 1.25, 0.5
 """Factors of the time that drafts are expected to add to a step: for each step without drafts, for
 each step with some, and the least in all. Only steps with drafts measure it.
@@ -218,7 +222,7 @@ class WorthwhileDrafts:
         if best:
             self._added = min(1.0, self._added * _BELIEVED)
         elif beginning:
-            self._waits[waits].shorten(rows, _FORGOTTEN)
+            self._waits[waits].shorten(rows, _SHORTENED)
             self._trust.forget()
             self._added = max(_LEAST_ADDED, self._added * _DOUBTED)
         for _, _, number in best:

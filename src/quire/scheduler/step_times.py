@@ -12,8 +12,7 @@ from statistics import median_low
 _REMEMBERED = 5
 """Number of recent steps kept for each range of rows."""
 _CERTAIN = 3
-"""Fewest steps of a range that contradict older, shorter times of more rows: one may be an outlier.
-"""
+"""Fewest steps of a range that bound the times of other ranges: one may be an outlier."""
 _GROWTH = 2
 """Step times are known up to this multiple of the most rows seen."""
 
@@ -80,6 +79,30 @@ class StepTimes:
             self._ordered = points[::-1]
         return self._ordered
 
+    def _newest(self) -> list[tuple[float, float]]:
+        """Return the points as a curve in which newer times bound older ones of fewer and more
+        rows.
+
+        Ranges of too few steps bound no certain ones. They are left out where they took less time
+        than fewer rows do, and take no longer than more rows.
+        """
+        certain = [end for end in self._own if len(self._steps[end]) >= _CERTAIN]
+        others = sorted(end for end in self._own if len(self._steps[end]) < _CERTAIN)
+        rows: list[float] = []
+        seconds: list[float] = []
+        for end in reversed(others + certain):
+            mean, own = self._own[end]
+            place = bisect(rows, mean)
+            if place and own < seconds[place - 1]:
+                if len(self._steps[end]) < _CERTAIN:
+                    continue
+                own = seconds[place - 1]
+            if place < len(rows):
+                own = min(own, seconds[place])
+            rows.insert(place, mean)
+            seconds.insert(place, own)
+        return list(zip(rows, seconds, strict=True))
+
     def seconds(self, rows: int) -> float | None:
         """Return the time of a step of `rows` rows; None before any step was seen.
 
@@ -110,41 +133,21 @@ class StepTimes:
         self._curve_used = True
         return self._curve[first : last + 1]
 
-    def _newest(self) -> tuple[list[float], list[float]]:
-        """Return rows and seconds of all points, both ascending, older seconds between newer ones.
-
-        Points of too few steps bound no others, and take no longer than more rows do.
-        """
-        certain = [end for end in self._own if len(self._steps[end]) >= _CERTAIN]
-        others = sorted(end for end in self._own if len(self._steps[end]) < _CERTAIN)
-        rows: list[float] = []
-        seconds: list[float] = []
-        for end in reversed(others + certain):
-            mean, own = self._own[end]
-            place = bisect(rows, mean)
-            if place < len(rows):
-                own = min(own, seconds[place])
-            if place:
-                own = max(own, seconds[place - 1])
-            rows.insert(place, mean)
-            seconds.insert(place, own)
-        return rows, seconds
-
     def _line(self, count: int) -> list[float]:
         """Return the seconds of 0, 1, 2 and more rows, `count` numbers in all.
 
         By lists: calls of NumPy take longer for so few numbers.
         """
-        known, seconds = self._newest()
-        first, first_s, last, last_s = known[0], seconds[0], known[-1], seconds[-1]
-        if len(known) == 1:
+        points = self._newest()
+        (first, first_s), (last, last_s) = points[0], points[-1]
+        if len(points) == 1:
             return [last_s * max(1.0, rows / last) for rows in range(count)]
-        slope = (seconds[1] - first_s) / (known[1] - first)
+        slope = (points[1][1] - first_s) / (points[1][0] - first)
         line = [
             max(first_s + slope * (rows - first), first_s * rows / first)
             for rows in range(min(count, ceil(first)))
         ]
-        for (low, low_s), (high, high_s) in pairwise(zip(known, seconds, strict=True)):
+        for (low, low_s), (high, high_s) in pairwise(points):
             slope = (high_s - low_s) / (high - low)
             line += [
                 low_s + slope * (rows - low) for rows in range(len(line), min(count, ceil(high)))
