@@ -209,13 +209,14 @@ class WorthwhileDrafts:
         lengths = [0] * len(candidates)
         rows = max(rows, 1)
         alone = self._seconds(rows, rows + 1)
-        if alone is None or not any([each.most for each in candidates]):
+        possible = [each.rate for each in candidates if each.most]
+        if alone is None or not possible:
             return lengths
         wait_s = self._waits[waits].seconds(rows)
         least_rate = (_BEGINNING if beginning else _GOING_ON) * rows / alone[0]
         best: Seq[tuple[float, int, int]] = ()
         # Most questions end here: not even if all chances came true without further time.
-        chances = sum([each.rate / max(1.0 - each.rate, 0.01) for each in candidates])
+        chances = sum([rate / max(1.0 - rate, 0.01) for rate in possible])
         step_s = alone[0] + self._added * (alone[1] - alone[0])
         if rows + self._trust.ratio * chances > least_rate * (step_s + wait_s):
             best = self._best(candidates, rows, wait_s, least_rate=least_rate)

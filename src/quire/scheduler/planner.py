@@ -355,8 +355,7 @@ class Planner:
             ended=ended,
             forgotten=self.encodings.forget(),
             encoding=tuple(encoding),
-            follows=self._drafts_any
-            and any([rows.behind > 0 or UNREAD in rows.draft.tokens for rows in plan]),
+            follows=self._drafts_any and _follows(plan),
         )
         # A block that goes now is not written before the next plan hands it out again.
         for rows in plan:
@@ -403,3 +402,11 @@ def _reads(sequence: Sequence, plan: list[PlannedRows]) -> bool:
     if sequence.drafting is None:
         return True
     return all(rows.sequence is not sequence for rows in plan)
+
+
+def _follows(plan: list[PlannedRows]) -> bool:
+    """Whether rows depend on which drafts of the previous step are right, or on guesses."""
+    for rows in plan:  # noqa: SIM110 - a generator is resumed for each
+        if rows.behind > 0 or UNREAD in rows.draft.tokens:
+            return True
+    return False
