@@ -19,7 +19,6 @@ from quire.core.kv_format import KVFormat
 from quire.device.weights import Packing
 from quire.executor.graphs.coverage import Survey
 from quire.executor.graphs.graph_cache import MAX_ROWS, WIDE_ROWS
-from quire.executor.graphs.head import served_head
 from quire.executor.graphs.indexers import has_indexers, most_keys
 from quire.executor.graphs.layout import InputLayout
 from quire.executor.graphs.operands import attention_heads
@@ -148,7 +147,7 @@ class Line:
         survey.record(body, given, [Buffer(0, 0)])
         self.recorded += survey.nodes - len(survey.unsupported)
         self.nodes += survey.nodes
-        self.heads.add(served_head(head, H200) is not None or _is_recorded(head, layout))
+        self.heads.add(_is_recorded(head, layout))
         cases = []
         for layer, heads in attention_heads(body).items():
             spec = layout.groups[layout.group[layer]].spec.attention

@@ -22,6 +22,7 @@ LINEAR = {
         *((n, 2816) for n in (2112, 4096, 8192)),
     ],
     "qwen3-30b-a3b": [*((2048, n) for n in (128, 512, 4096, 5120)), (4096, 2048)],
+    "heads": [(4096, 128_256), (2816, 262_144), (2048, 151_936), (5376, 262_144)],
     "of 53,248 columns": [(53_248, 16_384), (16_384, 53_248)],
 }
 """Columns and rows of matrices."""
@@ -90,6 +91,12 @@ def test_one_row_gets_the_cuts_that_were_measured_on_an_h100() -> None:
     assert cut(2112, 2816) == Cut(1, 4, 2, 4)
     floats = SkinnyGemm(2880, 2880, 32, 1, H200, gated=True, experts=True, mode="mxfp4")
     assert floats.cut == Cut(2, 8, 1, 2)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4, 8])
+def test_heads_get_the_cut_that_was_measured_on_an_h100(rows: int) -> None:
+    for inputs, outputs in LINEAR["heads"]:
+        assert SkinnyGemm(inputs, outputs, 64, rows, H200).cut == Cut(2, 4, 4, 2)
 
 
 def test_digits_of_one_row_get_the_cuts_that_were_measured_on_an_h100() -> None:

@@ -22,17 +22,18 @@ from quire.cache.specs import AttentionSpec, FullKV, KVLayout, WindowKV
 from quire.core.kv_format import KVFormat
 from quire.device.cuda.cublas import Library
 from quire.device.cuda.driver import Card
+from quire.device.cuda.skinny_gemm import VAST, SkinnyGemm
+from quire.device.weights import PackedWeight, Packing
 from quire.executor.graphs.coded_pools import PagePool
 from quire.executor.graphs.formats import in_one_block
 from quire.executor.graphs.graph_cache import MAX_ROWS
-from quire.executor.graphs.head import Head, record_head, served_head
 from quire.executor.graphs.layout import (
     InputLayout,
     group_of,
     write_group,
     write_positions,
 )
-from quire.executor.graphs.operands import UnsupportedNode
+from quire.executor.graphs.operands import ProductMatrix, UnsupportedNode
 from quire.executor.graphs.places import Place
 from quire.executor.graphs.pool_kinds import kind_of
 from quire.executor.graphs.pools import LayerPool, PlainPool
@@ -159,9 +160,8 @@ def recorder_of(
     recording = Recording(recorder, pools, layout, unplaced_states(layout, mx.bfloat16))
     recording.record(body, given, [hidden])
     recording.code_tails()
-    served = served_head(head, card)
-    if served is not None:
-        record_head(recorder, served, hidden, logits)
+    if max_rows <= MAX_ROWS:
+        recording.record(head, {"hidden": Place(hidden.address, hidden)}, [logits])
     return recorder
 
 
@@ -412,18 +412,27 @@ def test_a_card_with_too_little_shared_memory_is_refused() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_heads_are_recorded(family: str) -> None:
-    served = served_head(recordable(trace(packed_model(FAMILIES[family])).head), H200)
-    assert served is not None
-    assert served.cap == (30.0 if family == "gemma4_moe" else None)
+    head = recordable(trace(packed_model(FAMILIES[family])).head)
+    recorder = Recorder(8, id, InputLayout(1, MAX_ROWS, 1, id), H200)
+    hidden = Buffer(3, 0)
+    recording = Recording(recorder, {}, KVLayout.of(()), states={})
+    recording.record(head, {"hidden": Place(hidden.address, hidden)}, [Buffer(4, 0)])
+    assert len(recorder.kernels) == 2, "a product, and what makes float32 of it"
+
+
+def test_warpgroups_multiply_by_heads_from_16_rows_on() -> None:
+    codes, scales = mx.zeros((VAST, 64), mx.uint32), mx.zeros((VAST, 8), mx.bfloat16)
+    head = ProductMatrix.of(PackedWeight(codes, scales, scales, Packing(64, 4, "affine")))
+    inputs = InputLayout(1, MAX_ROWS, 1, id)
+    for card in CARDS:
+        for rows, few in ((8, True), (16, False), (32, False)):
+            gemm = Recorder(rows, id, inputs, card).gemm(head, VAST, sharing=True)
+            assert isinstance(gemm, SkinnyGemm) == (few or not card.warpgroups)
+            assert gemm.fits
 
 
 @pytest.mark.parametrize("card", CARDS, ids=str)
 def test_what_thread_blocks_keep_fits_the_card(card: Card) -> None:
-    for hidden in (2048, 2816, 4096, 5376):
-        for rows in (1, 2, 8, 16, 64):
-            head = Head(rows, hidden, 128_256, 64, None, card)
-            assert head.fits
-            assert head.grid[0] * head.tiles * 8 >= rows
     for dim, kv_heads, group in ((128, 8, 4), (256, 16, 2), (512, 4, 8), (256, 8, 2), (512, 2, 8)):
         shape = paged.Shape(mx.bfloat16, dim, dim, kv_heads, group, 64, False, False)
         codes = [page_codes(n, m, 128 if m > 5 else 64) for n in BITS for m in BITS]

@@ -36,6 +36,8 @@ class Cut(NamedTuple):
 
 _SHORT_COLUMN = 1024
 """Most elements of a row of an expert's matrix that two warps share."""
+VAST = 1 << 16
+"""Fewest rows of a matrix that is cut as those of output heads are."""
 _SHORT_ROW = 4096
 """Most elements of a row of which a thread block keeps all."""
 
@@ -192,6 +194,8 @@ class SkinnyGemm:
         return self.experts and self.inputs % 128 != 0 and self.inputs > 16 * 64
 
     def _wanted(self, tiles: int) -> Cut:
+        if tiles == 1 and _is_vast(self):
+            return Cut(2, 4, 4, stages=2)
         alone = self.rows == 1 and not self.batch_invariant
         if alone and self.bits == 4 and (self.mode == "affine" or self._is_odd):
             return self._of_one_row()
@@ -337,6 +341,16 @@ def _cut_of_digits(gemm: SkinnyGemm) -> Cut:
     if groups <= 48 and not few:
         return Cut(1, 4, 4, stages=2)
     return Cut(1, 16, 4 if groups > 64 or (few and groups == 64) else 2, stages=2)
+
+
+def _is_vast(gemm: SkinnyGemm) -> bool:
+    """Whether it is the product of a head in integers of 4 bits. Few warps for a thread block are
+    then the fastest, as the card has many at a time.
+
+    `benchmarks/results/gpu-h100-2026-11-27-heads.json` has the times.
+    """
+    one = not (gemm.experts or gemm.gated or gemm.digits or gemm.batch_invariant)
+    return one and gemm.outputs >= VAST and gemm.bits == 4 and gemm.mode == "affine"
 
 
 def _is_narrow(gemm: SkinnyGemm) -> bool:

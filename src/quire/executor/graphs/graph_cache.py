@@ -24,7 +24,6 @@ from quire.device.cuda.inboxes import Inboxes
 from quire.executor.graphs import device_memory
 from quire.executor.graphs.coding_check import DeviceRunner
 from quire.executor.graphs.coverage import Survey
-from quire.executor.graphs.head import record_head, served_head
 from quire.executor.graphs.indexers import has_indexers
 from quire.executor.graphs.layout import InputLayout
 from quire.executor.graphs.library_products import has_plain_weights, open_library
@@ -105,7 +104,6 @@ class GraphCache:
         """Indices of the KV groups and of the groups of states that steps use."""
         self._by_mlx: list[Node] = []
         """Nodes of the body without kernels."""
-        self._head = served_head(programs.head, card())
         self._inputs: dict[int, InputLayout] = {}
         self._workspaces = Workspaces(layout, pools.block_size)
         runner = DeviceRunner(self._compiler, extension)
@@ -388,11 +386,8 @@ class GraphCache:
         """
         assert self._logits is not None, "there is memory for logits"
         logits = Buffer(recorder.address(self._logits), self._logits.nbytes)
-        if self._head is not None:
-            record_head(recorder, self._head, hidden, logits=logits)
-        else:
-            given = {"hidden": Place(hidden.address, hidden)}
-            recording.record(self._programs.head, given, [logits])
+        given = {"hidden": Place(hidden.address, hidden)}
+        recording.record(self._programs.head, given, [logits])
 
     def _make_logits(self) -> None:
         """Allocate the logits buffer if the head has kernels."""

@@ -192,11 +192,6 @@ def _weight(gemm: Gemm, suffix: str = "") -> list[str]:
     return [f"{WEIGHT_PARTS[name]} {name}{suffix}" for name in _parts_of(gemm)]
 
 
-def matrix_parameters() -> list[str]:
-    """Return the parameters of one matrix in affine codes."""
-    return [f"{kind} {name}" for name, kind in WEIGHT_PARTS.items()]
-
-
 def _words(gemm: Gemm) -> int:
     return gemm.inputs * gemm.bits // 32
 

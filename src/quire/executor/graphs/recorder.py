@@ -11,7 +11,7 @@ import numpy as np
 from quire.device.cuda.cublas import Library
 from quire.device.cuda.driver import Card, Function, Launch, Source
 from quire.device.cuda.inboxes import Inboxes
-from quire.device.cuda.skinny_gemm import SkinnyGemm
+from quire.device.cuda.skinny_gemm import VAST, SkinnyGemm
 from quire.device.cuda.warpgroup_gemm import EXPERT_TILES, WarpgroupGemm
 from quire.device.cuda.wide_gemm import ROWS, WideGemm
 from quire.device.gpu_kernels import in_device_memory
@@ -23,9 +23,9 @@ from quire.executor.graphs.workspaces import Workspaces
 
 EXPERT_TILE = 8
 """Pairs of row and expert in a tile of a skinny GEMM."""
-_SKINNY_ROWS, _FEW_ROWS = 32, 16
-"""Most rows of a skinny GEMM, of which a thread block multiplies all; and of those for which it is
-the fastest, however large the matrix.
+_SKINNY_ROWS, _FEW_ROWS, _VERY_FEW_ROWS = 32, 16, 8
+"""Most rows of a skinny GEMM, of which a thread block multiplies all; of those for which it is the
+fastest, however large the matrix; and for which it is even if that is a head's.
 """
 _SMALL_MATRIX = 20 << 20
 """Most weights of a matrix for which a skinny GEMM is the fastest with more than `_FEW_ROWS`."""
@@ -289,9 +289,10 @@ class Recorder:
         experts = matrix.experts > 1
         if experts:
             many = tile > most_skinny_pairs(bits)
-        elif self.max_rows > _FEW_ROWS and sharing and self.card.warpgroups:
-            weights = inputs * outputs * (1 + gated)
-            many = self.max_rows > _SKINNY_ROWS or weights > _SMALL_MATRIX
+        elif self.max_rows > _VERY_FEW_ROWS and sharing and self.card.warpgroups:
+            large = inputs * outputs * (1 + gated) > _SMALL_MATRIX
+            few = _VERY_FEW_ROWS if outputs >= VAST and not gated else _FEW_ROWS
+            many = self.max_rows > (few if large else _SKINNY_ROWS)
         else:
             many = self.max_rows > _SKINNY_ROWS
         if many and not self.batch_invariant:
