@@ -18,6 +18,15 @@ from quire.executor.graphs.source import C_TYPES, ROUNDED, own_text, source_text
 from quire.executor.graphs.states import MAX_TARGETS, LayerStates, StateArray
 from quire.program.values import Node
 
+_AT_ONCE = 128
+"""Most sequences whose states advance at once. A thread block for each row that a large graph may
+have would take 200 us a layer on an H100 if a few prompts have all rows.
+"""
+_EACH_SEQUENCE = (
+    "for (int sequence = blockIdx.y; sequence < *rows; sequence += gridDim.y) {",
+    "const int first = firsts[sequence], count = counts[sequence];",
+)
+
 
 class StateRecording(ValueRecording):
     """Records the nodes that read and write recurrent states.
@@ -69,12 +78,11 @@ class StateRecording(ValueRecording):
         rows = (operands[name].row for name in ("mixed", "steps", "betas"))
         lines = [
             rule.defines(*rows),
-            "const int first = blockIdx.y, count = first < *rows ? counts[first] : 0;",
-            "const int slot = count ? sources[first] : -1;",
+            "const int slot = count ? sources[sequence] : -1;",
             "auto* to = state;",
             kernel_text("quire.device.cuda", "delta_rule.cuh"),
             "for (int n = 0; n < TARGETS; n++) {",
-            "const int target = targets[first * TARGETS + n];",
+            "const int target = targets[sequence * TARGETS + n];",
             "if (target >= 0) keep(target);",
             "}",
         ]
@@ -115,29 +123,30 @@ class StateRecording(ValueRecording):
         """Record the kernel that advances a layer's states.
 
         Args:
-            lines: its body.
-            blocks: thread blocks of a row.
+            lines: its body for a `sequence`, whose rows are `count` from `first` on.
+            blocks: thread blocks of a sequence.
             constants: integers that the body uses, by name.
         """
         recorder = self._recorder
         at = recorder.inputs.states(self._layout.group[node.attributes["layer"]])
         y = self._program.values[node.outputs[0]]
-        parameters = ["const int* counts", "const int* sources", "const int* targets"]
+        names = ("firsts", "counts", "sources", "targets")
+        parameters = [f"const int* {name}" for name in names]
         parameters += [f"{C_TYPES[state.dtype]}* state"]
         parameters += [each.parameter(own) for own, each in operands.items()]
         parameters += [f"{C_TYPES[y.dtype]}* y"]
         text = source_text(
             parameters,
-            lines,
+            [*_EACH_SEQUENCE, *lines, "}"],
             _THREADS,
             constants={**constants, "TARGETS": MAX_TARGETS},
         )
         buffers = [each.buffer for each in operands.values()]
         reads = list(dict.fromkeys(each for each in buffers if each is not None))
         to = self._written(node.outputs[0], reads)
-        arguments = [recorder.rows, at.counts, at.sources, at.targets, state.address]
+        arguments = [recorder.rows, *(getattr(at, name) for name in names), state.address]
         arguments += [*(each.address for each in operands.values()), to.address]
-        grid = blocks, recorder.max_rows, 1
+        grid = blocks, min(recorder.max_rows, _AT_ONCE), 1
         recorder.add(text, grid, _THREADS, arguments=arguments, reads=reads, writes=[to])
 
     # -- operands --------------------------------------------------------------------------------

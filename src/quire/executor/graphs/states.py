@@ -72,12 +72,13 @@ class StateInputs:
     """Addresses of a step's inputs for a group of recurrent states.
 
     Attributes:
-        counts: for the first row of each sequence, how many rows the sequence has; 0 for other
-            rows.
-        sources: for the first row of each sequence, the slot of the state before it; -1 for none.
-        targets: for these rows, `MAX_TARGETS` slots that get the state after the rows, or -1.
+        firsts: each sequence's first row.
+        counts: how many rows each sequence has; 0 behind the last sequence.
+        sources: the slot of each sequence's state before the step; -1 for none.
+        targets: `MAX_TARGETS` slots that get each sequence's state after its rows, or -1.
     """
 
+    firsts: int = by_row()
     counts: int = by_row()
     sources: int = by_row()
     targets: int = by_row(MAX_TARGETS)
@@ -93,13 +94,14 @@ def write_states(inputs: StepRecord, group: int, rows: Sequence[ScheduledSequenc
         False if a state goes to more slots than there is room for.
     """
     first = 0
-    for each in rows:
+    for number, each in enumerate(rows):
         slots = targets_of(each, group)
         if len(slots) > MAX_TARGETS:
             return False
-        inputs["counts"][0, first] = each.count
-        inputs["sources"][0, first] = each.block_ids(group)[0] if each.start else -1
-        own = inputs["targets"][0, first]
+        inputs["firsts"][0, number] = first
+        inputs["counts"][0, number] = each.count
+        inputs["sources"][0, number] = each.block_ids(group)[0] if each.start else -1
+        own = inputs["targets"][0, number]
         own[:] = -1
         own[: len(slots)] = slots
         first += each.count

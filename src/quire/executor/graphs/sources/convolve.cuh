@@ -1,10 +1,10 @@
   // A causal convolution over the last TAPS tokens of each channel, a thread a channel. Thread blocks of
-  // a sequence's first row take all its rows, AHEAD of which are read at a time. y [T, CHANNELS]; state [slots, TAPS - 1, CHANNELS].
-  const int c = blockIdx.x * THREADS + threadIdx.x, first = blockIdx.y;
-  const int count = first < *rows && c < CHANNELS ? counts[first] : 0;
+  // a sequence take all its rows, AHEAD of which are read at a time. y [T, CHANNELS]; state [slots, TAPS - 1, CHANNELS].
+  const int c = blockIdx.x * THREADS + threadIdx.x;
+  const bool idle = !count || c >= CHANNELS;
   float window[TAPS], tap[TAPS];
-  if (count) {
-    const int slot = sources[first];
+  if (!idle) {
+    const int slot = sources[sequence];
     #pragma unroll
     for (int i = 0; i < TAPS - 1; i++)
       window[i] = slot < 0 ? 0.f : number(state[((size_t)slot * (TAPS - 1) + i) * CHANNELS + c]);
@@ -12,16 +12,16 @@
     for (int i = 0; i < TAPS; i++) tap[i] = number(taps[c * TAPS + i]);
   }
   wait_for_others();
-  if (!count) return;
-  constexpr int AHEAD = 16;
-  for (int row = first; row < first + count; row += AHEAD) {
+  if (idle) return;
+  constexpr int AHEAD = 8;
+  const int last = first + count - 1;
+  for (int row = first; row <= last; row += AHEAD) {
     float next[AHEAD];
     #pragma unroll
-    for (int i = 0; i < AHEAD; i++)
-      next[i] = row + i < first + count ? number(x[(size_t)(row + i) * X_ROW + c]) : 0.f;
+    for (int i = 0; i < AHEAD; i++) next[i] = number(x[(size_t)min(row + i, last) * X_ROW + c]);
     #pragma unroll
     for (int i = 0; i < AHEAD; i++) {
-      if (row + i >= first + count) break;
+      if (row + i > last) break;
       window[TAPS - 1] = next[i];
       float sum = 0.f;
       #pragma unroll
@@ -34,7 +34,7 @@
     }
   }
   for (int n = 0; n < TARGETS; n++) {
-    const int slot = targets[first * TARGETS + n];
+    const int slot = targets[sequence * TARGETS + n];
     if (slot < 0) continue;
     #pragma unroll
     for (int i = 0; i < TAPS - 1; i++) put(state[((size_t)slot * (TAPS - 1) + i) * CHANNELS + c], window[i]);

@@ -1,14 +1,13 @@
   // A state space, token by token. LANES threads have the STATE numbers of one element of a head; thread
-  // blocks of a sequence's first row take all its rows. values and y [T, HEADS, HEAD_DIM]; keys and
+  // blocks of a sequence take all its rows. values and y [T, HEADS, HEAD_DIM]; keys and
   // queries [T, GROUPS, STATE]; steps [T, HEADS]; rates [HEADS], or [HEADS, STATE] where BY_CHANNEL.
   constexpr int EACH = (STATE + LANES - 1) / LANES;
-  const int lane = threadIdx.x % LANES, first = blockIdx.y;
+  const int lane = threadIdx.x % LANES;
   const int line = blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES;
   const bool there = line < HEADS * HEAD_DIM;
   const int head = there ? line / HEAD_DIM : 0, group = head / (HEADS / GROUPS);
-  const int count = first < *rows ? counts[first] : 0;
   float kept[EACH], rate[EACH];
-  const int slot = count ? sources[first] : -1;
+  const int slot = count ? sources[sequence] : -1;
   #pragma unroll
   for (int e = 0; e < EACH; e++) {
     const int k = lane + LANES * e;
@@ -35,9 +34,8 @@
     sum_up<LANES, 1>(read, (float*)0);
     if (there && lane == 0) put(y[(size_t)row * (HEADS * HEAD_DIM) + line], read[0]);
   }
-  if (!there) return;
-  for (int n = 0; n < TARGETS; n++) {
-    const int to = targets[first * TARGETS + n];
+  for (int n = 0; there && n < TARGETS; n++) {
+    const int to = targets[sequence * TARGETS + n];
     if (to < 0) continue;
     #pragma unroll
     for (int e = 0; e < EACH; e++) {
