@@ -248,6 +248,8 @@ class EagerExecutor:
         self.contents.drop_blocks({e.name for e in plan.changes if isinstance(e, Restore)})
         self._vectors.forget(plan.ended)
         if plan.copies:
+            if before is not None and not (before.rows.in_place or before.rows.graphed):
+                mx.eval(before.to_eval)  # it may still read blocks that are overwritten at once
             self.pools.copy((copy.pool, copy.source, copy.target) for copy in plan.copies)
         self.media.forget(plan.forgotten)
         encoded = self.media.advance(plan.encoding)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_unflatten
 
+from quire.cache.blocks import PoolKey
 from quire.cli.progress import silent
 from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
@@ -251,6 +252,30 @@ def test_a_prompt_that_shares_a_part_of_a_block_is_launched_behind_the_running_s
         company.step()
         company.step()
     assert launched == [(True, True), (True, True)]
+
+
+def test_blocks_are_copied_once_the_models_own_code_has_read_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    company, executor = generating(tmp_path, prefix_cache=True, tokens=40)
+    sizes = ("one row", "few rows", "many rows")
+    executor.segments.agrees = {(Attends.INSIDE, size): False for size in sizes}
+    company.step()
+    evaluate, copy, done = mx.eval, executor.pools.copy, list[object]()
+    monkeypatch.setattr(mx, "eval", lambda *each: done.append(each[0]) or evaluate(*each))
+    copied = list[bool]()
+
+    def checked_copy(pairs: Iterable[tuple[PoolKey, int, int]]) -> None:
+        copied.append(any(each is before.to_eval for each in done))
+        copy(pairs)
+
+    monkeypatch.setattr(executor.pools, "copy", checked_copy)
+    shared, ending = prompts((40, 6), 2)
+    company.add(replace(shared, id="second", prompt=shared.prompt[:20] + ending.prompt))
+    before = executor._running
+    assert before is not None
+    company.step()
+    assert copied == [True]
 
 
 def calls_of_a_step(loaded: LoadedModel, segments: StepSegments, streams: int) -> int:
