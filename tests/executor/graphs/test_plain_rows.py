@@ -13,7 +13,7 @@ from quire.cache.specs import AttentionSpec, FullKV, WindowKV
 from quire.core.arrays import Ints
 from quire.core.kv_format import KVFormat
 from quire.device.cuda.driver import Card
-from quire.executor.graphs import attending
+from quire.executor.graphs import attention_recorder
 from quire.executor.graphs.graph_cache import MAX_ROWS
 from tests.executor.graphs.layers import HeldLayer, normal
 from tests.support.emulated_card import SMALL
@@ -66,7 +66,7 @@ def test_few_thread_blocks_take_all_single_rows_beside_prompts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rows of four sequences, of which a prompt is the second, by one thread block a KV head."""
-    monkeypatch.setattr(attending, "_MOSTLY_PROMPTS", 2 * MAX_ROWS)
+    monkeypatch.setattr(attention_recorder, "_MOSTLY_PROMPTS", 2 * MAX_ROWS)
     monkeypatch.setattr(paged, "_MULTIPROCESSORS", 1)
     tables, reached, counts = [(4, 0), (1, 3), (2,), (5, 6)], [70, 0, 0, 90], [1, 12, 2, 3]
     assert _error_beside_prompts(5, tables, reached, counts, SMALL) < 1e-2

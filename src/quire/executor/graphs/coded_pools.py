@@ -17,7 +17,7 @@ from quire.cache.formats.codecs import padded
 from quire.cache.formats.tokens import TokenStore
 from quire.cache.specs import KVSpec
 from quire.executor.graphs import coded_kernels, kernels, token_kernels
-from quire.executor.graphs.attending import Attending
+from quire.executor.graphs.attention_recorder import AttentionRecorder
 from quire.executor.graphs.coding_check import (
     KernelRunner,
     tail_coding_differs,
@@ -63,7 +63,7 @@ class CodedPool(LayerPool):
         return Workspace(buffer, (buffer.address, buffer.address + (0 if in_key else keys)))
 
     def _read_decoded(
-        self, attending: Attending, codes: portable.Codes, arrays: Sequence[int]
+        self, attention: AttentionRecorder, codes: portable.Codes, arrays: Sequence[int]
     ) -> None:
         """Record the kernels by which prompts decode the blocks that they read, and attend.
 
@@ -71,20 +71,20 @@ class CodedPool(LayerPool):
             arrays: the arguments of `coded_kernels.decode_prompts` from the arrays of keys to the
                 signs.
         """
-        shape, in_key = attending.shape, attending.layer.value_in_key
-        to = self._workspace(attending.recorder, shape.kv_heads, shape.key_dim, in_key=in_key)
-        group = attending.inputs
-        if attending.layer.k is not None:
+        shape, in_key = attention.shape, attention.layer.value_in_key
+        to = self._workspace(attention.recorder, shape.kv_heads, shape.key_dim, in_key=in_key)
+        group = attention.inputs
+        if attention.layer.k is not None:
             halves = 1 if in_key else 2
-            attending.add(
+            attention.add(
                 coded_kernels.decode_prompts(shape, codes, in_key=in_key),
                 (_DECODING_BLOCKS // (shape.kv_heads * halves) or 1, shape.kv_heads, halves),
-                [group.decoded, attending.table, *arrays, *to.arrays],
+                [group.decoded, attention.table, *arrays, *to.arrays],
                 writes=[to.buffer],
                 after=[to.buffer],
                 threads=coded_kernels.DECODING_THREADS,
             )
-        attending.attend_tiles(to.arrays, tiles=group.prompts, after=[to.buffer])
+        attention.attend_tiles(to.arrays, tiles=group.prompts, after=[to.buffer])
 
 
 def streams(recorder: Recorder) -> int:
@@ -140,23 +140,23 @@ class PagePool(CodedPool):
             group.tails, group.offsets, coding=None, arrays=arrays, workspace=to.buffer
         )
 
-    def _attend(self, attending: Attending) -> None:
+    def _attend(self, attention: AttentionRecorder) -> None:
         """Record attention over coded blocks and each row's plain tail."""
-        shape, chosen = attending.shape, attending.layer.chosen
-        group, rows, some = attending.inputs, streams(attending.recorder), attending.has_tiles
-        splits = attending.splits(rows)
-        arrays, in_key = self.arrays, attending.layer.value_in_key
+        shape, chosen = attention.shape, attention.layer.chosen
+        group, rows, some = attention.inputs, streams(attention.recorder), attention.has_tiles
+        splits = attention.splits(rows)
+        arrays, in_key = self.arrays, attention.layer.value_in_key
         if in_key:
             arrays = (*2 * arrays[:3], *2 * arrays[3:])
         if chosen is not None:
             copy = chosen.decoding(self.codes, shape.key_dim, turned=False)
             own = *arrays[:3], group.coded, group.tails, arrays[6]
-            attending.attend_chosen(chosen, copy, own)
+            attention.attend_chosen(chosen, copy, own)
             return
-        found = [*attending.partial(splits, rows), *attending.partial(1, rows)]
+        found = [*attention.partial(splits, rows), *attention.partial(1, rows)]
         places = [each.address for each in found]
-        arguments = [attending.q.address, *arrays, group.coded, group.own, attending.table]
-        arguments += [group.tails, group.visible, attending.numbers, *places]
+        arguments = [attention.q.address, *arrays, group.coded, group.own, attention.table]
+        arguments += [group.tails, group.visible, attention.numbers, *places]
         if in_key or shape.value_dim not in paged.VALUE_DIMS:
             size = shape.key_dim if in_key else shape.value_dim
             kernel = coded_kernels.attend(shape, self.codes, size, in_key=in_key)
@@ -165,28 +165,28 @@ class PagePool(CodedPool):
             source = kernels.attend_packed(shape, self.codes)
             shared = packed.shared_memory(shape, self.codes)
         grid = rows, shape.blocks, splits + 1
-        attending.add(source, grid, arguments, writes=found, shared=shared)
-        signs = 0 if in_key else attending.recorder.copied(packed.signs(shape.value_dim))
+        attention.add(source, grid, arguments, writes=found, shared=shared)
+        signs = 0 if in_key else attention.recorder.copied(packed.signs(shape.value_dim))
         join = kernels.join(shape, splits, turned=not in_key, some=some)
         given = [signs, group.own] if some else [signs]
-        attending.add_up(found, join, given=given, rows=rows)
+        attention.add_up(found, join, given=given, rows=rows)
         if some:
-            self._read_prompts(attending, arrays)
+            self._read_prompts(attention, arrays)
 
-    def _read_prompts(self, attending: Attending, arrays: tuple[int, ...]) -> None:
+    def _read_prompts(self, attention: AttentionRecorder, arrays: tuple[int, ...]) -> None:
         """Record the kernels by which prompts code the blocks that they fill, and attend.
 
         Args:
             arrays: codes, scales and biases of keys and of values, then both tails.
         """
-        shape, in_key, recorder = attending.shape, attending.layer.value_in_key, attending.recorder
-        group, dim = attending.inputs, shape.value_dim
+        shape, in_key, recorder = attention.shape, attention.layer.value_in_key, attention.recorder
+        group, dim = attention.inputs, shape.value_dim
         to = self._workspace(recorder, shape.kv_heads, shape.key_dim, in_key=in_key)
-        if attending.layer.k is not None:
+        if attention.layer.k is not None:
             own = self.arrays if in_key else arrays
             signs = 0 if in_key else recorder.copied(packed.signs(dim))
             halves = to.arrays[:1] if in_key else to.arrays
-            attending.add(
+            attention.add(
                 kernels.code_written(
                     shape.kv_heads, shape.key_dim, 0 if in_key else dim, codes=self.codes
                 ),
@@ -197,7 +197,7 @@ class PagePool(CodedPool):
                 threads=kernels.TAIL_THREADS,
             )
         scaled = 0 if in_key else recorder.constant(packed.signs(dim) * dim**-0.5)
-        self._read_decoded(attending, self.codes, arrays=[*arrays, scaled])
+        self._read_decoded(attention, self.codes, arrays=[*arrays, scaled])
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,8 +244,8 @@ class TokenPool(CodedPool):
         coding = Coding.of(store, queries=layer.chosen is None)
         return Destination(group.blocks, group.offsets, coding, arrays=(*tables, *parts))
 
-    def _attend(self, attending: Attending) -> None:
-        shape, recorder, chosen = attending.shape, attending.recorder, attending.layer.chosen
+    def _attend(self, attention: AttentionRecorder) -> None:
+        shape, recorder, chosen = attention.shape, attention.recorder, attention.layer.chosen
         coded = self.store.coded()
         codes, turn = portable.Codes.of(coded), coded.layout.value_rotation
         arguments = list[int]()
@@ -254,15 +254,15 @@ class TokenPool(CodedPool):
             own = recorder.copied if codes.codebook else recorder.address
             arguments += [*map(recorder.address, parts), own(last_part)]
         signs = 0 if turn is None else recorder.constant(turn.signs * turn.transform_scale)
-        group, in_key = attending.inputs, attending.layer.value_in_key
+        group, in_key = attention.inputs, attention.layer.value_in_key
         if chosen is not None:
             copy = chosen.decoding(codes, shape.key_dim, turned=turn is not None)
-            attending.attend_chosen(chosen, copy, [*arguments[:3], signs])
+            attention.attend_chosen(chosen, copy, [*arguments[:3], signs])
             return
-        rows, some = streams(recorder), attending.has_tiles
-        size, padded = portable.coded_value_size(coded), attending
+        rows, some = streams(recorder), attention.has_tiles
+        size, padded = portable.coded_value_size(coded), attention
         if turn is not None:  # all of a rotated sum is needed to turn it back
-            padded = replace(attending, shape=replace(shape, value_dim=size))
+            padded = replace(attention, shape=replace(shape, value_dim=size))
         whole, splits = padded.shape, padded.splits(rows)
         alike = whole.key_dim == whole.value_dim in paged.VALUE_DIMS
         kernel = (
@@ -272,17 +272,17 @@ class TokenPool(CodedPool):
         )
         found = padded.partial(splits, rows)
         tiles = group.coded if some else group.tiles
-        given = [*arguments, tiles, attending.table, attending.numbers]
-        attending.add(
+        given = [*arguments, tiles, attention.table, attention.numbers]
+        attention.add(
             kernel.text,
             (rows, whole.blocks, splits),
-            [attending.q.address, *given, *(each.address for each in found)],
+            [attention.q.address, *given, *(each.address for each in found)],
             writes=found,
             shared=kernel.shared,
         )
         combine = token_kernels.combine(
             whole, splits, shape.value_dim, turned=turn is not None, some=some
         )
-        attending.add_up(found, combine, given=[signs, *[group.coded] * some], rows=rows)
+        attention.add_up(found, combine, given=[signs, *[group.coded] * some], rows=rows)
         if some:
-            self._read_decoded(attending, codes, arrays=[*arguments, signs])
+            self._read_decoded(attention, codes, arrays=[*arguments, signs])

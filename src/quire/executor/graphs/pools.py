@@ -17,7 +17,7 @@ from quire.attention.paged.tiles import score_numbers
 from quire.cache.formats.base import LayerStore
 from quire.cache.specs import KVSpec
 from quire.executor.graphs import heads
-from quire.executor.graphs.attending import Attending, PlainRows
+from quire.executor.graphs.attention_recorder import AttentionRecorder, PlainRows
 from quire.executor.graphs.coding_check import KernelRunner
 from quire.executor.graphs.heads import Coding, Heads
 from quire.executor.graphs.layer_attention import LayerAttention
@@ -127,7 +127,9 @@ class LayerPool(ABC):
         more = () if layer.sinks is None else (recorder.weight(layer.sinks),)
         ending = layer.result.address, *more, *[layer.digits] * bool(layer.digits)
         self._attend(
-            Attending(recorder, self.group, layer, shape=shape, q=q, numbers=numbers, ending=ending)
+            AttentionRecorder(
+                recorder, self.group, layer, shape=shape, q=q, numbers=numbers, ending=ending
+            )
         )
         recorder.release(q)
 
@@ -174,7 +176,7 @@ class LayerPool(ABC):
         """Return where the keys and values of the rows are written."""
 
     @abstractmethod
-    def _attend(self, attending: Attending) -> None:
+    def _attend(self, attention: AttentionRecorder) -> None:
         """Record the attention kernels."""
 
 
@@ -203,12 +205,12 @@ class PlainPool(LayerPool):
         group = recorder.inputs.group(self.group)
         return Destination(group.blocks, group.offsets, coding=None, arrays=self.arrays)
 
-    def _attend(self, attending: Attending) -> None:
-        chosen, group = attending.layer.chosen, attending.inputs
+    def _attend(self, attention: AttentionRecorder) -> None:
+        chosen, group = attention.layer.chosen, attention.inputs
         if chosen is not None:
-            copy = chosen.copying(attending.shape.key_dim)
-            attending.attend_chosen(chosen, copy, self.arrays[:1])
+            copy = chosen.copying(attention.shape.key_dim)
+            attention.attend_chosen(chosen, copy, self.arrays[:1])
             return
-        attending.attend_rows(PlainRows(self.arrays, group.tiles, attending.table))
-        if attending.has_tiles:
-            attending.attend_tiles(self.arrays, tiles=group.wide)
+        attention.attend_rows(PlainRows(self.arrays, group.tiles, attention.table))
+        if attention.has_tiles:
+            attention.attend_tiles(self.arrays, tiles=group.wide)

@@ -37,7 +37,7 @@ class PlainRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Attending:
+class AttentionRecorder:
     """Records the attention kernels of a layer, which follow `heads.cuh`.
 
     Attributes:
