@@ -35,7 +35,7 @@ _PROMISES = 1 - 1 / 256
 """Decay factor of promised and accepted tokens for each token that is promised."""
 _ASSUMED = 16.0
 """Promised tokens that count as accepted before any were compared."""
-_IN_VAIN = 1 / 256
+_IN_VAIN = 0.01
 """Most of the time of steps without drafts that asking drafters in vain may take; as much again may
 be taken to ask whether a head should guess.
 """
