@@ -20,6 +20,10 @@ _FEW_PAIRS = 32
 """Most pairs of a tile of experts' gates for which two thread blocks of two warpgroups are faster
 than one of four (benchmarks/results/gpu-h100-2026-11-27-uneven-experts.json).
 """
+_MOST_TURNED = 32
+"""Most rows of a tile whose columns the copying threads put in the order of unpacked codes: of more
+rows, that takes longer than it saves (benchmarks/results/gpu-h100-2026-11-27-mxfp4-experts.json).
+"""
 _COSTS_OF_CODES = {
     (256, 2): (0.78, 8.4),
     (128, 4): (0.89, 11.2),
@@ -199,6 +203,7 @@ class WarpgroupGemm:
             "GATED": int(self.gated),
             "EXPERTS": int(self.experts),
             "SHARING": int(self.sharing),
+            "TURNS_X": int(_turns_x(self)),
             "LEAST_STEPS": _LEAST_STEPS,
         }
 
@@ -223,3 +228,9 @@ def _resident(gemm: WarpgroupGemm, cut: Cut) -> int | None:
 def _at_once(gemm: WarpgroupGemm, cut: Cut) -> int:
     """Return how many thread blocks of a cut the card runs at a time."""
     return (_resident(gemm, cut) or 1) * gemm.card.multiprocessors
+
+
+def _turns_x(gemm: WarpgroupGemm) -> bool:
+    """Return `TURNS_X` of `warpgroup_gemm.cuh`."""
+    floats = gemm.bits == 4 and gemm.mode != "affine"
+    return gemm.experts and floats and gemm.cut.rows <= _MOST_TURNED

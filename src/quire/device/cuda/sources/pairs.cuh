@@ -37,3 +37,19 @@ __device__ __forceinline__ unsigned affine_pair(unsigned codes, unsigned scaling
   return *(const unsigned*)&both;
 }
 #endif
+#if TURNS_X && GROUP == 32
+// Both scales of 64 columns, powers of two, as bfloat16.
+__device__ __forceinline__ unsigned joined_scales(unsigned scales, unsigned) {
+  const FloatScale low = float_scale(scales & 255), high = float_scale(scales >> 8);
+  return __byte_perm(*(const unsigned*)&low, *(const unsigned*)&high, 0x5410);
+}
+__device__ __forceinline__ FloatScale scale_of(unsigned scales, int slice) {
+  return halves(__byte_perm(scales, 0, slice < 2 ? 0x1010 : 0x3232));
+}
+#else
+// The scales of 64 columns as lanes share them; of integers a scale and a bias.
+__device__ __forceinline__ unsigned joined_scales(unsigned scales, unsigned biases) { return scales | biases << 16; }
+#if TURNS_X
+__device__ __forceinline__ FloatScale scale_of(unsigned scales, int slice) { return slice_scale(scales, slice); }
+#endif
+#endif

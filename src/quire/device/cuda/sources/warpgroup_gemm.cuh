@@ -9,6 +9,8 @@
   // With EXPERTS, W is a matrix an expert, and a tile is pairs of row and expert: expert, first
   // place, count; tiles without pairs are the last ones. Thread blocks make one tile after the other. The kernel of
   // first products waits for the tiles. That of the last ones starts only when those have waited.
+  // With TURNS_X, of codes of 4 bits that are floats, a lane unpacks 16 neighbouring columns of a row of W, in pairs
+  // four apart: the copying threads put the columns of x in that order.
   // Otherwise a thread block makes a tile: (blockIdx.x, blockIdx.y) of W and of x.
   // W_TILES is the number of tiles of W; MATRIX declares of a tile: its number within its matrix (part), the rows of
   // that matrix (N), and which it is, where there are several.
@@ -22,10 +24,14 @@
 #ifndef SHARING
 #define SHARING 0
 #endif
+#ifndef TURNS_X
+#define TURNS_X 0
+#endif
 #ifndef READY
 #define READY
 #endif
-  constexpr int WARPS = 4 * WARPGROUPS, COPYING = 128;
+  // A team copies a step. Teams take turns: two have half as many threads each, whose addresses serve twice the copies.
+  constexpr int WARPS = 4 * WARPGROUPS, COPYING = 128, TEAMS = TURNS_X ? 2 : 1, TEAM = COPYING / TEAMS;
   constexpr int W_ROWS = 64 * WARPGROUPS, WIDTH = W_ROWS / (1 + GATED);
   // In pieces of 16 bytes: 64 columns of a row of W, and of x; of a step.
   constexpr int CODES = BITS / 2, X = 8, X_STEP = ROWS * X, W_STEP = W_ROWS * CODES, STAGE = X_STEP + W_STEP;
@@ -113,7 +119,7 @@
   // matrices they are 8 of each.
   const auto turned = [](int row) { return GATED ? row % 8 : row % 8 / 2 * 4 + row / 8 * 2 + row % 2; };
   if (threadIdx.x < STAGES) {
-    initialize(full + threadIdx.x, COPYING);
+    initialize(full + threadIdx.x, TEAM);
     initialize(free + threadIdx.x, WARPS);
   }
   __syncthreads();
@@ -121,13 +127,38 @@
   if (warp >= WARPS) {
     if (TAKEN > 0) keep_registers<KEPT>();
     // A thread copies the same piece of every PASS-th row: those are of one matrix.
-    constexpr int W_PASS = COPYING / CODES, X_PASS = COPYING / X, LAG = 2, EARLY = STAGES / 2;
-    constexpr int N_PASS = W_PASS / (1 + GATED);
-    const int own = threadIdx.x - 32 * WARPS, w_row = own / CODES, x_row = own / X;
+    constexpr int W_PASS = TEAM / CODES, X_PASS = TEAM / X, W_COPIES = W_STEP / TEAM, X_COPIES = X_STEP / TEAM;
+    constexpr int N_PASS = W_PASS / (1 + GATED), LAG = TURNS_X ? STAGES / 4 : 2, EARLY = STAGES / 2;
+    const int team = TEAMS == 1 ? 0 : (threadIdx.x - 32 * WARPS) / TEAM, own = (threadIdx.x - 32 * WARPS) % TEAM, w_row = own / CODES, x_row = own / X;
     uint4* const w_to = memory + X_STEP + w_row * CODES + placed(own % CODES, w_row);
     uint4* const x_to = memory + x_row * X + (own % X ^ x_row & 7);
-    int stage = 0, odd = 1, copied = 0, said = 0;  // the parity of turns in which stages were freed
+    int stage = team, odd = 1, copied = 0, said = team;  // the parity of turns in which stages were freed
+    int skipped = team;  // steps of the other team before the next one of this team
     bool waited = false;
+#if TURNS_X
+    unsigned* pairs_to[4];
+    #pragma unroll
+    for (int p = 0; p < 4; p++) pairs_to[p] = (unsigned*)(memory + x_row * X + (own % 2 * 4 + p ^ x_row & 7)) + own % X / 2;
+#endif
+    // Ends a step whose copies have arrived.
+    const auto fill = [&] {
+#if TURNS_X
+      // Eight lanes have copied a row. Each has 8 columns of it, which become a pair of each of four pieces.
+      uint4 some[X_COPIES];
+      #pragma unroll
+      for (int i = 0; i < X_COPIES; i++) some[i] = apart(x_to[said * STAGE + i * TEAM]);
+      __syncwarp();
+      #pragma unroll
+      for (int i = 0; i < X_COPIES; i++) {
+        const unsigned pairs[4] = {some[i].x, some[i].y, some[i].z, some[i].w};
+        #pragma unroll
+        for (int p = 0; p < 4; p++) pairs_to[p][(said * STAGE + i * TEAM) * 4] = pairs[p];
+      }
+#endif
+      shared_memory_is_written();
+      arrive(full + said);
+      if ((said += TEAMS) >= STAGES) said -= STAGES;
+    };
     #pragma unroll 1
     for (Span now = next_span(); now.steps > 0; now = next_span()) {
       int first;
@@ -140,12 +171,12 @@
 #endif
       const int n = part * WIDTH + w_row / 16 * (16 / (1 + GATED)) + turned(w_row % 16);
       const size_t w_from = (size_t)expert_of(now) * N + min(n, N - 1);
-      const uint4* w_at = (const uint4*)(from + w_from * words) + now.begin * CODES + own % CODES;
-      const uint4* x_at = (const uint4*)x + now.begin * X + own % X;
+      const uint4* w_at = (const uint4*)(from + w_from * words) + (now.begin + skipped) * CODES + own % CODES;
+      const uint4* x_at = (const uint4*)x + (now.begin + skipped) * X + own % X;
 #if EXPERTS && FIRST
-      int x_from[X_STEP / COPYING];
+      int x_from[X_COPIES];
       #pragma unroll
-      for (int i = 0; i < X_STEP / COPYING; i++)
+      for (int i = 0; i < X_COPIES; i++)
         x_from[i] = order[first + min(x_row + i * X_PASS, there - 1)] / TOP * (X_ROW / 8);
 #else
       x_at += (size_t)(first + min(x_row, there - 1)) * (X_ROW / 8);
@@ -156,65 +187,61 @@
       const auto copy_w = [&](int to) {
         if (whole_w) {
           #pragma unroll
-          for (int i = 0; i < W_STEP / COPYING; i++)
-            copy_of_line(w_to + to * STAGE + i * COPYING, w_at + i * N_PASS * (words / 4));
+          for (int i = 0; i < W_COPIES; i++)
+            copy_of_line(w_to + to * STAGE + i * TEAM, w_at + i * N_PASS * (words / 4));
         } else {
           #pragma unroll 4
-          for (int i = 0; i < W_STEP / COPYING; i++)
-            copy_of_line(w_to + to * STAGE + i * COPYING,
+          for (int i = 0; i < W_COPIES; i++)
+            copy_of_line(w_to + to * STAGE + i * TEAM,
                          w_at + (long long)(min(n + i * N_PASS, N - 1) - min(n, N - 1)) * (words / 4));
         }
-        w_at += CODES;
+        w_at += TEAMS * CODES;
       };
       const auto copy_x = [&](int to) {
 #if EXPERTS && FIRST
         #pragma unroll
-        for (int i = 0; i < X_STEP / COPYING; i++)
-          if (x_row + i * X_PASS < there) copy_of_line(x_to + to * STAGE + i * COPYING, x_at + x_from[i]);
+        for (int i = 0; i < X_COPIES; i++)
+          if (x_row + i * X_PASS < there) copy_of_line(x_to + to * STAGE + i * TEAM, x_at + x_from[i]);
 #else
         if (there == ROWS) {
           #pragma unroll
-          for (int i = 0; i < X_STEP / COPYING; i++)
-            copy_of_line(x_to + to * STAGE + i * COPYING, x_at + i * X_PASS * (X_ROW / 8));
+          for (int i = 0; i < X_COPIES; i++)
+            copy_of_line(x_to + to * STAGE + i * TEAM, x_at + i * X_PASS * (X_ROW / 8));
         } else {
           #pragma unroll 4
-          for (int i = 0; i < X_STEP / COPYING; i++)
+          for (int i = 0; i < X_COPIES; i++)
             if (x_row + i * X_PASS < there)
-              copy_of_line(x_to + to * STAGE + i * COPYING, x_at + i * X_PASS * (X_ROW / 8));
+              copy_of_line(x_to + to * STAGE + i * TEAM, x_at + i * X_PASS * (X_ROW / 8));
         }
 #endif
-        x_at += X;
+        x_at += TEAMS * X;
       };
       // W does not wait for the kernel before.
       const int early = waited ? 0 : min(EARLY, now.steps);
       if (!waited) {
-        for (int s = 0; s < early; s++) copy_w(s);
+        for (int s = skipped; s < early; s += TEAMS) copy_w(s);
 #if !(EXPERTS && FIRST)
         READY;
 #endif
         waited = true;
       }
+      int step = skipped;
       #pragma unroll 1
-      for (int step = 0; step < now.steps; step++) {
-        if (copied >= STAGES) await_barrier(free + stage, odd);
+      for (; step < now.steps; step += TEAMS) {
+        if (copied * TEAMS + team >= STAGES) await_barrier(free + stage, odd);
         if (step >= early) copy_w(stage);
         copy_x(stage);
         end_turn();
-        if (++stage == STAGES) stage = 0, odd ^= 1;
+        if ((stage += TEAMS) >= STAGES) stage -= STAGES, odd ^= 1;
         if (copied++ >= LAG) {
           await_turns<LAG>();
-          shared_memory_is_written();
-          arrive(full + said);
-          if (++said == STAGES) said = 0;
+          fill();
         }
       }
+      skipped = TEAMS == 1 ? 0 : step - now.steps;
     }
     await_copies();
-    shared_memory_is_written();
-    for (int left = min(copied, LAG); left > 0; left--) {
-      arrive(full + said);
-      if (++said == STAGES) said = 0;
-    }
+    for (int left = min(copied, LAG); left > 0; left--) fill();
 #if !(EXPERTS && FIRST)
     if (!waited) READY;
 #endif
@@ -281,7 +308,7 @@
     for (int ahead = 0; ahead < steps; ahead += AHEAD) {
 #if BITS < 16
       #pragma unroll
-      for (int half = 0; half < 2; half++) words_of[half] = next_scales[half] | (FLOATS ? 0 : next_biases[half] << 16);
+      for (int half = 0; half < 2; half++) words_of[half] = joined_scales(next_scales[half], FLOATS ? 0 : next_biases[half]);
       load_scales(now, ahead + AHEAD);
 #endif
       #pragma unroll
@@ -302,17 +329,36 @@
         await_products<1>();
         free_last();
 #else
+#if TURNS_X
+        const uint2* const w_now = (const uint2*)(memory + stage * STAGE + X_STEP + own_row * CODES) + quad;
+        FloatScale own_scales[2];
+        uint2 codes[2];
+        #pragma unroll
+        for (int half = 0; half < 2; half++) {
+          const int from = i * EACH + quad * EACH / 4;
+          own_scales[half] = scale_of(__shfl_sync(0xffffffffu, (int)words_of[half], from, 4), quad);
+          codes[half] = w_now[half * 8 * CODES * 2];
+        }
+#else
         const uint4* const w_now = memory + stage * STAGE + X_STEP + own_row * CODES;
         unsigned scaling[2];
+#endif
         // Half a step is unpacked while the products of the half before run.
         #pragma unroll
         for (int part = 0; part < 2; part++) {
+          unsigned a[2][2][2];  // by slice of 16 columns, row, and whether it is of the last 8 columns
+#if TURNS_X
+          #pragma unroll
+          for (int half = 0; half < 2; half++) {
+            const uint4 pairs = float_pairs(part ? codes[half].y : codes[half].x, own_scales[half]);
+            a[0][half][0] = pairs.x, a[0][half][1] = pairs.y, a[1][half][0] = pairs.z, a[1][half][1] = pairs.w;
+          }
+#else
           if (part < EACH) {
             #pragma unroll
             for (int half = 0; half < 2; half++)
               scaling[half] = __shfl_sync(0xffffffffu, (int)words_of[half], i * EACH + part, 4);
           }
-          unsigned a[2][2][2];  // by slice of 16 columns, row, and whether it is of the last 8 columns
           #pragma unroll
           for (int half = 0; half < 2; half++) {
 #if BITS == 4
@@ -338,6 +384,7 @@
 #endif
             }
           }
+#endif
           start_products();
           #pragma unroll
           for (int s = 0; s < 2; s++) wgmma(acc, a[s][0][0], a[s][1][0], a[s][0][1], a[s][1][1], x_now, part * 2 + s);
