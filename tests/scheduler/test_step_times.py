@@ -101,7 +101,7 @@ def test_a_curve_follows_steps_that_contradict_older_ones_of_more_rows() -> None
 
 
 def test_a_single_step_that_was_much_too_short_is_left_out() -> None:
-    """After the graph of 1,024 rows was compiled, its first step seemed to take 1 ms on an H100."""
+    """The first step of 1,024 rows seemed to take 1 ms on an H100."""
     usual = [(1, 1.8), (4, 2.7), (16, 4.8), (64, 8.5)]
     times = measured(*5 * usual, (256, 12.2), (1024, 1.04))
     curve = times.curve(0, 256)
