@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args, get_type_hints
-
-from anthropic.types.beta.beta_content_block_param import BetaContentBlockParam
+from typing import Any
 
 from tests.api.conftest import Serve, Served
 from tests.api.messages.test_messages_fields import ASK, TOOL, post, prompt_of
@@ -93,18 +91,10 @@ def test_the_last_effort_of_a_conversation_holds(serve: Serve) -> None:
     assert budget(low, system(text, output_config={})) == least
 
 
-def test_every_block_of_the_official_sdks_betas_is_known(serve: Serve) -> None:
-    served = serve()
-    kinds = {
-        kind
-        for block in get_args(BetaContentBlockParam)
-        if "type" in getattr(block, "__annotations__", {})
-        for kind in get_args(get_type_hints(block)["type"])
-    }
-    assert len(kinds) > 20
-    for kind in kinds:
-        errors = []
-        for role in ("user", "assistant", "system"):
-            answer = post(served, messages=[*ASK, {"role": role, "content": [{"type": kind}]}])
-            errors.append("" if answer.status_code == 200 else answer.json()["error"]["message"])
-        assert not all("Known here" in error for error in errors), (kind, errors)
+def test_changes_of_tools_within_a_summary_are_named(serve: Serve) -> None:
+    summary = {"type": "compaction", "content": "We said hello.", "tool_changes": []}
+    changed = {**summary, "tool_changes": [change("removal", "f")]}
+    messages = [*ASK, {"role": "assistant", "content": [summary, changed]}, *ASK]
+    answer = post(serve(), messages=messages, tools=[TOOL])
+    named = "messages[1].content[1].tool_changes"
+    assert (answer.status_code, answer.headers[IGNORED]) == (200, named)

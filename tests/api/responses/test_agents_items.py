@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import httpx
-from openai.types.responses.response_input_item_param import ResponseInputItemParam
 
 from tests.api.conftest import HTTP, Serve, Served
 from tests.api.responses.test_responses import prompt_of
@@ -22,20 +21,6 @@ def post(served: Served, *items: Any, **body: Any) -> httpx.Response:
     answer = HTTP.post(url, json={"input": [USER, *items], **body})
     assert answer.status_code == 200, answer.text
     return answer
-
-
-def test_every_kind_of_item_of_the_official_sdk_is_known(serve: Serve) -> None:
-    url = f"{serve('3').url}/v1/responses"
-    kinds = {
-        kind
-        for item in get_args(ResponseInputItemParam)
-        for kind in get_args(get_type_hints(item).get("type"))
-        if isinstance(kind, str)
-    }
-    assert len(kinds) > 25
-    for kind in kinds:
-        answer = HTTP.post(url, json={"input": [USER, {"type": kind}]})
-        assert answer.status_code == 200 or answer.json()["error"]["param"] != "input[1].type", kind
 
 
 def test_a_message_of_an_agent_is_read_as_the_users(serve: Serve) -> None:
@@ -157,3 +142,30 @@ def test_tools_that_programs_may_call_are_called_by_the_model(serve: Serve) -> N
     answer = post(served, {**call, "caller": caller}, {**output, "caller": caller}, tools=tools)
     assert answer.headers[IGNORED] == "tools[0].allowed_callers"
     assert "declaration:f{" in prompt_of(served)
+
+
+def test_settings_of_an_update_without_effect_are_named(serve: Serve) -> None:
+    silent = update(reasoning={"summary": "auto"}, text={"verbosity": "low"})
+    answer = post(serve("3"), silent, update(text={"verbosity": "medium"}), USER)
+    assert answer.headers[IGNORED] == "input[1].reasoning.summary, input[1].text.verbosity"
+
+
+def test_an_output_without_an_id_is_that_of_the_only_open_call(serve: Serve) -> None:
+    served = serve("3")
+    first, second = (
+        {"type": "function_call", "call_id": name, "name": f"count_{name}", "arguments": "{}"}
+        for name in ("a", "b")
+    )
+    output = {"type": "function_call_output", "output": "4"}
+    post(served, first, output, second, {**output, "call_id": None})
+    prompt = prompt_of(served)
+    assert prompt.index("response:count_a") < prompt.index("response:count_b")
+    url = f"{served.url}/v1/responses"
+    for items, number in (
+        ((first, second, output), 3),
+        ((output,), 1),
+        ((first, output, output), 3),
+    ):
+        answer = HTTP.post(url, json={"input": [USER, *items]})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == f"input[{number}].call_id"

@@ -194,6 +194,7 @@ class Caller(History):
     """The caller of a tool: the model, or code of its that ran at Anthropic."""
 
     type: str
+    tool_id: str | None = None
 
 
 class ToolUseBlock(ContentBlock):
@@ -238,10 +239,17 @@ class HostedBlock(ContentBlock):
 
 
 class CompactionBlock(ContentBlock):
-    """A summary of the conversation before it, which the model reads as text."""
+    """A summary of the conversation before it, which the model reads as text.
+
+    What Anthropic packed has no effect. Changes of tools within the summary have none either, and
+    are named to the client.
+    """
 
     type: Literal["compaction"]
     content: str | None = None
+    encrypted_content: str | None = None
+    signature: str | None = None
+    tool_changes: list[JsonObject] | None = None
 
 
 _Given = (

@@ -206,6 +206,8 @@ class _Translator:
                     texts.append(text_part(text))
                 case CompactionBlock(content=summary):
                     texts.append(text_part(summary or ""))
+                    if block.tool_changes:
+                        self.left_out.append(f"messages[{index}].content[{number}].tool_changes")
                 case ToolUseBlock():
                     self._names[block.id] = block.name
                     calls.append(function_call(block.id, block.name, block.input))

@@ -249,6 +249,8 @@ class CountRequest(Wire):
     context_management: ContextManagement | None = None
     mcp_servers: list[dict[str, object]] | None = None
     thread: dict[str, object] | None = None
+    billing_policy: None = None
+    compaction: None = None
 
     cache_control: CacheControl | None = None
     speed: Literal["standard"] | None = None
@@ -277,10 +279,8 @@ class MessagesRequest(CountRequest, DecodingFields, GuidedFields):
     response_format: None = Field(default=None, description="use output_config.format")
     container: None = None
     inference_geo: None = None
-    compaction: None = None
     fallbacks: None = None
     fallback_credit_token: None = None
-    billing_policy: None = None
     safeguards: None = Field(
         default=None, description="this server does not judge tool calls; the client has to"
     )

@@ -26,6 +26,7 @@ class McpReference(History):
 
     type: Literal["mcp_tool_reference", "mcp_toolset_reference"]
     server_name: str
+    name: str | None = None
 
 
 class ToolDefinition(History):

@@ -54,6 +54,15 @@ class ConfigurationUpdateItem(History):
     text: TextConfig | None = None
     id: str | None = None
 
+    def without_effect(self) -> list[str]:
+        """Return the settings that change no answer here: only its effort and its format do."""
+        reasoning, text = self.reasoning or Reasoning(), self.text or TextConfig()
+        given = {
+            "reasoning.summary": reasoning.summary or reasoning.generate_summary,
+            "text.verbosity": text.verbosity not in (None, "medium"),
+        }
+        return [name for name, value in given.items() if value]
+
 
 @dataclass(frozen=True, slots=True)
 class Configuration:

@@ -114,6 +114,13 @@ class OwnChoice(Wire):
     type: Literal["shell", "apply_patch"]
 
 
+class Caller(History):
+    """The caller of a tool: the model, or a program of its that ran at OpenAI."""
+
+    type: str
+    caller_id: str | None = None
+
+
 class OwnCallItem(History):
     """A call of a tool that the client runs. The model wrote its action."""
 
@@ -122,6 +129,7 @@ class OwnCallItem(History):
     action: JsonObject | None = None
     operation: JsonObject | None = None
     environment: JsonObject | None = None
+    caller: Caller | None = None
     id: str | None = None
     status: Status | None = None
 
@@ -149,6 +157,7 @@ class OwnOutputItem(History):
     id: str | None = None
     output: str | list[dict[str, object]] | None = None
     max_output_length: int | None = None
+    caller: Caller | None = None
     status: Literal["in_progress", "completed", "incomplete", "failed"] | None = None
 
     def text(self) -> str:

@@ -56,6 +56,7 @@ class Translator:
     def __init__(self, signer: Signer) -> None:
         self._signer = signer
         self._names: dict[str, str] = {}
+        self._open: dict[str, None] = {}  # ids of calls without an output, in order
         self._calls: dict[str, str] = {}  # ids of calls by those of their items
         self.dropped: list[str] = []
         self.left_out: list[str] = []
@@ -119,19 +120,39 @@ class Translator:
                 call_id = item.call_id or self._calls.get(output_id or "", output_id or "")
                 return self._output(call_id, item.text(), param)
             case CallOutputItem():
-                return self._output(item.call_id, _parts(item.output, f"{param}.output"), param)
+                call_id = self._only_open(param) if item.call_id is None else item.call_id
+                return self._output(call_id, _parts(item.output, f"{param}.output"), param)
             case SearchOutputItem(call_id=str(call_id), tools=tools):
                 return self._output(call_id, _told(tools), param)
             case HostedCallItem() | SearchCallItem() | SearchOutputItem():
                 self.left_out.append(param)
                 return None
-            case AdditionalToolsItem() | ConfigurationUpdateItem():
+            case ConfigurationUpdateItem():
+                self.left_out += [f"{param}.{name}" for name in item.without_effect()]
+                return None  # its effort and its format hold for the whole answer
+            case AdditionalToolsItem():
                 return None  # what they hold stands with the request's own fields
             case _:  # references have been resolved
                 raise AssertionError(item)
 
+    def _only_open(self, param: str) -> str:
+        """Return the id of the only call without an output.
+
+        Raises:
+            RequestError: there is none, or several.
+        """
+        if len(self._open) != 1:
+            raise RequestError(
+                f"Missing required parameter: '{param}.call_id'. {len(self._open)} calls have no "
+                "output here; only if it is one may its id be left out.",
+                param=f"{param}.call_id",
+                code="missing_required_parameter",
+            )
+        return next(iter(self._open))
+
     def _call(self, call_id: str, name: str, arguments: JsonObject) -> TemplateMessage:
         self._names[call_id] = name
+        self._open[call_id] = None
         call = function_call(call_id, name, arguments)
         return {"role": "assistant", "content": "", "tool_calls": [call]}
 
@@ -143,6 +164,7 @@ class Translator:
                 param=f"{param}.call_id",
                 code="invalid_value",
             )
+        self._open.pop(call_id, None)
         return {"role": "tool", "content": content, "tool_call_id": call_id, "name": name}
 
     def _summary(self, item: CompactionItem, param: str) -> TemplateMessage | None:

@@ -15,6 +15,7 @@ from quire.api.responses.mcp_items import (
     McpListItem,
 )
 from quire.api.responses.own_tools import (
+    Caller,
     ClientRunTool,
     CompactionItem,
     HostedCallItem,
@@ -108,12 +109,6 @@ Part = Annotated[
 Content = TextOrList[Part]
 
 
-class Caller(History):
-    """The caller of a tool: the model, or a program of its that ran at OpenAI."""
-
-    type: str
-
-
 class MessageItem(History):
     """A message of any role. `phase` and `status` are fields of earlier answers, sent back."""
 
@@ -162,10 +157,10 @@ class CustomCallItem(History):
 
 
 class CallOutputItem(History):
-    """The output of a tool call."""
+    """The output of a tool call. Without a `call_id`, it is the only open call's."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
-    call_id: str
+    call_id: str | None = None
     output: Content
     id: str | None = None
     name: str | None = None

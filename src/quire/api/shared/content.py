@@ -73,6 +73,7 @@ class AudioPart(History):
 
     type: Literal["input_audio"]
     input_audio: InputAudio
+    prompt_cache_breakpoint: CacheBreakpoint | None = None
 
     def to_template(self, param: str) -> SourcePart:
         """Return the part in the form that templates read; `param` is its path in the request."""
@@ -94,6 +95,7 @@ class FilePart(History):
 
     type: Literal["file"]
     file: File
+    prompt_cache_breakpoint: CacheBreakpoint | None = None
 
 
 _TextParts = (

@@ -297,6 +297,7 @@ class CacheBreakpoint(History):
     """OpenAI's `prompt_cache_breakpoint`, without effect: every prefix is cached, marked or not."""
 
     mode: str | None = None
+    ttl: str | None = None
 
 
 class CacheOptions(History):
@@ -305,6 +306,9 @@ class CacheOptions(History):
     """
 
     prewarm: bool | None = None
+    mode: str | None = None
+    ttl: str | None = None
+    comparison_response_id: str | None = None
 
 
 class DecodingFields(Wire):
