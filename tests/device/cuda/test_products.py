@@ -169,7 +169,8 @@ def test_emulated_kernels_agree_with_mlx(
     kind: Kind, card: Card, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(products, "_WIDE", 512)
-    monkeypatch.setattr(products, "_WIDE_OF_EXPERTS", 512)
+    columns = {2048: (1, 9, 100), 512: (1, 9)}
+    monkeypatch.setattr(products, "_COLUMNS_OF_EXPERTS", columns)
     with products_emulated(card):
         assert difference_of(kind) is None
 
