@@ -74,7 +74,7 @@ class GraphExecutor(EagerExecutor):
             graphs.compute(inputs, lambda: eagerly().hidden, every_row=self._guesser is not None)
             or eagerly()
         )
-        return computed._replace(recorded=graphs.made > made)
+        return computed._replace(recorded=computed.recorded or graphs.made > made)
 
     def _graphs_of(self, adapted: AdaptedRows | None) -> CUDAGraphs | None:
         """Return the graphs of a step; None if the model must compute it."""

@@ -195,7 +195,8 @@ class CUDAGraphs:
         longest = max(each.end for each in inputs.sequences)
         verified = self._known_by_all(format, max_rows)
         if verified is None or self._long_contexts.first(format, max_rows, longest):
-            return Computed(self._verified(inputs, max_rows, run_eagerly))
+            hidden = self._verified(inputs, max_rows, run_eagerly)
+            return Computed(hidden, recorded=True)
         return self._computed(inputs, max_rows, every_row=every_row)
 
     def _computed(
@@ -217,16 +218,17 @@ class CUDAGraphs:
         format, rows = inputs.sequences[0].format, inputs.sequences
         max_rows = self._graph_rows(rows, self._known)
         # A prompt's rows are not verified: the model may go on with the last of them alone.
-        computed = None
+        computed, verified = None, False
         if max_rows is not None:
             if inputs.wanted is None and self._known(format, max_rows) is None:
                 self._verified(inputs, max_rows, run_eagerly)
+                verified = True
             if self._known(format, max_rows) is not False:
                 computed = self._computed(inputs, max_rows)
         if computed is None:
             count = sum(each.count for each in rows)
             raise EngineFailure(f"batch-invariant: a step of {count} rows cannot be graphed")
-        return computed
+        return computed._replace(recorded=verified)
 
     def _known(self, format: KVFormat, max_rows: int) -> bool | None:
         """Return the verification of graphs of `max_rows` rows, from this run or an earlier one."""
