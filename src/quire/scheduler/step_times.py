@@ -37,7 +37,7 @@ class StepTimes:
         """Rows and seconds of each range's point, by its upper end; the last observed range last.
         """
         self._ordered: list[tuple[float, float]] = []
-        """What `_points` returned last; empty if steps were observed since."""
+        """The points as a curve; empty until `_points` makes it again."""
         self._curve: list[float] = []
         """Seconds of steps of 0, 1, 2 and more rows, as far as they were asked for; empty where it
         has to be made again.

@@ -1,4 +1,4 @@
-"""Which tools the model sees: the request's, as its conversation has changed them."""
+"""The tools that the model sees: those of the request, after the conversation's changes."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class RefusalPart(History):
 
 
 class SealedPart(History):
-    """What an agent tells another. OpenAI seals such texts; here they are what the model wrote."""
+    """A message between agents. OpenAI encrypts it; Quire reads plain text."""
 
     type: Literal["encrypted_content"]
     encrypted_content: str
