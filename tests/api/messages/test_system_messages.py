@@ -91,10 +91,57 @@ def test_the_last_effort_of_a_conversation_holds(serve: Serve) -> None:
     assert budget(low, system(text, output_config={})) == least
 
 
-def test_changes_of_tools_within_a_summary_are_named(serve: Serve) -> None:
-    summary = {"type": "compaction", "content": "We said hello.", "tool_changes": []}
-    changed = {**summary, "tool_changes": [change("removal", "f")]}
-    messages = [*ASK, {"role": "assistant", "content": [summary, changed]}, *ASK]
-    answer = post(serve(), messages=messages, tools=[TOOL])
-    named = "messages[1].content[1].tool_changes"
-    assert (answer.status_code, answer.headers[IGNORED]) == (200, named)
+def test_callers_of_a_tool_that_a_message_defines_are_named(serve: Serve) -> None:
+    new = {"name": "new", "input_schema": {"type": "object"}, "allowed_callers": ["direct"]}
+
+    def ignored(**fields: Any) -> str | None:
+        tool = {"type": "tool_definition", "definition": {**new, **fields}}
+        added = system({"type": "tool_addition", "tool": tool})
+        answer = post(serve(), messages=[*ASK, added])
+        assert answer.status_code == 200, answer.text
+        named: str | None = answer.headers.get(IGNORED)
+        return named
+
+    assert ignored() is None
+    code = ignored(allowed_callers=["direct", "code_execution_20260120"])
+    assert code == "messages[1].content[0].tool.definition.allowed_callers"
+
+
+def summed_up(*changes: Any) -> dict[str, Any]:
+    """Return an answer that begins with a summary of a range with these changes of tools."""
+    block = {"type": "compaction", "content": "We said hello.", "tool_changes": list(changes)}
+    return {"role": "assistant", "content": [block, {"type": "text", "text": "Hello again."}]}
+
+
+def test_a_summary_changes_which_tools_are_offered(serve: Serve) -> None:
+    served = serve()
+    new = {"name": "new", "input_schema": {"type": "object"}}
+    defined = {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": new}}
+    assert offered(served, summed_up()) == ["f"]
+    assert offered(served, summed_up(defined, change("removal", "f"))) == ["new"]
+    added = system(change("addition", "f"))
+    assert offered(served, summed_up(change("removal", "f")), *ASK, added) == ["f"]
+    answer = post(serve(), messages=[*ASK, summed_up(change("addition", "g"))], tools=[TOOL])
+    assert answer.status_code == 400
+    named = "'messages[1].content[0].tool_changes[0].tool.name' is 'g'"
+    assert named in answer.json()["error"]["message"]
+
+
+def test_a_summary_stands_for_the_conversation_before_it(serve: Serve) -> None:
+    served = serve()
+    told = {"role": "user", "content": "Told before."}
+    failed = {"role": "assistant", "content": [{"type": "compaction", "content": None}]}
+
+    def prompt(*messages: Any) -> str:
+        answer = post(served, messages=list(messages))
+        assert answer.status_code == 200, answer.text
+        return prompt_of(served)
+
+    asked = prompt(told, ANSWER, failed, told, summed_up(), *ASK)
+    assert "Told before." not in asked
+    summary = asked.index("<|turn>user\n[Summary of our conversation so far]\nWe said hello.")
+    assert summary < asked.index("<|turn>model\nHello again.")
+    assert asked == prompt(summed_up(), *ASK)
+    alone = {"role": "assistant", "content": summed_up()["content"][:1]}
+    assert prompt(told, alone).endswith("We said hello.<turn|>\n<|turn>model\n")
+    assert "Told before." in prompt(told, failed, *ASK)

@@ -238,20 +238,6 @@ class HostedBlock(ContentBlock):
     type: str = Field(pattern=r"^[a-z_]+$")
 
 
-class CompactionBlock(ContentBlock):
-    """A summary of the conversation before it, which the model reads as text.
-
-    What Anthropic packed has no effect. Changes of tools within the summary have none either, and
-    are named to the client.
-    """
-
-    type: Literal["compaction"]
-    content: str | None = None
-    encrypted_content: str | None = None
-    signature: str | None = None
-    tool_changes: list[JsonObject] | None = None
-
-
 _Given = (
     Annotated[TextBlock, Tag("@text")]
     | Annotated[MediaBlock, BLOCKS, Tag(BLOCKS.tag)]
@@ -280,7 +266,7 @@ _HOSTED = frozenset({"@server_tool_use", "@mcp_tool_listing", "@container_upload
 _OWN_RESULTS = ("@tool_result", "@mcp_tool_result")
 
 
-def _or_hosted(tag: str | None) -> str | None:
+def or_hosted(tag: str | None) -> str | None:
     """Return one shared tag for all blocks of hosted tools, and other tags unchanged."""
     result = tag is not None and tag not in _OWN_RESULTS and tag.endswith("_tool_result")
     return "@hosted" if result or tag in _HOSTED else tag
@@ -290,17 +276,6 @@ UserBlock = Annotated[
     _Given
     | Annotated[ToolResultBlock, Tag("@tool_result")]
     | Annotated[HostedBlock, Tag("@hosted")],
-    Discriminator(lambda value: _or_hosted(BLOCKS.tag_of(value))),
-]
-AssistantBlock = Annotated[
-    Annotated[TextBlock, Tag("@text")]
-    | Annotated[ThinkingBlock, Tag("@thinking")]
-    | Annotated[RedactedThinkingBlock, Tag("@redacted_thinking")]
-    | Annotated[ToolUseBlock, Tag("@tool_use")]
-    | Annotated[McpUseBlock, Tag("@mcp_tool_use")]
-    | Annotated[McpResultBlock, Tag("@mcp_tool_result")]
-    | Annotated[CompactionBlock, Tag("@compaction")]
-    | Annotated[HostedBlock, Tag("@hosted")],
-    Discriminator(lambda value: _or_hosted(tag_by_type(value))),
+    Discriminator(lambda value: or_hosted(BLOCKS.tag_of(value))),
 ]
 SystemText = TextOrList[TextBlock]

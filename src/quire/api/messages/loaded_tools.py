@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from quire.api.messages.assistant_blocks import CompactionBlock
 from quire.api.messages.blocks import ToolReferenceBlock, ToolResultBlock
-from quire.api.messages.schema import CountRequest, Message, SystemMessage, UserMessage
+from quire.api.messages.schema import CountRequest, Message, UserMessage
 from quire.api.messages.tool_changes import (
     ToolAddition,
     ToolDefinition,
@@ -18,7 +19,7 @@ from quire.core.errors import RequestError
 
 def loaded_tools(fields: CountRequest) -> tuple[ClientTool, ...]:
     """Return the tools shown to the model: all except deferred ones that no search has found, and
-    what system messages change about that.
+    what system messages and summaries change about that.
 
     Anthropic's own search finds nothing here, so if it is offered, all tools are shown.
 
@@ -61,7 +62,13 @@ def loaded_tools(fields: CountRequest) -> tuple[ClientTool, ...]:
 def changes(messages: Sequence[Message]) -> Iterator[tuple[str, ToolAddition | ToolRemoval]]:
     """Yield the changes of tools in a conversation, each with its path."""
     for index, message in enumerate(messages):
-        if isinstance(message, SystemMessage) and isinstance(message.content, list):
-            for number, block in enumerate(message.content):
-                if isinstance(block, ToolAddition | ToolRemoval):
-                    yield f"messages[{index}].content[{number}]", block
+        if isinstance(message.content, str):
+            continue
+        for number, block in enumerate(message.content):
+            param = f"messages[{index}].content[{number}]"
+            match block:
+                case ToolAddition() | ToolRemoval():
+                    yield param, block
+                case CompactionBlock():
+                    for place, change in enumerate(block.tool_changes or ()):
+                        yield f"{param}.tool_changes[{place}]", change

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from quire.api.messages.blocks import AssistantBlock, McpResultBlock, McpUseBlock
+from quire.api.messages.assistant_blocks import AssistantBlock
+from quire.api.messages.blocks import McpResultBlock, McpUseBlock
 from quire.api.shared.mcp_calls import NOT_MADE, function_name
 from quire.core.errors import RequestError
 from quire.serving.messages import TemplateMessage
@@ -12,12 +13,13 @@ from quire.serving.messages import TemplateMessage
 _FAILED = "The call failed: "
 
 
-def turns(blocks: Sequence[AssistantBlock]) -> Iterator[tuple[int, Sequence[AssistantBlock]]]:
-    """Split an answer after each group of results, where the model continued. Yield the index of
-    each turn's first block, and the turn.
+def turns(
+    blocks: Sequence[AssistantBlock], start: int = 0
+) -> Iterator[tuple[int, Sequence[AssistantBlock]]]:
+    """Split an answer, from its block `start` on, after each group of results, where the model
+    continued. Yield the index of each turn's first block, and the turn.
     """
-    start = 0
-    for index in range(1, len(blocks)):
+    for index in range(start + 1, len(blocks)):
         before, block = blocks[index - 1], blocks[index]
         if isinstance(before, McpResultBlock) and not isinstance(block, McpResultBlock):
             yield start, blocks[start:index]

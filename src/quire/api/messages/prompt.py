@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from quire.api.messages.assistant_blocks import AssistantBlock, CompactionBlock
 from quire.api.messages.blocks import (
-    AssistantBlock,
-    CompactionBlock,
     ContentSource,
     DocumentBlock,
     HostedBlock,
@@ -45,16 +44,18 @@ from quire.api.messages.schema import (
     ThinkingEnabled,
     UserMessage,
 )
-from quire.api.messages.tool_changes import SystemBlocks, has_no_effect
+from quire.api.messages.tool_changes import SystemBlocks
+from quire.api.messages.tool_changes import without_effect as ignored_part
 from quire.api.messages.tools import HostedTool
 from quire.api.shared.content import document_parts, function_call
 from quire.api.shared.mcp_calls import function_name
 from quire.api.shared.signing import Signer
-from quire.api.shared.template_messages import check_answered, merge
+from quire.api.shared.template_messages import check_answered, merge, summary
 from quire.core.errors import RequestError
 from quire.serving.messages import Call, Part, TemplateMessage, text_part
 
 _FAILED = "Error: "
+_ANSWERED = McpUseBlock | McpResultBlock | CompactionBlock
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class Conversation:
 
 
 def conversation(fields: CountRequest, signer: Signer) -> Conversation:
-    """Return the whole conversation, its system prompt first.
+    """Return the conversation from its last summary on, its system prompt first.
 
     Raises:
         RequestError: a tool result without its call, or at the end a call without its result; a
@@ -87,9 +88,12 @@ def conversation(fields: CountRequest, signer: Signer) -> Conversation:
         (i for i, message in enumerate(fields.messages) if isinstance(message, UserMessage)),
         default=-1,
     )
-    for index, message in enumerate(fields.messages):
+    text, first, start = _last_summary(fields.messages)
+    if text:
+        messages.append(summary(text))
+    for index, message in enumerate(fields.messages[first:], first):
         if not (_clears(message) and index < last_question):
-            messages += translator.message(message, index)
+            messages += translator.message(message, index, start if index == first else 0)
     merged = merge(messages)
     check_answered(merged, "messages")
     return Conversation(tuple(merged), tuple(translator.dropped), tuple(translator.left_out))
@@ -101,7 +105,7 @@ def without_effect(fields: CountRequest) -> list[str]:
     for index, tool in enumerate(fields.tools or ()):
         if isinstance(tool, HostedTool):
             named.append(f"tools[{index}]")
-        elif set(tool.allowed_callers or ()) - {"direct"}:
+        elif tool.called_by_code:
             named.append(f"tools[{index}].allowed_callers")
     if fields.mcp_servers:
         named.append("mcp_servers")
@@ -109,17 +113,32 @@ def without_effect(fields: CountRequest) -> list[str]:
     named += [
         f"context_management.edits[{index}]" for index, edit in edits if isinstance(edit, Compact)
     ]
-    return named + [param for param, block in changes(fields.messages) if has_no_effect(block)]
+    named += filter(None, (ignored_part(*change) for change in changes(fields.messages)))
+    return named
+
+
+def _last_summary(messages: Sequence[Message]) -> tuple[str, int, int]:
+    """Return the text of a conversation's last summary, and the indices of the message and of the
+    block that come next. Without a summary, the text is empty and both indices are 0.
+    """
+    for index, message in reversed(list(enumerate(messages))):
+        if not isinstance(message, AssistantMessage) or isinstance(message.content, str):
+            continue
+        for number, block in reversed(list(enumerate(message.content, 1))):
+            if isinstance(block, CompactionBlock) and block.content:
+                ends = number == len(message.content)
+                return (block.content, index + 1, 0) if ends else (block.content, index, number)
+    return "", 0, 0
 
 
 def continues(messages: Sequence[Message]) -> bool:
     """Return whether the last message is the start of the requested answer. Results of MCP calls
-    are answered by a new turn.
+    and summaries are answered by a new turn.
     """
     last = messages[-1]
     if not isinstance(last, AssistantMessage):
         return False
-    return not (last.content and isinstance(last.content[-1], McpUseBlock | McpResultBlock))
+    return not (last.content and isinstance(last.content[-1], _ANSWERED))
 
 
 class _Translator:
@@ -138,8 +157,10 @@ class _Translator:
         self.dropped: list[str] = []
         self.left_out: list[str] = []
 
-    def message(self, message: Message, index: int) -> list[TemplateMessage]:
-        """Translate a message into one message, or into several with tool results among them."""
+    def message(self, message: Message, index: int, start: int = 0) -> list[TemplateMessage]:
+        """Translate a message, an assistant's from its block `start` on, into one message, or into
+        several with tool results among them.
+        """
         if isinstance(message, SystemMessage):
             content = _system(message.content)
             return [{"role": "system", "content": content}] if content else []
@@ -149,9 +170,9 @@ class _Translator:
             return self._user(message.content, f"messages[{index}].content")
         return [
             each
-            for start, turn in turns(message.content)
+            for begin, turn in turns(message.content, start)
             for each in (
-                self._turn(turn, index, start),
+                self._turn(turn, index, begin),
                 *results(turn, f"messages[{index}].content"),
             )
         ]
@@ -204,10 +225,6 @@ class _Translator:
             match block:
                 case TextBlock(text=text):
                     texts.append(text_part(text))
-                case CompactionBlock(content=summary):
-                    texts.append(text_part(summary or ""))
-                    if block.tool_changes:
-                        self.left_out.append(f"messages[{index}].content[{number}].tool_changes")
                 case ToolUseBlock():
                     self._names[block.id] = block.name
                     calls.append(function_call(block.id, block.name, block.input))

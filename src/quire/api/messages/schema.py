@@ -11,12 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from quire.api.messages.blocks import (
-    AssistantBlock,
-    CacheControl,
-    SystemText,
-    UserBlock,
-)
+from quire.api.messages.assistant_blocks import AssistantBlock
+from quire.api.messages.blocks import CacheControl, SystemText, UserBlock
 from quire.api.messages.tool_changes import SystemBlocks
 from quire.api.messages.tools import Tool
 from quire.api.shared.formats import GuidedFields

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, Tag
 
 from quire.api.messages.blocks import ContentBlock, TextBlock
-from quire.api.messages.tools import HostedTool, Tool
+from quire.api.messages.tools import ClientTool, HostedTool, Tool
 from quire.api.shared.schema import History, TextOrList, tag_by_type
 
 
@@ -59,21 +59,25 @@ class ToolRemoval(ContentBlock):
     tool: Annotated[_Reference, Discriminator(tag_by_type)]
 
 
+_Change = (
+    Annotated[ToolAddition, Tag("@tool_addition")] | Annotated[ToolRemoval, Tag("@tool_removal")]
+)
+ToolChange = Annotated[_Change, Discriminator(tag_by_type)]
+"""A change of the tools that the model sees."""
 SystemBlocks = TextOrList[
-    Annotated[
-        Annotated[TextBlock, Tag("@text")]
-        | Annotated[ToolAddition, Tag("@tool_addition")]
-        | Annotated[ToolRemoval, Tag("@tool_removal")],
-        Discriminator(tag_by_type),
-    ]
+    Annotated[Annotated[TextBlock, Tag("@text")] | _Change, Discriminator(tag_by_type)]
 ]
 """Content of a system message in the middle of a conversation."""
 
 
-def has_no_effect(block: ToolAddition | ToolRemoval) -> bool:
-    """Return whether a block names tools that a server would run."""
+def without_effect(param: str, block: ToolAddition | ToolRemoval) -> str | None:
+    """Return the path of what has no effect in the block at `param`: the block, if a server would
+    run its tools, or the callers of a tool besides the model. None if all has an effect.
+    """
     match block.tool:
         case McpReference() | ToolDefinition(definition=HostedTool()):
-            return True
+            return param
+        case ToolDefinition(definition=ClientTool(called_by_code=True)):
+            return f"{param}.tool.definition.allowed_callers"
         case _:
-            return False
+            return None

@@ -35,6 +35,11 @@ class ClientTool(ContentBlock):
         default=None, description="only the model calls tools here: others have no effect"
     )
 
+    @property
+    def called_by_code(self) -> bool:
+        """Whether code may call the tool, too, which nobody runs here."""
+        return bool(set(self.allowed_callers or ()) - {"direct"})
+
     def to_template(self) -> TemplateTool:
         """Return the shape that chat templates read."""
         description, schema = self.function()

@@ -39,7 +39,7 @@ from quire.api.shared.content import (
 )
 from quire.api.shared.media_parts import media_part
 from quire.api.shared.signing import Signer
-from quire.api.shared.template_messages import check_answered, merge
+from quire.api.shared.template_messages import check_answered, merge, summary
 from quire.api.shared.toolbox import SEARCH, model_name
 from quire.core.errors import RequestError
 from quire.serving.messages import JsonObject, Part, TemplateMessage, text_part
@@ -173,7 +173,7 @@ class Translator:
         if opened is None:
             self.left_out.append(param)
             return None
-        return {"role": "user", "content": f"[Summary of our conversation so far]\n{opened}"}
+        return summary(opened)
 
     def _reasoning(self, item: ReasoningItem, param: str) -> str:
         """Return the text of earlier reasoning; empty if it cannot be read."""

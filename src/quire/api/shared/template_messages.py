@@ -35,6 +35,11 @@ def check_answered(messages: Sequence[TemplateMessage], param: str) -> None:
         )
 
 
+def summary(text: str) -> TemplateMessage:
+    """Return the message of the user that stands for an earlier conversation."""
+    return {"role": "user", "content": f"[Summary of our conversation so far]\n{text}"}
+
+
 def _joined(role: str, messages: Sequence[TemplateMessage]) -> TemplateMessage:
     """Merge several messages of one role, in linear time."""
     joined: TemplateMessage = {
