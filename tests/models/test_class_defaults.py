@@ -27,11 +27,14 @@ SIZES = frozenset(
         *("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
         *("moe_intermediate_size", "shared_expert_intermediate_size", "num_experts_per_tok"),
         *("state_size", "num_heads", "layers_block_type", "d_model"),
+        *("n_layers", "n_heads", "max_seq_len", "n_embd", "n_layer", "n_head", "n_positions"),
         *("encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"),
         *("decoder_layers", "decoder_attention_heads", "decoder_ffn_dim"),
     }
 )
 """Keys that files always have. Where a family has no default of one, its absence is refused."""
+CONTEXT = {"max_position_embeddings", "max_seq_len"}
+"""Keys that opening a model asks for."""
 SHORT: dict[str, Any] = {"num_hidden_layers": 4}
 WHOLE = ("gemma3n", "gemma3n_text", "gemma4", "gemma4_unified")
 """Families whose kinds of layers depend on the number of layers."""
@@ -106,7 +109,7 @@ def test_an_absent_key_changes_nothing_or_is_refused(model_type: str) -> None:
     config = _default(model_type)
     expected = _described(config)
     layers = {"num_hidden_layers", "layer_types"}  # the class has more of them by default
-    for key in (config.get("text_config") or config).keys() - layers - {"max_position_embeddings"}:
+    for key in (config.get("text_config") or config).keys() - layers - CONTEXT:
         found = _built_or_refused(_without(config, lambda each, key=key: each == key))
         refused = isinstance(found, ModelError) and key in SIZES
         assert refused or found == expected or OTHERWISE.get(model_type) == key, (key, found)

@@ -21,6 +21,7 @@ SKIPPED = {
     "num_key_value_heads": "likewise",
     "q_lora_rank": "likewise",
     "max_position_embeddings": "opening a model asks for it",
+    "max_seq_len": "likewise",
     "rope_parameters.full_attention": "no file names one kind of layer alone",
     "rope_parameters.original_max_position_embeddings": "of a dictionary that is there, all counts",
     "rope_parameters.rope_type": "likewise",

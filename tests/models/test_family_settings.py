@@ -83,6 +83,17 @@ from tests.support.family_shapes import FULL
         ("bailing_hybrid", {"moe_router_activation_func": "softmax"}, "scoring_func = 'softmax'"),
         ("bailing_hybrid", {"kda_lower_bound": 5.0}, "kda_lower_bound = 5.0, which is not below"),
         ("bailing_hybrid", {"num_hidden_layers": 5}, "num_hidden_layers % layer_group_size = 1"),
+        ("gpt2", {"add_cross_attention": True}, "add_cross_attention = True"),
+        ("gpt_bigcode", {"multi_query": False}, "multi_query = False"),
+        ("dbrx", {"ffn_config": {"ffn_act_fn": {"name": "gelu"}}}, "ffn_act_fn.name = 'gelu'"),
+        (
+            "dbrx",
+            {"ffn_config": {"moe_normalize_expert_weights": 2.0}},
+            "ffn_config.moe_normalize_expert_weights = 2.0",
+        ),
+        ("iquestcoder", {"clip_qkv": 8.0}, "clip_qkv = 8.0"),
+        ("iquestcoder", {"use_sliding_window": True}, "use_sliding_window = True"),
+        ("mimo", {"use_sliding_window": True}, "use_sliding_window = True"),
         ("mistral4", {"n_group": 3}, "n_routed_experts % n_group = 2"),
         (
             "mistral4",

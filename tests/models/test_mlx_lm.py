@@ -55,6 +55,7 @@ NEEDED_BY: dict[str, dict[str, Any]] = {
     "minicpm3": {"rope_scaling": {"short_factor": [1.0] * 4, "long_factor": [1.0] * 4}},
     "apertus": {"mlp_bias": False, "post_norm": False, "qk_norm": True},
     "gpt_neox": {"rotary_emb_base": 10000.0, "rotary_pct": 0.25},
+    "exaone": {"num_layers": 3, "layer_norm_epsilon": 1e-5},
     "mimo_v2_flash": {
         "hybrid_layer_pattern": [0, 1, 1],
         "moe_layer_freq": [0, 1, 1],
@@ -81,6 +82,7 @@ NOT_THERE = {
     "mellum-dense": "mlx-lm has no dense layers",
     "laguna-elements": "mlx-lm has gates of heads only",
     "gpt_oss": "mlx-lm reads it packed only",
+    "gpt2-scaled": "mlx-lm scales all layers alike",
     "bailing_hybrid-unbounded": "mlx-lm's gates are bounded",
     "kimi_linear-groups": "mlx-lm's queries have no latent",
     "llama4_text": "mlx-lm's has no experts; its `llama4` is held below",
@@ -117,6 +119,15 @@ def _olmo_hybrid(path: Path) -> None:
         for each in paths:
             rows = len(named[each.replace("conv1d", "proj")])
             named[each], at = whole[at : at + rows], at + rows
+    mx.save_safetensors(str(path), named, {"format": "pt"})
+
+
+def _without_prefix(path: Path) -> None:
+    """GPT-2's names as published, which transformers puts `transformer.` before."""
+    weights = mx.load(str(path))
+    assert isinstance(weights, dict)
+    mx.eval(weights)
+    named = {name.removeprefix("transformer."): array for name, array in weights.items()}
     mx.save_safetensors(str(path), named, {"format": "pt"})
 
 
@@ -157,6 +168,8 @@ def test_conversions_compute_the_same(name: str, tmp_path: Path) -> None:
     config = json.loads((original / "config.json").read_text())
     if config["model_type"] == "olmo_hybrid":
         _olmo_hybrid(original / "model.safetensors")
+    if config["model_type"] == "gpt2":
+        _without_prefix(original / "model.safetensors")
     needed = NEEDED | deepcopy(given) | NEEDED_BY.get(given["model_type"], {})
     if config["model_type"] == "deepseek_v2":  # mlx-lm wants its published rotation
         needed["rope_scaling"] = {"type": "yarn", "factor": 40, "mscale_all_dim": 0.7}

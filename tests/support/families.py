@@ -62,6 +62,19 @@ _BY_TYPE: dict[str, Any] = {
 # Of many heads, since a key that all heads score 0 is no better than another such.
 _INDEXER = {"index_topk": 12, "index_n_heads": 8, "index_head_dim": 16}
 
+_PLACED: dict[str, Any] = {
+    "vocab_size": 256,
+    "n_embd": 64,
+    "n_inner": 128,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_positions": 512,
+    "n_ctx": 512,
+    "scale_attn_weights": True,
+    "layer_norm_epsilon": 1e-5,
+}
+"""GPT-2's keys; its positions are learned."""
+
 
 CONFIGS: dict[str, dict[str, Any]] = HYBRIDS | {
     "llama": config("llama", **LLAMA3),
@@ -315,6 +328,7 @@ CONFIGS: dict[str, dict[str, Any]] = HYBRIDS | {
         route_scale=2.5,
         mup_enabled=True,
     ),
+    "exaone": config("exaone", **LLAMA3),
     "exaone4": config(
         "exaone4",
         sliding_window=24,
@@ -368,6 +382,25 @@ CONFIGS: dict[str, dict[str, Any]] = HYBRIDS | {
         mlp_layer_types=["dense", "sparse", "sparse"],
     ),
     "helium": config("helium", head_dim=16),
+    "iquestcoder": config("iquestcoder", head_dim=24),
+    "gpt2": _PLACED | {"model_type": "gpt2", "n_inner": None},
+    "gpt2-scaled": _PLACED
+    | {
+        "model_type": "gpt2",
+        "scale_attn_by_inverse_layer_idx": True,
+        "tie_word_embeddings": False,
+    },
+    "gpt_bigcode": _PLACED | {"model_type": "gpt_bigcode"},
+    "dbrx": {
+        "model_type": "dbrx",
+        "vocab_size": 256,
+        "d_model": 64,
+        "n_layers": 3,
+        "n_heads": 4,
+        "max_seq_len": 512,
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 1.5, "rope_theta": 10000.0},
+        "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2},
+    },
     "starcoder2": config("starcoder2", sliding_window=24),
     "stablelm": config("stablelm", use_qkv_bias=True),
     "stablelm-parallel": config("stablelm", use_parallel_residual=True, qk_layernorm=True),
@@ -504,6 +537,8 @@ HELD_AGAINST_MLX_LM: dict[str, dict[str, Any]] = {
         swiglu_limits=[0.0, 0.5, 0.0, None],
         swiglu_limits_shared=[0.4, 0.0, 0.3, 0.6],
     ),
+    "mimo": config("mimo", rms_norm_eps=1e-5, rope_theta=10000.0),
+    "telechat3": config("telechat3", rms_norm_eps=1e-5, rope_theta=10000.0),
     "bailing_moe": config(
         "bailing_moe",
         **EXPERTS,

@@ -15,6 +15,7 @@ GGUF: dict[str, str] = {
     "dots1": "dots1",
     "ernie4_5": "ernie4_5",
     "ernie4_5_moe": "ernie4_5-moe",
+    "exaone": "exaone",
     "exaone4": "exaone4",
     "exaone_moe": "exaone-moe",
     "falcon_h1": "falcon-h1",

@@ -32,6 +32,10 @@ _QUADRUPLED = frozenset(
         "mrope_section",
         "rotary_dim",
         "dim_model_base",
+        "n_embd",
+        "n_inner",
+        "d_model",
+        "ffn_hidden_size",
         "sliding_window",
         "attention_chunk_size",
     }

@@ -1,9 +1,9 @@
-"""Translates `config.json` of models published before transformers supported them to transformers'
-keys.
+"""Translates `config.json` of models that have keys of their own to those of most families.
 
-They are OpenGVLab's `internvl_chat` (InternVL 2 to 3.5), DeepSeek's `multi_modality` (DeepSeek-VL
-and the understanding part of Janus), Baidu's `ernie4_5_moe_vl` (ERNIE 4.5 VL), and Moonshot's
-`kimi_k25` (Kimi K2.5).
+Families that are older than the usual keys have other names for some of them. Models published
+before transformers supported them have other objects: OpenGVLab's `internvl_chat` (InternVL 2 to
+3.5), DeepSeek's `multi_modality` (DeepSeek-VL and the understanding part of Janus), Baidu's
+`ernie4_5_moe_vl` (ERNIE 4.5 VL), and Moonshot's `kimi_k25` (Kimi K2.5).
 """
 
 from __future__ import annotations
@@ -29,16 +29,44 @@ def read_config(folder: Path) -> Config:
 
 
 def by_usual_keys(config: Config) -> Config:
-    """Return a configuration with transformers' keys added; `model_type` stays.
+    """Return a configuration with the usual keys added; `model_type` stays.
 
     Raises:
         ModelError: a value is not supported.
     """
     config = _packing_of_all(config)
+    keys = _KEYS.get(str(config.get("model_type")), {})
+    config = config | {ours: config[theirs] for theirs, ours in keys.items() if theirs in config}
     change = _ORIGINAL.get(str(config.get("model_type")))
     if change is None or _has_transformers_keys(config):
         return config
     return config | change(Values(config))
+
+
+_GPT2 = {
+    "activation_function": "hidden_act",
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "n_layer": "num_hidden_layers",
+    "n_positions": "max_position_embeddings",
+}
+_KEYS: dict[str, dict[str, str]] = {
+    "dbrx": {
+        "d_model": "hidden_size",
+        "max_seq_len": "max_position_embeddings",
+        "n_heads": "num_attention_heads",
+        "n_layers": "num_hidden_layers",
+    },
+    "exaone": {
+        "activation_function": "hidden_act",
+        "layer_norm_epsilon": "rms_norm_eps",
+        "num_layers": "num_hidden_layers",
+    },
+    "gpt2": _GPT2,
+    "gpt_bigcode": _GPT2,
+}
+"""By `model_type`, keys that have another name in most families, and that name."""
 
 
 def _packing_of_all(config: Config) -> Config:

@@ -47,6 +47,8 @@ FAMILIES = [
     "llama4_text-several",
     "deepseek_v32",
     "glm_moe_dsa",
+    "gpt2",
+    "dbrx",
 ]
 PAGE, TURBO = KVFormat("page", 4, 4), KVFormat("turbo", 3.5, 3.5)
 

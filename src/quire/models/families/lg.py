@@ -1,4 +1,4 @@
-"""EXAONE 4.0 (arXiv:2507.11407) and K-EXAONE (arXiv:2601.01739)."""
+"""EXAONE 3 (arXiv:2408.03541), 4.0 (arXiv:2507.11407) and K-EXAONE (arXiv:2601.01739)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,35 @@ from quire.models.families.common import (
     mlp,
     rms,
     sigmoid_mixture,
+    uniform_layers,
     with_dense,
 )
 from quire.models.layers.attention import QKNorm
 from quire.models.settings import FULL, SLIDING, Settings
 from quire.models.weights.names import Names
+
+
+def exaone(s: Settings) -> LanguageModel:
+    """Build EXAONE 3.0 and 3.5, which are Llama's decoder under other names."""
+    s = s.filled(rms_norm_eps=1e-5)
+    layers = uniform_layers(s, attention(s, rope=s.rope(theta=5e5)), mlp(s))
+    return decoder(s, layers, Names(renamed=_FIRST_PARTS))
+
+
+_FIRST_PARTS = {
+    "model.transformer": "model",
+    "wte": "embed_tokens",
+    "h": "layers",
+    "ln_f": "norm",
+    "ln_1": "input_layernorm",
+    "ln_2": "post_attention_layernorm",
+    "attn.attention": "self_attn",
+    "attn.attention.out_proj": "self_attn.o_proj",
+    "c_fc_0": "gate_proj",
+    "c_fc_1": "up_proj",
+    "c_proj": "down_proj",
+}
+"""Names of tensors that EXAONE 3 was published with."""
 
 
 def exaone4(s: Settings) -> LanguageModel:
@@ -86,6 +110,7 @@ def _types(s: Settings, window: int | None) -> list[str]:
 
 
 FAMILIES = (
+    Family("exaone", "EXAONE 3.0, 3.5", exaone),
     Family("exaone4", "EXAONE 4.0", exaone4),
     Family("exaone_moe", "K-EXAONE", exaone_moe),
 )

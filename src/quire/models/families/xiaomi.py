@@ -1,4 +1,4 @@
-"""MiMo V2 Flash (arXiv:2601.02780)."""
+"""MiMo (arXiv:2505.07608) and MiMo V2 Flash (arXiv:2601.02780)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from quire.models.families.common import (
     mlp,
     rms,
     sigmoid_mixture,
+    uniform_layers,
     with_dense,
 )
 from quire.models.layers.attention import Attention
@@ -26,6 +27,14 @@ from quire.models.weights.names import Names
 
 _HEADS = 3
 """Most layers for multi-token prediction; `config.json` does not say how many there are."""
+
+
+def mimo(s: Settings) -> LanguageModel:
+    """Build MiMo 7B. Its layers for multi-token prediction are left out."""
+    s.only("use_sliding_window", False)
+    usual = attention(s, qkv_bias=True, out_bias=False)
+    layers = uniform_layers(s, usual, mlp(s, bias=False))
+    return decoder(s, layers, Names(unused=("mtp_layers.",)))
 
 
 def mimo_v2_flash(s: Settings) -> LanguageModel:
@@ -106,4 +115,7 @@ def _rotations(s: Settings) -> tuple[RopeParameters, RopeParameters]:
     return s.rope_by_type(5e6, s.number("swa_rope_theta", default=1e4), partial)
 
 
-FAMILIES = (Family("mimo_v2_flash", "MiMo V2 Flash", mimo_v2_flash),)
+FAMILIES = (
+    Family("mimo", "MiMo 7B", mimo),
+    Family("mimo_v2_flash", "MiMo V2 Flash", mimo_v2_flash),
+)

@@ -66,6 +66,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "attention.value_length_mla": 24,
         },
     ),
+    "exaone": ({}, {}),
     "olmo": ({}, {"attention.layer_norm_epsilon": 1e-5}),
     "gpt_oss": ({}, {}),
     "granitemoehybrid": ({}, {}),

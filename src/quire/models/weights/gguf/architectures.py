@@ -156,6 +156,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "dots1": Architecture(configs.dots1),
     "ernie4_5": Architecture(configs.ernie),
     "ernie4_5-moe": Architecture(configs.ernie_moe),
+    "exaone": Architecture(configs.plain("exaone")),
     "exaone-moe": Architecture(configs.exaone_moe),
     "exaone4": Architecture(configs.exaone4),
     "falcon-h1": Architecture(hybrids.falcon_h1, names=hybrids.FALCON_H1, change=_STATES),
@@ -233,6 +234,5 @@ REFUSED: Mapping[str, str] = {
     "bailingmoe2": "the first generation of Ling and Ring is served, as 'bailingmoe'",
     "minicpm3": "its tensors are not read; use the safetensors",
     "deepseek": "DeepSeek V2 and later are served, as 'deepseek2'",
-    "exaone": "EXAONE 4 is served, as 'exaone4'",
 }
 """Architectures similar to supported ones, with the reason why they are refused."""
