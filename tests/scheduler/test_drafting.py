@@ -9,7 +9,7 @@ from quire.core.kv_format import KVFormat
 from quire.core.request import Request
 from quire.scheduler.draft_lengths import Candidate, EveryDraft, WorthwhileDrafts
 from quire.scheduler.drafting import Drafting
-from quire.scheduler.drafts import Draft, DraftQuery, LookupDrafter
+from quire.scheduler.drafts import NO_DRAFT, Draft, DraftQuery, Foreseen, LookupDrafter
 from quire.scheduler.sequence import Sequence, SequenceParts
 from quire.speculation.heads import HeadDrafter
 
@@ -84,3 +84,35 @@ def test_a_head_that_would_guess_in_vain_is_seldom_considered() -> None:
     assert not drafting.wants_tokens([sequence, later])
     assert drafting.worth_guessing([sequence, later]) == 0
     assert considered == before + 1
+
+
+def test_later_sequences_try_a_head_that_was_wrong_before() -> None:
+    """Each sequence is short: no rate of its own could rise far enough."""
+
+    class Likely(WorthwhileDrafts):
+        def choose(self, candidates: Seq[Candidate], *args: Any, **named: Any) -> list[int]:
+            return [int(each.rate > 0.5) for each in candidates]
+
+        def steps_to_pass(self, asking_s: float, step_s: float) -> int:
+            return 0
+
+    drafter = HeadDrafter()
+    drafting = Drafting((drafter,), Likely(lambda first, last: None), 100, head=drafter)
+    parts = SequenceParts(drafters=frozenset({drafter.name}))
+
+    def guesses(sequences: int, right: bool) -> int:
+        guessed = 0
+        for number in range(sequences):
+            sequence = Sequence(Request(str(number), (1, 2)), KVFormat(), b"", number, parts)
+            for _ in range(20):
+                drafting.wants_tokens([sequence])
+                count = drafting.worth_guessing([sequence])
+                guessed += count
+                if count:
+                    guess = Foreseen(1, (2 if right else 3,), (drafter.name, 0))
+                    drafting.observe(sequence, [guess], NO_DRAFT, accepted=0)
+        return guessed
+
+    assert 0 < guesses(100, right=False) < 2000 / 50
+    assert guesses(100, right=True) > 2000 / 2
+    assert 0 < guesses(100, right=False) < 2000 / 10

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 from quire.scheduler.drafts import DraftState, Foreseen, Grade
 
 _OWN_WEIGHT, _COMMON_WEIGHT = 1 / 16, 1 / 64
-"""Weight of the newest outcome in the acceptance rate of one sequence, and in that of all."""
+"""Weight of the newest outcome in the acceptance rate of one sequence, and in that of all. First
+outcomes weigh more.
+"""
+_OTHERS = 4
+"""Number of a sequence's own outcomes that the rate of all sequences counts as."""
 _FIRST_RATE, _FIRST_OUTCOMES = 0.7, 2
 """Acceptance rate assumed before any draft was compared, and how many outcomes it counts as. It is
 high, so that drafters that have to compute are tried.
 """
 REGAINED = 1 / 512
-"""Fraction by which the acceptance rate of a drafter that is not asked moves towards the one
-assumed first, in each step.
+"""Fraction by which acceptance rates of a drafter that is not asked move towards the one assumed
+first, in each step.
 """
 
 
@@ -40,19 +45,28 @@ class AcceptanceRates:
         position, tokens, grade = foreseen
         for guess, token in zip(tokens, known[position:], strict=False):
             right = float(guess == token)
+            state.compared[grade] += 1
             self._compared[grade] += 1
-            first = 1 / (_FIRST_OUTCOMES + self._compared[grade])
-            common = max(_COMMON_WEIGHT, first)
-            for rates, weight in ((state.rates, _OWN_WEIGHT), (self._common, common)):
+            own = max(_OWN_WEIGHT, 1 / (_OTHERS + state.compared[grade]))
+            common = max(_COMMON_WEIGHT, 1 / (_FIRST_OUTCOMES + self._compared[grade]))
+            for rates, weight in ((state.rates, own), (self._common, common)):
                 before = rates.get(grade, self._common.get(grade, _FIRST_RATE))
                 rates[grade] = before + weight * (right - before)
             if not right:
                 return
 
-    def reconsider(self, state: DraftState, grade: Grade, steps: int) -> None:
+    def reconsider(
+        self, states: Iterable[DraftState], grade: Grade, steps: int, *, common: bool
+    ) -> None:
         """Raise the estimated acceptance of a drafter that was not asked in so many steps, so that
         it is tried again.
+
+        Args:
+            states: of the sequences that it was not asked for.
+            common: whether it was asked for none. Sequences to come, which have no rate of their
+                own, would never try it otherwise.
         """
-        if grade in state.rates:
-            kept = (1 - REGAINED) ** steps
-            state.rates[grade] = _FIRST_RATE + kept * (state.rates[grade] - _FIRST_RATE)
+        kept = (1 - REGAINED) ** steps
+        for rates in (*[each.rates for each in states], *([self._common] if common else ())):
+            if grade in rates:
+                rates[grade] = _FIRST_RATE + kept * (rates[grade] - _FIRST_RATE)

@@ -250,8 +250,7 @@ class Drafting:
             return 0
         self._trust(drafter, asked=length > 0, steps=steps)
         if not length:
-            for state in own:
-                self._rates.reconsider(state, grade, steps)
+            self._rates.reconsider(own, grade, steps, common=True)
         self._guessing.asked(self._clock() - started, self._step_s, in_vain=not length)
         return length
 
@@ -367,8 +366,7 @@ class Drafting:
 
         Their limits are the worthwhile lengths, so an expensive drafter makes no more.
         """
-        leading = []
-        candidates = []
+        leading, candidates = [], []
         token_s = self._token_s(drafter, len(asked))
         for each in asked:
             grade = drafter.name, 0
@@ -380,12 +378,14 @@ class Drafting:
         lengths = self._lengths.choose(candidates, rows, beginning=ahead)
         if token_s:
             self._trust(drafter, asked=any(lengths), steps=steps)
-        chosen = []
+        chosen, others = [], []
         for each, length in zip(leading, lengths, strict=True):
             if length:
                 chosen.append(each._replace(query=each.query._replace(limit=length)))
             else:
-                self._rates.reconsider(each.state, (drafter.name, 0), steps)
+                others.append(each.state)
+        if others:
+            self._rates.reconsider(others, (drafter.name, 0), steps, common=not chosen)
         return chosen
 
     def _token_s(self, drafter: Drafter, sequences: int) -> float:

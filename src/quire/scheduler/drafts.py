@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from array import array
+from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -147,6 +148,7 @@ class DraftState:
         drafters: names of the drafters that its request allows.
         accepted, rejected: number of drafted tokens accepted and rejected so far.
         rates: acceptance rate by grade.
+        compared: number of guesses that were compared with the tokens that followed, by grade.
         foreseen: drafts, verified or not, that the next tokens are compared with, by grade; the
             scheduler takes them.
         follows: whether its next rows may be planned before it is known which of its drafts are
@@ -157,6 +159,7 @@ class DraftState:
     accepted: int = 0
     rejected: int = 0
     rates: dict[Grade, float] = field(default_factory=dict)
+    compared: Counter[Grade] = field(default_factory=Counter)
     foreseen: dict[Grade, Foreseen] = field(default_factory=dict)
     follows: bool = False
 
