@@ -27,7 +27,8 @@ SIZES = frozenset(
         *("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
         *("moe_intermediate_size", "shared_expert_intermediate_size", "num_experts_per_tok"),
         *("state_size", "num_heads", "layers_block_type", "d_model"),
-        *("n_layers", "n_heads", "max_seq_len", "n_embd", "n_layer", "n_head", "n_positions"),
+        *("n_layers", "n_heads", "max_seq_len", "num_layers"),
+        *("n_embd", "n_layer", "n_head", "n_positions"),
         *("encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"),
         *("decoder_layers", "decoder_attention_heads", "decoder_ffn_dim"),
     }

@@ -149,7 +149,11 @@ def test_who_gave_way_goes_on_as_if_alone(opened: Callable[[str], Opened], famil
 @pytest.mark.slow
 @pytest.mark.parametrize("format", PACKED, ids=lambda format: format.name)
 @pytest.mark.parametrize(
-    "family", ["deepseek_v3", "mistral4", "kimi_linear", "glm_moe_dsa-shared", "mimo_v2_flash"]
+    "family",
+    [
+        *("deepseek_v3", "mistral4", "kimi_linear", "glm_moe_dsa-shared", "mimo_v2_flash"),
+        "longcat_flash",
+    ],
 )
 def test_packed_values_of_another_size_are_as_if_alone(
     opened: Callable[[str], Opened], family: str, format: KVFormat

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -53,6 +55,14 @@ NEEDED = {
 NEEDED_BY: dict[str, dict[str, Any]] = {
     "minimax_m2": {"shared_intermediate_size": 0},
     "minicpm3": {"rope_scaling": {"short_factor": [1.0] * 4, "long_factor": [1.0] * 4}},
+    "longcat_flash": {
+        "attention_method": "MLA",
+        "zero_expert_type": "identity",
+        "mla_scale_q_lora": True,
+        "mla_scale_kv_lora": True,
+        "attention_bias": False,
+        "rms_norm_eps": 1e-5,
+    },
     "apertus": {"mlp_bias": False, "post_norm": False, "qk_norm": True},
     "gpt_neox": {"rotary_emb_base": 10000.0, "rotary_pct": 0.25},
     "exaone": {"num_layers": 3, "layer_norm_epsilon": 1e-5},
@@ -122,13 +132,30 @@ def _olmo_hybrid(path: Path) -> None:
     mx.save_safetensors(str(path), named, {"format": "pt"})
 
 
-def _without_prefix(path: Path) -> None:
-    """GPT-2's names as published, which transformers puts `transformer.` before."""
+def _rewritten(path: Path, name_of: Callable[[str], str | None]) -> None:
+    """Rename a file's tensors; those whose new name is None are left out."""
     weights = mx.load(str(path))
     assert isinstance(weights, dict)
     mx.eval(weights)
-    named = {name.removeprefix("transformer."): array for name, array in weights.items()}
-    mx.save_safetensors(str(path), named, {"format": "pt"})
+    named = {name_of(name): array for name, array in weights.items()}
+    kept = {name: array for name, array in named.items() if name is not None}
+    mx.save_safetensors(str(path), kept, {"format": "pt"})
+
+
+def _gpt2(name: str) -> str:
+    """Return the published name of a tensor, which transformers puts `transformer.` before."""
+    return name.removeprefix("transformer.")
+
+
+def _longcat(name: str) -> str | None:
+    """Leave out matrices of experts that are identities, which transformers has in vain."""
+    number = re.search(r"\.experts\.(\d+)\.", name)
+    count = CONFIGS["longcat_flash"]["n_routed_experts"]
+    return None if number is not None and int(number[1]) >= count else name
+
+
+AS_PUBLISHED: dict[str, Callable[[str], str | None]] = {"gpt2": _gpt2, "longcat_flash": _longcat}
+"""The names of a file that mlx-lm reads."""
 
 
 def _save(model: nn.Module, folder: Path, config: dict[str, Any], **more: Any) -> str:
@@ -168,8 +195,8 @@ def test_conversions_compute_the_same(name: str, tmp_path: Path) -> None:
     config = json.loads((original / "config.json").read_text())
     if config["model_type"] == "olmo_hybrid":
         _olmo_hybrid(original / "model.safetensors")
-    if config["model_type"] == "gpt2":
-        _without_prefix(original / "model.safetensors")
+    if name_of := AS_PUBLISHED.get(config["model_type"]):
+        _rewritten(original / "model.safetensors", name_of)
     needed = NEEDED | deepcopy(given) | NEEDED_BY.get(given["model_type"], {})
     if config["model_type"] == "deepseek_v2":  # mlx-lm wants its published rotation
         needed["rope_scaling"] = {"type": "yarn", "factor": 40, "mscale_all_dim": 0.7}

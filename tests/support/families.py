@@ -479,6 +479,27 @@ CONFIGS: dict[str, dict[str, Any]] = HYBRIDS | {
     "glm4_moe_lite": config(
         "glm4_moe_lite", **_latent(norm_topk_prob=True), q_lora_rank=24, rope_interleave=True
     ),
+    "longcat_flash": {
+        "model_type": "longcat_flash",
+        **ROPE,
+        "vocab_size": 256,
+        "hidden_size": 64,
+        "ffn_hidden_size": 128,
+        "expert_ffn_hidden_size": 32,
+        "num_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 512,
+        "kv_lora_rank": 32,
+        "q_lora_rank": 24,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 24,
+        "head_dim": 8,
+        "n_routed_experts": 6,
+        "zero_expert_num": 4,
+        "moe_topk": 3,
+        "routed_scaling_factor": 2.5,
+    },
     "youtu": config(
         "youtu",
         num_key_value_heads=4,

@@ -36,6 +36,7 @@ _QUADRUPLED = frozenset(
         "n_inner",
         "d_model",
         "ffn_hidden_size",
+        "expert_ffn_hidden_size",
         "sliding_window",
         "attention_chunk_size",
     }

@@ -65,6 +65,12 @@ _KEYS: dict[str, dict[str, str]] = {
     },
     "gpt2": _GPT2,
     "gpt_bigcode": _GPT2,
+    "longcat_flash": {
+        "expert_ffn_hidden_size": "moe_intermediate_size",
+        "ffn_hidden_size": "intermediate_size",
+        "moe_topk": "num_experts_per_tok",
+        "num_layers": "num_hidden_layers",
+    },
 }
 """By `model_type`, keys that have another name in most families, and that name."""
 

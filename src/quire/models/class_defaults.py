@@ -52,6 +52,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "lfm2_moe": {"num_key_value_heads": 8},
     "lfm3": {"num_key_value_heads": 4, "head_dim": 128},
     "llama4_text": {"num_key_value_heads": 8, "head_dim": 128},
+    "longcat_flash": {"q_lora_rank": 1536},
     "mellum": {"num_key_value_heads": 4, "head_dim": 128},
     "mamba2": {"head_dim": 64},
     "mimo_v2_flash": {"num_key_value_heads": 4, "head_dim": 192},

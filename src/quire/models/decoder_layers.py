@@ -147,6 +147,33 @@ class BesideLayer(DecoderLayer):
         return self._add(x, summed(mixed + fed, self._part))
 
 
+class ShortcutLayer(DecoderLayer):
+    """Two layers with one mixture of experts (arXiv:2509.01322).
+
+    The experts read what the first layer's dense block reads. Their output is added to the second
+    layer's, so that they can be computed beside it.
+    """
+
+    @staticmethod
+    def _norms(layer: Layer) -> tuple[str, ...]:
+        first = ("input_layernorm", "post_attention_layernorm")
+        return (*first, *(f"second_{name}" for name in first))
+
+    def __call__(self, x: mx.array, step: ForwardContext, rotate: Rotations) -> mx.array:
+        (name, kind), (second, second_kind) = self._mixers
+        mixed = self[name](self.input_layernorm(x), step, kind and rotate[kind])
+        x = self._add(x, summed(mixed, self._part))
+        y = self.post_attention_layernorm(x)
+        experts = self.mlp.mixture(y)
+        x = self._add(x, summed(self.mlp.first(y), self._part))
+        mixed = self[second](
+            self.second_input_layernorm(x), step, second_kind and rotate[second_kind]
+        )
+        x = self._add(x, summed(mixed, self._part))
+        fed = self.mlp.second(self.second_post_attention_layernorm(x)) + experts
+        return self._add(x, summed(fed, self._part))
+
+
 class GatedLayer(DecoderLayer):
     """A cross-attention layer inserted into a text decoder (arXiv:2407.21783, section 7).
 
@@ -177,6 +204,7 @@ _LAYERS: dict[NormPlacement, type[DecoderLayer]] = {
     NormPlacement.SANDWICH: SandwichLayer,
     NormPlacement.PARALLEL: ParallelLayer,
     NormPlacement.BESIDE: BesideLayer,
+    NormPlacement.SHORTCUT: ShortcutLayer,
     NormPlacement.GATED: GatedLayer,
 }
 

@@ -31,6 +31,7 @@ class NormPlacement(Enum):
     SANDWICH = "before and after each block"
     PARALLEL = "once, before both blocks, which are added together"
     BESIDE = "before each block, both of which read what comes in"
+    SHORTCUT = "before each block, of two layers whose experts are added behind both"
     GATED = "before each block, whose output a learned gate weighs; for rows that attend to media"
 
 

@@ -50,6 +50,7 @@ _MODULES = (
     "llama_vision",
     "llava",
     "mamba",
+    "meituan",
     "meta",
     "microsoft",
     "minimax",

@@ -49,6 +49,7 @@ FAMILIES = [
     "glm_moe_dsa",
     "gpt2",
     "dbrx",
+    "longcat_flash",
 ]
 PAGE, TURBO = KVFormat("page", 4, 4), KVFormat("turbo", 3.5, 3.5)
 

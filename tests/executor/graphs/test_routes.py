@@ -12,7 +12,7 @@ import pytest
 from quire.device.mixture import Router
 from quire.device.operations import Operations
 from quire.executor.graphs.recorder import EXPERT_TILE, Kernel
-from quire.executor.graphs.routes import ROUTE_THREADS, SCORING_THREADS, Route
+from quire.executor.graphs.routes import ROUTE_THREADS, SCORING_THREADS, Route, grouping
 from quire.models.layers.routers import SigmoidRouter, SoftmaxRouter, SparseMixer
 from tests.executor.graphs.emulated import bits_of
 from tests.support.emulated_metal import guarded, why_not
@@ -86,7 +86,8 @@ def test_routes_are_the_routers_own(name: str, way: str) -> None:
         launch(Kernel(route.alone(), one, 32, 0, addresses, ()))
     elif way == "apart":
         launch(Kernel(route.scoring(), (2, 1, 1), SCORING_THREADS, 0, chosen_by, ()))
-        grouped, text = (*order_by, *addresses[6:]), route.grouping(most, EXPERT_TILE)
+        grouped = (*order_by, *addresses[6:])
+        text = grouping(route.experts, route.k, most, tile=EXPERT_TILE)
         launch(Kernel(text, one, ROUTE_THREADS, 0, grouped, ()))
     else:
         launch(Kernel(route.text(most), one, ROUTE_THREADS, 0, addresses, ()))
@@ -111,6 +112,6 @@ def test_routers_compile(name: str, tmp_path: Path) -> None:
     route = Route.of(case.router, case.experts, *more, case.dtype)
     for text in (
         *(route.text(40), route.alone()),
-        *(route.scoring(), route.grouping(40, EXPERT_TILE)),
+        *(route.scoring(), grouping(route.experts, route.k, 40, tile=EXPERT_TILE)),
     ):
         assert_compiles(text, tmp_path)

@@ -93,6 +93,11 @@ MARKERS = {
         "<arg_value>",
         "</arg_value>",
     ],
+    "longcat": [
+        *("<longcat_think>", "</longcat_think>", "<longcat_tool_call>", "</longcat_tool_call>"),
+        *("<longcat_arg_key>", "</longcat_arg_key>"),
+        *("<longcat_arg_value>", "</longcat_arg_value>"),
+    ],
     "nemotron": [*_HERMES[:2], "<TOOLCALL>", "</TOOLCALL>"],
     "nemotron_mini": ["<toolcall>", "</toolcall>"],
     "olmo3": [*_HERMES[:2], "<function_calls>", "</function_calls>", "<|im_start|>"],

@@ -67,6 +67,11 @@ def calls_of(found: Answer) -> Calls:
 
 
 APERTUS = '<|tools_prefix|>[{"get_weather": {"city": "Tokyo"}}]<|tools_suffix|>'
+LONGCAT = """\
+<longcat_tool_call>get_weather
+<longcat_arg_key>city</longcat_arg_key>
+<longcat_arg_value>Tokyo</longcat_arg_value>
+</longcat_tool_call>"""
 HY3 = """\
 <tool_calls>
 <tool_call>get_weather<tool_sep>
@@ -257,6 +262,11 @@ CASES: list[tuple[str, str, str, str, Calls]] = [
     ("phi4", "import functools", "", "import functools", []),
     ("ernie", "<think>Hm.</think>\n<response>\nFour.\n</response>", "Hm.", "Four.", []),
     ("ernie", "<think>Hm.</think>\n" + HERMES, "Hm.", "", WEATHER),
+    # LongCat
+    ("longcat", "<longcat_think>Hm.</longcat_think>" + LONGCAT, "Hm.", "", WEATHER),
+    ("longcat", LONGCAT.replace("\n", ""), "", "", WEATHER),
+    ("longcat", "<longcat_tool_call>\n" + json.dumps({"name": "now", "arguments": {}})
+     + "\n</longcat_tool_call>", "", "", [("now", {})]),
     # GLM-4 9B
     ("glm4_9b", '\nget_weather\n{"city": "Tokyo"}', "", "", WEATHER),
     ("glm4_9b", 'I look.\n<|assistant|>get_weather\n{"city": "Tokyo"}\n<|assistant|>now\n{}', "",
@@ -366,6 +376,7 @@ ONE_CALL: list[tuple[str, str]] = [
     ("hunyuan", f"<tool_calls>{ARRAY}</tool_calls>"),
     ("apertus", APERTUS),
     ("hy3", HY3),
+    ("longcat", LONGCAT),
     ("nemotron", f"<TOOLCALL>{ARRAY}</TOOLCALL>"),
     ("nemotron_mini", f"<toolcall>{ARRAY[1:-1]}</toolcall>"),
     ("phi4", f"<|tool_call|>{ARRAY}<|/tool_call|>"),

@@ -48,6 +48,11 @@ CALLS = {
     "hy3": "<tool_calls>\n<tool_call>get_weather<tool_sep>\n"
     + in_tags("<arg_key>{}</arg_key>\n<arg_value>").replace("\n</parameter>", "</arg_value>")
     + "</tool_call>\n</tool_calls>",
+    "longcat": "<longcat_tool_call>get_weather\n"
+    + in_tags("<longcat_arg_key>{}</longcat_arg_key>\n<longcat_arg_value>").replace(
+        "\n</parameter>", "</longcat_arg_value>"
+    )
+    + "</longcat_tool_call>",
     "nemotron": f'<TOOLCALL>[{{"name": "get_weather", "arguments": {JSON}}}]</TOOLCALL>',
     "glm4_9b": f"get_weather\n{JSON}",
     "gemma4": f"<|tool_call>call:get_weather{{city:{Q}{LONG}{Q},days:3,tags:[{Q}a{Q},{Q}{Q}],"

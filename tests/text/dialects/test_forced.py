@@ -44,6 +44,8 @@ GOOD = {
     "apertus": '<|tools_prefix|>[{"get_weather": {"city": "x"}}]<|tools_suffix|>',
     "hy3": "<tool_calls>\n<tool_call>get_weather<tool_sep>\n<arg_key>city</arg_key>\n"
     "<arg_value>x</arg_value>\n</tool_call>\n</tool_calls>",
+    "longcat": "<longcat_tool_call>get_weather\n<longcat_arg_key>city</longcat_arg_key>\n"
+    "<longcat_arg_value>x</longcat_arg_value>\n</longcat_tool_call>",
     "nemotron": f"<TOOLCALL>[{OBJECT}]</TOOLCALL>",
     "nemotron_mini": f"<toolcall> {OBJECT} </toolcall>",
     "phi4": f"<|tool_call|>[{OBJECT}]<|/tool_call|>",

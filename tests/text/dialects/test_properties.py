@@ -52,6 +52,7 @@ CLOSERS = {
     "hunyuan": "</tool_calls>",
     "apertus": "<|tools_suffix|>",
     "hy3": "</tool_call>",
+    "longcat": "</longcat_tool_call>",
     "nemotron": "</TOOLCALL>",
     "nemotron_mini": "</toolcall>",
     "phi4": "<|/tool_call|>",
@@ -114,6 +115,9 @@ def in_object(arguments: dict[str, Any]) -> str:
 IN_QWEN = tags("<parameter={}>\n", "\n</parameter>\n")
 IN_MINIMAX = tags('<parameter name="{}">', "</parameter>\n")
 IN_GLM = tags("<arg_key>{}</arg_key>\n<arg_value>", "</arg_value>\n")
+IN_LONGCAT = tags(
+    "<longcat_arg_key>{}</longcat_arg_key>\n<longcat_arg_value>", "</longcat_arg_value>\n"
+)
 WRITERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "gemma4": lambda a: f"<|tool_call>call:make{in_gemma(a)}<tool_call|>",
     "qwen3": lambda a: (
@@ -133,6 +137,7 @@ WRITERS: dict[str, Callable[[dict[str, Any]], str]] = {
         "</｜DSML｜tool_calls>"
     ),
     "glm4": lambda a: f"<tool_call>make\n{IN_GLM(a)}</tool_call>",
+    "longcat": lambda a: f"<longcat_tool_call>make\n{IN_LONGCAT(a)}</longcat_tool_call>",
     "hy3": lambda a: (
         f"<tool_calls>\n<tool_call>make<tool_sep>\n{IN_GLM(a)}</tool_call>\n</tool_calls>"
     ),
@@ -187,6 +192,7 @@ THOUGHTS = {
         ),
         "<think>\n{}\n</think>\n\n",
     ),
+    "longcat": "<longcat_think>\n{}\n</longcat_think>\n\n",
     **dict.fromkeys(
         ("lfm2", "hunyuan", "hy3", "nemotron", "olmo3", "phi4", "ernie"),
         "<think>\n{}\n</think>\n\n",

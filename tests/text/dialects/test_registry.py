@@ -41,6 +41,8 @@ from tests.text.dialects.scripts import encode, vocabulary
         ("<|im_start|>...<think>...<tool_call>", "jamba", "qwen3"),
         ("<tool_call>{{ name }}<tool_sep>...<arg_key>", "hy_v3", "hy3"),
         ("", "hy_v3", "hy3"),
+        ("USER:<longcat_tool_call>", "longcat_flash", "longcat"),
+        ("", "longcat_flash", "longcat"),
         ("<|tools_prefix|>", "apertus", "apertus"),
         ("<tool_call>{{ name }}<arg_key>", "laguna", "glm4"),
         ("<|extra_0|>...<tool_calls>", "hunyuan_v1_moe", "hunyuan"),

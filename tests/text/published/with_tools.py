@@ -284,6 +284,15 @@ WITH_TOOLS: tuple[Published, ...] = (
         FUNCTIONS,
         thinks=True,
     ),
+    Published(
+        ("longcat_flash",),
+        "meituan-longcat/LongCat-Flash-Chat",
+        "longcat",
+        "[Round 0] USER:{}",
+        " ASSISTANT:",
+        "<longcat_tool_call>",
+        {"</longcat_s>": 2},
+    ),
     Published(("hy_v3",), "tencent/Hy3-preview", "hy3"),
     Published(
         ("apertus",),

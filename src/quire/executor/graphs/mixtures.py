@@ -15,7 +15,7 @@ from quire.executor.graphs.digit_rows import can_read_digits
 from quire.executor.graphs.operands import ProductMatrix, UnsupportedNode, is_plain
 from quire.executor.graphs.places import Place, ValueRecording
 from quire.executor.graphs.recorder import Buffer
-from quire.executor.graphs.routes import ROUTE_THREADS, SCORING_THREADS, Route
+from quire.executor.graphs.routes import ROUTE_THREADS, SCORING_THREADS, Route, grouping
 from quire.executor.graphs.source import NotGenerated
 from quire.program.values import Node, Program
 
@@ -65,27 +65,23 @@ class MixtureRecording(ValueRecording):
         kernel = Route.of(
             route.attributes["router"], experts, correction, per_expert=per_expert, logits=dtype
         )
-        pairs = recorder.max_rows * kernel.k
-        tile = recorder.expert_tile(pairs, experts)
-        max_tiles = min(pairs, experts + pairs // tile)
         reads = self._read([logits])
         chosen, weights = (self._written(value, reads) for value in route.outputs)
-        order, tiles = (recorder.buffer(size, reads) for size in (4 * pairs, 12 * max_tiles))
+        grouped = self._groups(route.outputs[0], experts, reads)
         rows, routed = recorder.rows, [chosen, weights]
         arguments = [rows, self._place(logits).address]
         arguments += map(recorder.optional, (correction, per_expert))
         arguments += [chosen.address, weights.address]
-        grouped = [order.address, tiles.address]
         scores = recorder.max_rows * experts
         if recorder.max_rows <= _ROUTED_TOGETHER and scores <= _SCORED_TOGETHER:
             alone = recorder.max_rows == 1
             recorder.add(
-                kernel.alone() if alone else kernel.text(max_tiles, tile),
+                kernel.alone() if alone else kernel.text(grouped.max_tiles, grouped.tile),
                 (1, 1, 1),
                 32 if alone else ROUTE_THREADS,
-                arguments=[*arguments, *grouped],
+                arguments=[*arguments, grouped.order.address, grouped.tiles.address],
                 reads=reads,
-                writes=[*routed, order, tiles],
+                writes=[*routed, grouped.order, grouped.tiles],
             )
         else:
             grid = -(-32 * recorder.max_rows // SCORING_THREADS), 1, 1
@@ -97,22 +93,43 @@ class MixtureRecording(ValueRecording):
                 reads=reads,
                 writes=routed,
             )
-            source, arguments = kernel.grouping(max_tiles, tile), [rows, chosen.address, *grouped]
-            recorder.add(
-                source,
-                (1, 1, 1),
-                ROUTE_THREADS,
-                arguments=arguments,
-                reads=[chosen],
-                writes=[order, tiles],
-            )
-        self._routed[route.outputs[0]] = Routed(order, tiles, pairs, max_tiles=max_tiles, tile=tile)
+            self._group(chosen, grouped, experts)
+
+    def _groups(self, chosen: int, experts: int, reads: Sequence[Buffer]) -> Routed:
+        """Return room for a value's pairs of row and expert, of which kernels know."""
+        recorder = self._recorder
+        pairs = recorder.max_rows * self._width(chosen, 1)
+        tile = recorder.expert_tile(pairs, experts)
+        max_tiles = min(pairs, experts + pairs // tile)
+        order, tiles = (recorder.buffer(size, reads) for size in (4 * pairs, 12 * max_tiles))
+        routed = Routed(order, tiles, pairs, max_tiles=max_tiles, tile=tile)
+        self._routed[chosen] = routed
+        return routed
+
+    def _group(self, chosen: Buffer, routed: Routed, experts: int) -> None:
+        """Record the kernel that groups chosen experts."""
+        recorder = self._recorder
+        source = grouping(
+            experts, routed.pairs // recorder.max_rows, routed.max_tiles, tile=routed.tile
+        )
+        recorder.add(
+            source,
+            (1, 1, 1),
+            ROUTE_THREADS,
+            arguments=[recorder.rows, chosen.address, routed.order.address, routed.tiles.address],
+            reads=[chosen],
+            writes=[routed.order, routed.tiles],
+        )
 
     def _experts(self, node: Node) -> None:
         recorder, chosen = self._recorder, self._uses.source(node.inputs[1])
-        if chosen not in self._routed:
-            raise UnsupportedNode("experts whose router has no kernel")
         experts: GatedExperts | PlainExperts = node.weight("experts")
+        if chosen not in self._routed:  # they were changed since a router chose them
+            place = self._place(chosen).buffer
+            if place is None:
+                raise UnsupportedNode("experts that no kernel chooses")
+            count = ProductMatrix.of(experts.down.weight).experts
+            self._group(place, self._groups(chosen, count, [place]), count)
         routed = self._routed[chosen]
         order, tiles = routed.order, routed.tiles
         down = ProductMatrix.of(experts.down.weight)

@@ -67,7 +67,7 @@ class Route:
         """
         parameters = [*self._parameters(), "int* order", "int* tiles"]
         defines = {**self._defines(), "TILE": tile, "MOST": max_tiles}
-        body = own_text("route.cuh") + "__syncthreads();\n" + self._grouping()
+        body = own_text("route.cuh") + "__syncthreads();\n" + _grouping_text()
         return kernels.source_text(parameters, body, ROUTE_THREADS, defines=defines)
 
     def alone(self) -> str:
@@ -87,21 +87,6 @@ class Route:
         body = own_text("route.cuh")
         return kernels.source_text(
             self._parameters(), body, SCORING_THREADS, defines=self._defines()
-        )
-
-    def grouping(self, max_tiles: int, tile: int) -> str:
-        """Return the source of a kernel that groups, in one thread block. For arguments see `text`.
-
-        Parameters: rows, chosen, order, tiles.
-        """
-        parameters = ["const int* rows", "const int* chosen", "int* order", "int* tiles"]
-        defines = {"EXPERT_COUNT": self.experts, "TOP": self.k, "TILE": tile, "MOST": max_tiles}
-        return kernels.source_text(parameters, self._grouping(), ROUTE_THREADS, defines=defines)
-
-    @staticmethod
-    def _grouping() -> str:
-        return "const int chosen_shape[1] = {*rows * TOP};\n" + kernel_text(
-            "quire.device.cuda", "group.cuh"
         )
 
     def _parameters(self) -> list[str]:
@@ -159,3 +144,22 @@ _PLAIN: Mapping[str, object] = {
     "CAPPED": 0,
     "CAP": "0.f",
 }
+
+
+def grouping(experts: int, k: int, max_tiles: int, tile: int) -> str:
+    """Return the source of a kernel that groups pairs of row and expert, in one thread block.
+
+    Parameters: rows, chosen, order, tiles.
+
+    Args:
+        k: experts of a row. For the others see `Route.text`.
+    """
+    parameters = ["const int* rows", "const int* chosen", "int* order", "int* tiles"]
+    defines = {"EXPERT_COUNT": experts, "TOP": k, "TILE": tile, "MOST": max_tiles}
+    return kernels.source_text(parameters, _grouping_text(), ROUTE_THREADS, defines=defines)
+
+
+def _grouping_text() -> str:
+    return "const int chosen_shape[1] = {*rows * TOP};\n" + kernel_text(
+        "quire.device.cuda", "group.cuh"
+    )

@@ -9,8 +9,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from quire.models.base import Module
+from quire.models.description import FeedForward
 from quire.models.layers.common import ACTIVATIONS, GatedMLP
-from quire.models.shares import Cuts, Run, Split, inputs, rows
+from quire.models.shares import Cuts, Run, Split, inputs, rows, within
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,36 @@ class MLP:
     def share(self, split: Split) -> tuple[Self, Cuts]:
         width, run = split.width(self.width)
         return replace(self, width=width), width_cuts(run)
+
+
+@dataclass(frozen=True)
+class ShortcutExperts:
+    """The feed-forward blocks of two layers that are one, see `ShortcutLayer`.
+
+    Attributes:
+        dense: the dense block of each of both.
+    """
+
+    dense: MLP
+    mixture: FeedForward
+
+    def module(self, hidden_size: int) -> Module:
+        return ShortcutBlocks(self, hidden_size)
+
+    def share(self, split: Split) -> tuple[Self, Cuts]:
+        dense, found = self.dense.share(split)
+        mixture, cuts = self.mixture.share(split)
+        cuts = within("mixture", cuts) | within("first", found) | within("second", found)
+        return replace(self, dense=dense, mixture=mixture), cuts
+
+
+class ShortcutBlocks(Module):
+    """The modules of a `ShortcutExperts`, which the layer calls."""
+
+    def __init__(self, kind: ShortcutExperts, hidden_size: int) -> None:
+        super().__init__()
+        self.first, self.second = (kind.dense.module(hidden_size) for _ in range(2))
+        self.mixture = kind.mixture.module(hidden_size)
 
 
 def width_cuts(run: Run) -> Cuts:

@@ -30,7 +30,7 @@ from quire.models.weights.names import Weights
 from quire.models.weights.quantization import unpacked
 
 _NORM_EPS = 1e-6  # of the latents' norms
-_EXPANSION = re.compile(r"(.*\.self_attn)\.kv_b_proj\.weight")
+_EXPANSION = re.compile(r"(.*\.self_attn(?:\.\d)?)\.kv_b_proj\.weight")
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class LatentAttention:
             means all keys, or those that the layer `chosen_by` selected.
         temperature: scaling of queries by position; None means none.
         head_gate: whether each head's output has a gate.
+        attribute: the module's name within a layer.
     """
 
     heads: int
@@ -66,10 +67,7 @@ class LatentAttention:
     chosen_by: int | None = None
     temperature: Temperature | None = None
     head_gate: bool = False
-
-    @property
-    def attribute(self) -> str:
-        return "self_attn"
+    attribute: str = "self_attn"
 
     @property
     def rotation(self) -> Rotation | None:

@@ -144,7 +144,9 @@ class Mixture:
         latent_dim: width of the experts' inputs and outputs, if projections reduce rows to it; else
             0.
         latent_bias: whether these projections and the shared expert have biases.
+        identities: number of further experts, behind the others, whose output is their input.
         own: this rank's experts, if each rank has whole ones; None means all.
+        ranks: number of ranks whose outputs are summed.
 
     Raises:
         ModelError: a row would go to more experts than there are.
@@ -165,7 +167,9 @@ class Mixture:
     gated: bool = True
     latent_dim: int = 0
     latent_bias: bool = False
+    identities: int = 0
     own: range | None = None
+    ranks: int = 1
 
     def __post_init__(self) -> None:
         if self.router.k > self.experts:
@@ -195,7 +199,8 @@ class Mixture:
         if self.shared_width:
             shared_width, run = split.width(self.shared_width)
             cuts |= within("shared_expert", width_cuts(run))
-        return replace(self, width=width, shared_width=shared_width, own=own), cuts
+        ranks = split.part.size
+        return replace(self, width=width, shared_width=shared_width, own=own, ranks=ranks), cuts
 
     def stacked(self, size: int) -> Module:
         """Return the experts, with inputs and outputs of `size` values."""
@@ -217,9 +222,10 @@ class SparseMoE(Module):
     def __init__(self, kind: Mixture, hidden_size: int) -> None:
         super().__init__()
         self._kind = kind
-        self.gate = nn.Linear(hidden_size, kind.experts, bias=kind.bias)
+        routed = kind.experts + kind.identities
+        self.gate = nn.Linear(hidden_size, routed, bias=kind.bias)
         if kind.router.corrected:
-            self.e_score_correction_bias = mx.zeros(kind.experts)
+            self.e_score_correction_bias = mx.zeros(routed)
         latent = kind.latent_dim or hidden_size
         if kind.latent_dim:
             self.fc1_latent_proj = nn.Linear(hidden_size, latent, bias=kind.latent_bias)
@@ -244,20 +250,30 @@ class SparseMoE(Module):
         inner = self.fc1_latent_proj(x) if self._kind.latent_dim else x
         operations, router = current_device().operations, self._kind.router
         chosen, weights = operations.route(logits, correction, per_expert=None, router=router)
-        if self._kind.own is not None:
-            chosen, weights = _of_own(self._kind.own, chosen, weights)
+        kept = self._kept(chosen, weights) if self._kind.identities else None
+        own = self._kind.own
+        if own is not None or kept is not None:
+            own = range(self._kind.experts) if own is None else own
+            chosen, weights = _of_own(own, chosen, weights)
         if self._kind.weighted_input:
             y = self._of_weighted(inner, chosen, weights)
         else:
             y = self.experts(inner, chosen, weights)
         if self._kind.latent_dim:
             y = self.fc2_latent_proj(y)
+        if kept is not None:
+            y = y + x * kept.astype(x.dtype)
         if not self._kind.shared_width:
             return y
         shared: mx.array = self.shared_expert(x)
         if self._kind.shared_gate:
             shared = mx.sigmoid(self.shared_expert_gate(x)) * shared
         return y + (shared if self._kind.shared_scale == 1 else shared * self._kind.shared_scale)
+
+    def _kept(self, chosen: mx.array, weights: mx.array) -> mx.array:
+        """Return this rank's share of the weights of identities: `[T, 1]`."""
+        kept = mx.where(chosen >= self._kind.experts, weights, 0).sum(axis=-1, keepdims=True)
+        return kept if self._kind.ranks == 1 else kept / self._kind.ranks
 
     def _of_weighted(self, x: mx.array, chosen: mx.array, weights: mx.array) -> mx.array:
         """Return the sum of the selected experts' outputs for weighted rows: `[T, hidden]`."""

@@ -11,7 +11,7 @@ from quire.text.dialects.cohere import COHERE
 from quire.text.dialects.deepseek import DEEPSEEK, DSML
 from quire.text.dialects.ernie import ERNIE
 from quire.text.dialects.gemma4 import GEMMA4
-from quire.text.dialects.glm4 import GLM4
+from quire.text.dialects.glm4 import GLM4, LONGCAT
 from quire.text.dialects.glm4_9b import GLM4_9B
 from quire.text.dialects.granite import GRANITE
 from quire.text.dialects.harmony import HARMONY
@@ -55,6 +55,7 @@ DIALECTS: dict[str, Dialect] = {
         APERTUS,
         HY3,
         GLM4,
+        LONGCAT,
         MISTRAL,
         GRANITE,
         SEED,

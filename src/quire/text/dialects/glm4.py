@@ -1,12 +1,16 @@
 """GLM 4.5 and later: `<tool_call>NAME<arg_key>K</arg_key><arg_value>V</arg_value></tool_call>`.
 
-Source: the chat template of zai-org/GLM-4.5; of Laguna, the parser "poolside_v1" of vLLM. Values
-carry no type: strings come as they are, everything else as JSON, so the tool's schema decides.
+LongCat has the same under longer names of marks, and JSON between the outer ones.
+
+Source: the chat template of zai-org/GLM-4.5; of Laguna, the parser "poolside_v1" of vLLM; of
+LongCat, the parser "longcat" of mlx-lm. Values carry no type: strings come as they are, everything
+else as JSON, so the tool's schema decides.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,52 +26,76 @@ from quire.text.dialects.marker_parser import (
     Tools,
     enclosing,
 )
+from quire.text.dialects.readers import chosen, json_section
 from quire.text.dialects.tag_flow import KeyedFlow
 from quire.text.dialects.values import skip_space, typed_argument, write_json
 
-BEGIN, END = "<tool_call>", "</tool_call>"
-KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """The marks of calls.
+
+    Attributes:
+        key, value: with their ends, those around an argument's name and value.
+    """
+
+    begin: str
+    end: str
+    key: str
+    key_end: str
+    value: str
+    value_end: str
 
 
-def keyed(separator: str = "") -> Section:
+def marks(prefix: str = "") -> Marks:
+    """Return marks whose names begin with `prefix`."""
+    names = (prefix + name for name in ("tool_call", "arg_key", "arg_value"))
+    return Marks(*(mark for name in names for mark in (f"<{name}>", f"</{name}>")))
+
+
+GLM, _LONGCAT = marks(), marks("longcat_")
+
+
+def keyed(separator: str = "", marks: Marks = GLM) -> Section:
     """Return a section of one call: its name, then pairs of a key and a value in marks.
 
     Args:
         separator: a marker that may follow the name; "" for none.
     """
     name = re.compile(rf"\s*([\w.:/-]+)\s*(?:{separator}\s*)?")
-    inner = {KEY, KEY_END, VALUE, VALUE_END, separator} - {""}
+    inner = {marks.key, marks.key_end, marks.value, marks.value_end, separator} - {""}
     return Section(
-        partial(_read, name_of=name),
-        partial(_head, name_of=name),
-        ends=frozenset({END}),
+        partial(_read, name_of=name, marks=marks),
+        partial(_head, name_of=name, marks=marks),
+        ends=frozenset({marks.end}),
         inner=frozenset(inner),
-        start=partial(_start, name_of=name),
+        start=partial(_start, name_of=name, marks=marks),
     )
 
 
-def in_tags(vocabulary: Vocabulary) -> Arguments:
+def in_tags(vocabulary: Vocabulary, marks: Marks = GLM) -> Arguments:
     """Return the notation of one argument."""
-    key, key_end, value, value_end = (
-        marker(text, vocabulary) for text in (KEY, KEY_END, VALUE, VALUE_END)
-    )
+    opening, closing = (marks.key, marks.key_end, marks.value), marks.value_end
+    key, key_end, value = (marker(text, vocabulary) for text in opening)
     return Arguments(
-        opening=f"{KEY}{{}}{KEY_END}\n{VALUE}",
-        closing=f"{VALUE_END}\n",
+        opening=f"{marks.key}{{}}{marks.key_end}\n{marks.value}",
+        closing=f"{closing}\n",
         opening_term=f'{key} {{}} {key_end} "\\n" {value}',
-        closing_term=f'{value_end} "\\n"' if VALUE_END in vocabulary.added else "",
+        closing_term=(
+            f'{marker(closing, vocabulary)} "\\n"' if closing in vocabulary.added else ""
+        ),
     )
 
 
-def _head(text: str, tools: Tools, *, name_of: re.Pattern[str]) -> bool | None:
+def _head(text: str, tools: Tools, *, name_of: re.Pattern[str], marks: Marks) -> bool | None:
     name = name_of.match(text)
     if name is None:
         return False if text.strip() else None
     rest = text[name.end() :]
-    return rest.startswith(KEY) if rest else None
+    return rest.startswith(marks.key) if rest else None
 
 
-def _read(body: Body, tools: Tools, *, name_of: re.Pattern[str]) -> Reading:
+def _read(body: Body, tools: Tools, *, name_of: re.Pattern[str], marks: Marks) -> Reading:
     name = name_of.match(body.text)
     if name is None:
         return Reading()
@@ -75,45 +103,76 @@ def _read(body: Body, tools: Tools, *, name_of: re.Pattern[str]) -> Reading:
     arguments: dict[str, Any] = {}
     at = name.end()
     while at < len(body.text):
-        key_end = body.find(KEY_END, at)
-        value = body.find(VALUE, key_end + 1)
-        if body.find(KEY, at) != at or key_end < 0 or value < 0:
+        key_end = body.find(marks.key_end, at)
+        value = body.find(marks.value, key_end + 1)
+        if body.find(marks.key, at) != at or key_end < 0 or value < 0:
             return Reading()
-        value_end = body.find(VALUE_END, value)
+        value_end = body.find(marks.value_end, value)
         if value_end < 0:
-            return Reading(until=VALUE_END)
-        key = body.text[at + len(KEY) : key_end].strip()
-        text = body.text[value + len(VALUE) : value_end]
+            return Reading(until=marks.value_end)
+        key = body.text[at + len(marks.key) : key_end].strip()
+        text = body.text[value + len(marks.value) : value_end]
         arguments[key] = typed_argument(tool, key, text)
-        at = skip_space(body.text, value_end + len(VALUE_END))
+        at = skip_space(body.text, value_end + len(marks.value_end))
     if not body.closed:
         return Reading()  # more arguments may have been on their way
     return Reading((Call(tool.name, write_json(arguments)),), at)
 
 
-def _start(text: str, tools: Tools, *, name_of: re.Pattern[str]) -> StartedCall | None:
+def _start(
+    text: str, tools: Tools, *, name_of: re.Pattern[str], marks: Marks
+) -> StartedCall | None:
     name = name_of.match(text)
     tool = tools.get(name.group(1)) if name is not None else None
-    if name is None or tool is None or not text.startswith(KEY, name.end()):
+    if name is None or tool is None or not text.startswith(marks.key, name.end()):
         return None
-    flow = KeyedFlow(tool, key=KEY, key_end=KEY_END, value=VALUE, value_end=VALUE_END)
-    return tool.name, None, flow, name.end() + len(KEY)
+    flow = KeyedFlow(
+        tool,
+        key=marks.key,
+        key_end=marks.key_end,
+        value=marks.value,
+        value_end=marks.value_end,
+    )
+    return tool.name, None, flow, name.end() + len(marks.key)
 
 
-def _forced(forced: Forced) -> str:
-    calls = argument_rules(forced, "{}\n", "", notation=in_tags(forced.vocabulary))
-    return wrapped(forced, BEGIN, END, call=calls, within="")
+def _forced(forced: Forced, marks: Marks) -> str:
+    notation = in_tags(forced.vocabulary, marks)
+    calls = argument_rules(forced, "{}\n", "", notation=notation)
+    return wrapped(forced, marks.begin, marks.end, call=calls, within="")
 
 
-_LAYOUT = Layout(reasoning=enclosing(THINK), sections={BEGIN: keyed()})
+def _by_sign(text: str) -> Section | None:
+    bare = text.lstrip()
+    return (_IN_JSON if bare.startswith("{") else _IN_MARKS) if bare else None
+
+
+_IN_JSON, _IN_MARKS = json_section(), keyed(marks=_LONGCAT)
+_LONGCAT_THINK = ("<longcat_think>", "</longcat_think>")
 
 GLM4 = Dialect(
     name="glm4",
     recognises=lambda template, model_type: (
-        KEY in template or model_type.startswith(("glm4_moe", "glm_moe", "laguna"))
+        GLM.key in template or model_type.startswith(("glm4_moe", "glm_moe", "laguna"))
     ),
-    build=partial(MarkerParser, _LAYOUT),
+    build=partial(MarkerParser, Layout(reasoning=enclosing(THINK), sections={GLM.begin: keyed()})),
     reasoning=THINK,
-    forced=_forced,
-    openers=(BEGIN,),
+    forced=partial(_forced, marks=GLM),
+    openers=(GLM.begin,),
+)
+LONGCAT = Dialect(
+    name="longcat",
+    recognises=lambda template, model_type: (
+        _LONGCAT.begin in template or (not template and model_type == "longcat_flash")
+    ),
+    build=partial(
+        MarkerParser,
+        Layout(
+            reasoning=enclosing(_LONGCAT_THINK),
+            sections={_LONGCAT.begin: chosen(_by_sign, _LONGCAT.end, inner=_IN_MARKS.inner)},
+        ),
+    ),
+    reasoning=_LONGCAT_THINK,
+    forced=partial(_forced, marks=_LONGCAT),
+    openers=(_LONGCAT.begin,),
 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import partial
 
 from quire.text.dialects.base import THINK, Dialect, Forced
-from quire.text.dialects.glm4 import BEGIN, END, in_tags, keyed
+from quire.text.dialects.glm4 import GLM, in_tags, keyed
 from quire.text.dialects.grammar import argument_rules, marker, one_call, section_of_calls
 from quire.text.dialects.marker_parser import Layout, MarkerParser, enclosing
 
@@ -19,12 +19,14 @@ ALL_BEGIN, ALL_END, SEPARATOR = "<tool_calls>", "</tool_calls>", "<tool_sep>"
 
 
 def _calls(forced: Forced) -> list[str]:
-    start, end, separator = (marker(text, forced.vocabulary) for text in (BEGIN, END, SEPARATOR))
+    start, end, separator = (
+        marker(text, forced.vocabulary) for text in (GLM.begin, GLM.end, SEPARATOR)
+    )
     notation = in_tags(forced.vocabulary)
     return argument_rules(
         forced,
-        f"{BEGIN}{{}}{SEPARATOR}\n",
-        END,
+        f"{GLM.begin}{{}}{SEPARATOR}\n",
+        GLM.end,
         notation=notation,
         terms=(f'{start} {{}} {separator} "\\n"', end),
     )
@@ -47,12 +49,12 @@ HY3 = Dialect(
         MarkerParser,
         Layout(
             reasoning=enclosing(THINK),
-            sections={BEGIN: keyed(SEPARATOR)},
+            sections={GLM.begin: keyed(SEPARATOR)},
             quiet=frozenset({ALL_BEGIN, ALL_END}),
         ),
     ),
     reasoning=THINK,
     forced=_forced,
-    openers=(BEGIN,),
+    openers=(GLM.begin,),
     strict=lambda forced: one_call(_calls(forced)),
 )
