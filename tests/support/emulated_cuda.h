@@ -112,6 +112,7 @@ static inline bool received(const uint4* from, uint* words, uint round) {
   return true;
 }
 
+typedef uint Place;
 namespace emulated {
 static uint3 block, blocks;
 alignas(8) static uint posted[1024][2][6];
@@ -380,6 +381,12 @@ static inline float power(float x) { return __builtin_exp2f(x); }
 static inline void copy_ahead(void* to, const void* from) { emulated::copy(to, from, 16); }
 static inline void copy_few_ahead(void* to, const void* from, int bytes) { emulated::copy(to, from, bytes); }
 static inline void copy_of_line(const void* to, const void* from) { emulated::copy((void*)to, from, 16); }
+static inline Place place_of(const void* shared) { return (const unsigned char*)shared - emulated::dynamic; }
+template <typename V>
+static inline V shared_at(Place place) { return *(const V*)(emulated::dynamic + place); }
+static inline void copy_of_line(Place to, const void* from) { copy_of_line(emulated::dynamic + to, from); }
+template <typename V>
+static inline void keep(V&) {}
 static inline void end_turn() { emulated::turns[emulated::current]++; }
 static inline void await_turn() {
   emulated::arrive(1);

@@ -310,16 +310,14 @@ def _chosen(gemm: SkinnyGemm) -> tuple[int, Cut]:
 def _cut_of_experts(gemm: SkinnyGemm, tiles: int) -> Cut:
     """Return the cut for several rows. Of short columns, few warps have a part each.
 
-    `benchmarks/results/gpu-h100-2026-11-27-uneven-experts.json` has the times, those of
-    Qwen3.5-35B-A3B are in `benchmarks/results/gpu-runs.md`.
+    `benchmarks/results/gpu-h200-2026-11-27-skinny-experts.json` has the times.
     """
     if tiles == 1 and gemm.inputs <= _SHORT_COLUMN and gemm.inputs % 128 == 0 and not gemm.gated:
         return Cut(2 if gemm.rows <= 8 else 4, 2, 2, stages=2)
     if gemm.inputs <= _SHORT_COLUMN or (tiles == 2 and not gemm.gated):
         return Cut(4, 2, 1, stages=3)
     if gemm.gated and not gemm._is_odd:
-        warps = 4 if gemm.inputs > 2048 else 2
-        return Cut(1, warps, 2, stages=3) if tiles == 1 else Cut(2, 2, 2, stages=2)
+        return Cut(2, 2, 2, stages=2)
     return Cut(2, 4, 2, stages=2) if gemm.gated and tiles == 1 else Cut(2, 4, 1, stages=3)
 
 

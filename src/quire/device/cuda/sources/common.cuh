@@ -45,6 +45,19 @@ __device__ __forceinline__ void copy_of_line(const void* to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;"
     :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from) : "memory");
 }
+// An address in shared memory.
+typedef unsigned Place;
+__device__ __forceinline__ Place place_of(const void* shared) { return (Place)__cvta_generic_to_shared(shared); }
+template <typename V>
+__device__ __forceinline__ V shared_at(Place place) { return *(const V*)__cvta_shared_to_generic(place); }
+__device__ __forceinline__ void copy_of_line(Place to, const void* from) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" :: "r"(to), "l"(from) : "memory");
+}
+// Keeps the compiler from computing a value again at each use.
+__device__ __forceinline__ void keep(int& value) { asm("" : "+r"(value)); }
+__device__ __forceinline__ void keep(Place& place) { asm("" : "+r"(place)); }
+template <typename V>
+__device__ __forceinline__ void keep(const V*& value) { asm("" : "+l"(value)); }
 __device__ __forceinline__ void await_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 // Two 4-bit codes of a word, four apart, as bfloat16 numbers 128 + n.
 __device__ __forceinline__ unsigned raised(unsigned word, int shift) {

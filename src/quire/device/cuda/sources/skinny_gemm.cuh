@@ -40,6 +40,7 @@
   constexpr int SETS = GATED ? 2 : 1, MATRICES = SETS * PARTS;
   // In pieces of 16 bytes: a row's codes and a row of x in a chunk, a chunk's codes, a chunk.
   constexpr int CODES = CHUNK * BITS / 2, X = CHUNK * 8, ALL_CODES = MATRICES * 16 * CODES;
+  static_assert(CODES <= 32 && X <= 32, "a copy of a warp is of whole rows");
 #if DIGITS
   static_assert(ROWS == 1, "records are of one row");
   constexpr int X_PIECES = CHUNK * DIGIT_PIECES, SPAN = CHUNK;
@@ -81,7 +82,8 @@
 #endif
   // The last block may have more parts than there are rows of W: they make its last rows again.
   const int n0 = TILE_X * PARTS * 16;
-  const auto row_of = [&](int own) { return min(n0 + own * 16, N - 16); };
+  const bool all_parts = N % (16 * PARTS) == 0;
+  const auto row_of = [&](int own) { return all_parts ? n0 + own * 16 : min(n0 + own * 16, N - 16); };
   // Where a piece of a row is in its chunk, so that lanes read from all banks: the 32 bytes of a group
   // of 4-bit codes, of which four rows are read at a time; else 16 bytes of two rows.
   const auto turned = [](int piece, int row) {
@@ -90,19 +92,32 @@
     const int half = BY_GROUP ? piece % 2 ^ row / 4 % 2 : piece % 2;  // eight rows are read at a time
     return (piece / 2 ^ (CHUNK < 4 ? row * CHUNK / 4 % CHUNK : row % 4)) * 2 + half;
   };
-  uint4* const ring = memory + warp * STAGES * STAGE;
-  const auto copy_codes = [&](int chunk, int stage) {
+  const Place ring = place_of(memory + warp * STAGES * STAGE);
+  // What each turn needs is computed once, and kept in registers: where a lane's first two copies of codes go in the first
+  // stage, each second one being 64 pieces behind, and where they come from. `turn` counts from there.
+  Place codes_to[2];
+  #pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const int row = (i * 32 + lane) / CODES;
+    codes_to[i] = ring + (row * CODES + turned(lane % CODES, row)) * 16;
+    keep(codes_to[i]);
+  }
+  const unsigned* codes_from[SETS];
+  #pragma unroll
+  for (int s = 0; s < SETS; s++) {
+    codes_from[s] = w_of[s] + (expert * N + n0 + lane / CODES) * words + (warp * CODES + lane % CODES) * 4;
+    keep(codes_from[s]);
+  }
+  const auto copy_codes = [&](int chunk, int stage, int turn) {
     if (chunk >= chunks) return;
     #pragma unroll
     for (int m = 0; m < MATRICES; m++)
       #pragma unroll
-      for (int i = 0; i < CODES / 2; i++) {
-        const int row = (i * 32 + lane) / CODES, piece = lane % CODES;
-        uint4* const to = ring + stage * STAGE + (m * 16 + row) * CODES;
-        const size_t at = (expert * N + row_of(m / SETS) + row) * words + chunk * CHUNK * BITS * 2;
-        if (WHOLE || chunk * CHUNK + piece / (BITS / 2) < K / 64)
-          copy_of_line(to + turned(piece, row), w_of[m % SETS] + at + piece * 4);
-      }
+      for (int i = 0; i < CODES / 2; i++)
+        if (WHOLE || chunk * CHUNK + lane % CODES / (BITS / 2) < K / 64) {
+          const int behind = (row_of(m / SETS) - n0 + i * (32 / CODES)) * words + turn * WARPS * CODES * 4;
+          copy_of_line(codes_to[i % 2] + stage + (m * 16 * CODES + i / 2 * 64) * 16, codes_from[m % SETS] + behind);
+        }
   };
 #if BITS < 16
 #if FLOATS && GATED
@@ -119,17 +134,23 @@
   const int pad = groups % PIECE ? 0 : 1, scale_row = groups + pad * PIECE, pieces = groups * 16 / PIECE;
   const int each = pad ? groups / PIECE : pieces;
   Scale* const scale_tile = (Scale*)(memory + WARPS * STAGES * STAGE);
+  // The row of scales, or of biases, of a matrix.
+  const auto first_scales = [&](int m, int array) { return ((m % SETS * ARRAYS + array) * PARTS + m / SETS) * 16; };
   #pragma unroll
-  for (int m = 0; m < ARRAYS * MATRICES; m++) {
-    const Scale* const from =
-      scales_of[m % (ARRAYS * SETS)] + (expert * N + row_of(m / ARRAYS / SETS)) * groups;
-    for (int i = threadIdx.x; i < pieces; i += WARPS * 32)
-      copy_of_line((uint4*)(scale_tile + m * 16 * scale_row) + i + i / each * pad, from + i * PIECE);
+  for (int m = 0; m < ARRAYS * SETS; m++) {
+    const Scale* const from = scales_of[m] + (expert * N + n0) * groups;
+    #pragma unroll
+    for (int i = 0; i < (PARTS * pieces + WARPS * 32 - 1) / (WARPS * 32); i++) {
+      const int piece = i * WARPS * 32 + threadIdx.x, part = piece / pieces;
+      uint4* const to = (uint4*)(scale_tile + m * PARTS * 16 * scale_row) + piece + piece / each * pad;
+      if (piece < PARTS * pieces)
+        copy_of_line(place_of(to), from + piece * PIECE + (row_of(part) - n0 - part * 16) * groups);
+    }
   }
 #endif
   #pragma unroll
   for (int s = 0; s < STAGES; s++) {
-    copy_codes(warp + s * WARPS, s);
+    copy_codes(warp + s * WARPS, s * STAGE * 16, s);
     end_turn();
   }
 #if SENDS
@@ -155,41 +176,50 @@
 #else
   const uint4* const records = (const uint4*)x;
 #endif
-  const auto copy_x = [&](int chunk, int stage) {
+  const auto copy_x = [&](int chunk, int stage, int) {
     if (chunk >= chunks) return;
     #pragma unroll
     for (int i = 0; i < X_PIECES; i += 32)
       if (i + lane < X_PIECES && (WHOLE || chunk * X_PIECES + i + lane < K / 64 * DIGIT_PIECES))
-        copy_of_line(ring + stage * STAGE + ALL_CODES + i + lane, records + chunk * X_PIECES + i + lane);
+        copy_of_line(ring + stage + (ALL_CODES + i + lane) * 16, records + chunk * X_PIECES + i + lane);
   };
 #else
   // Rows that nobody asks for are not copied: what is in their place makes columns that nobody reads.
-  const int there = min(ROWS, count);
+  Place x_to[2];
+  int there = min(ROWS, count) - lane / X;  // rows that are copied from the lane's first one on
+  keep(there);
+  #pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const int row = (i * 32 + lane) / X;
+    x_to[i] = ring + (ALL_CODES + row * X + (lane % X ^ row % 2 * TURN)) * 16;
+    keep(x_to[i]);
+  }
   constexpr int X_COPIES = (ROWS * X + 31) / 32;
   const T* x_from[X_COPIES];
+  int x_behind = 0;  // elements of the turns before
   #pragma unroll
   for (int i = 0; i < X_COPIES; i++) {
     const int place = first + min((i * 32 + lane) / X, count - 1);
 #if EXPERTS && FIRST
-    x_from[i] = x + (size_t)(order[place] / TOP) * X_ROW + lane % X * 8;
+    const T* const row = x + (size_t)(order[place] / TOP) * X_ROW;
 #else
-    x_from[i] = x + (size_t)place * X_ROW + lane % X * 8;
+    const T* const row = x + (size_t)place * X_ROW;
 #endif
+    x_from[i] = row + lane % X * 8 + warp * CHUNK * 64;
+    keep(x_from[i]);
   }
-  const auto copy_x = [&](int chunk, int stage) {
+  const auto copy_x = [&](int chunk, int stage, int turn) {
     if (chunk >= chunks) return;
     #pragma unroll
-    for (int i = 0; i < X_COPIES; i++) {
-      const int row = (i * 32 + lane) / X, piece = lane % X;
-      if (row < there && (WHOLE || chunk * CHUNK + piece / 8 < K / 64))
-        copy_of_line(ring + stage * STAGE + ALL_CODES + row * X + (piece ^ row % 2 * TURN), x_from[i] + chunk * CHUNK * 64);
-    }
+    for (int i = 0; i < X_COPIES; i++)
+      if (i * 32 / X < there && (WHOLE || chunk * CHUNK + lane % X / 8 < K / 64))
+        copy_of_line(x_to[i % 2] + stage + i / 2 * 1024, x_from[i] + (unsigned)x_behind + turn * WARPS * CHUNK * 64);
   };
 #endif
 #if !ONE_ROW
   #pragma unroll
   for (int s = 0; s < STAGES; s++) {
-    copy_x(warp + s * WARPS, s);
+    copy_x(warp + s * WARPS, s * STAGE * 16, s);
     end_turn();
   }
 #endif
@@ -208,23 +238,70 @@
 #endif
   await_turns<STAGES - 1>();
   __syncthreads();
-  int stage = 0;
+  // Where a lane reads its codes of the first groups of columns in the first stage, both halves of them where they are
+  // apart, and its columns of x.
+  const auto code_bytes = [&](int group, int half) {
+    if (BITS == 4) return BY_GROUP ? turned(group * 2 + half, r) * 16 + quad * 4 : turned(group * 2, r) * 16 + quad * 8;
+    return turned(BITS == 8 ? group * 4 + quad : group * 8 + quad * 2 + half, r) * 16;
+  };
+  const Place first_row = ring + r * CODES * 16;
+  Place first_codes[SPAN][2];
+  #pragma unroll
+  for (int j = 0; j < SPAN; j++)
+    #pragma unroll
+    for (int half = 0; half < 2; half++) {
+      first_codes[j][half] = first_row + code_bytes(j, half);
+      keep(first_codes[j][half]);
+    }
+#if !ONE_ROW && !DIGITS
+  constexpr int APART = ROWS % 8 && TILES > 1 ? TILES : 1;
+  Place first_x[APART][2];
+  #pragma unroll
+  for (int t = 0; t < APART; t++)
+    #pragma unroll
+    for (int h = 0; h < 2; h++) {
+      const int row = (t * 8 + r) % ROWS, piece = BY_GROUP ? h * 4 + quad : quad * 2 + h;
+      first_x[t][h] = ring + (ALL_CODES + row * X + (piece ^ row % 2 * TURN)) * 16;
+      keep(first_x[t][h]);
+    }
+#endif
+  int stage = 0;  // bytes of the ring before it
   #pragma unroll 1
   for (int chunk = warp; chunk < chunks; chunk += WARPS) {
     await_turns<STAGES - 1>();
     __syncwarp();
-    const uint4* const now = ring + stage * STAGE;
+    Place codes_now[SPAN][2];
+    #pragma unroll
+    for (int n = 0; n < 2 * SPAN; n++) {
+      codes_now[n / 2][n % 2] = first_codes[n / 2][n % 2] + stage;
+      keep(codes_now[n / 2][n % 2]);
+    }
+#if !ONE_ROW && !DIGITS
+    Place x_now[APART][2];
+    #pragma unroll
+    for (int n = 0; n < 2 * APART; n++) {
+      x_now[n / 2][n % 2] = first_x[n / 2][n % 2] + stage;
+      keep(x_now[n / 2][n % 2]);
+    }
+#endif
     #pragma unroll 1
     for (int span = 0; span < CHUNK; span += SPAN) {
 #if BITS < 16 && !FLOATS
-      struct __align__(WHOLE ? 2 * SCALES : 2) Scales { T of[SCALES]; };
+      struct __align__(WHOLE ? 2 * SCALES : 2) Scales {
+        T of[SCALES];
+        __device__ __forceinline__ float number(int n) const {
+          if (!WHOLE || SCALES < 2) return (float)of[n];
+          const unsigned pair = ((const unsigned*)of)[n / 2];
+          return __uint_as_float(n % 2 ? pair & 0xFFFF0000u : pair << 16);
+        }
+      };
       Scales scale[MATRICES][2][2];  // and biases; by half of the 16 rows
       #pragma unroll
       for (int m = 0; m < 2 * MATRICES; m++)
         #pragma unroll
         for (int h = 0; h < 2; h++) {
           const int at = (chunk * CHUNK + span) * 64 / GROUP;
-          const T* const from = scale_tile + (m * 16 + r + h * 8) * scale_row + at;
+          const T* const from = scale_tile + (first_scales(m / 2, m % 2) + r + h * 8) * scale_row + at;
           Scales& to = scale[m / 2][m % 2][h];
           if (WHOLE) to = *(const Scales*)from;
           else
@@ -233,22 +310,32 @@
 #endif
       #pragma unroll
       for (int j = 0; j < SPAN; j++) {
-        if (!WHOLE && chunk * CHUNK + span + j >= K / 64) break;
+        const int group = span + j;
+        // The codes of a matrix, of a half of its rows and of a half of the lane's columns.
+        const auto codes_at = [&](int m, int h, int half) {
+          const Place at = CHUNK > SPAN ? first_row + code_bytes(group, half) + stage : codes_now[j][half];
+          return at + (m * 16 + h * 8) * CODES * 16;
+        };
+#if !ONE_ROW && !DIGITS
+        const auto x_at = [&](int t, int h) {
+          return x_now[t % APART][h] + ((APART > 1 ? 0 : t * 8 % ROWS * X) + group * 8) * 16;
+        };
+#endif
+        if (!WHOLE && chunk * CHUNK + group >= K / 64) break;
 #if DIGITS
-        const uint4* const record = now + ALL_CODES + (span + j) * DIGIT_PIECES;
+        const Place record = ring + stage + (ALL_CODES + group * DIGIT_PIECES) * 16;
         // Digits of the lane's columns, if the lane's column of a product is of them; their unit and sum.
-        const uint4 some = r / 2 == quad ? record[r % 2 * 4 + quad] : make_uint4(0, 0, 0, 0);
-        const float2 own = ((const float2*)(record + 8))[quad];
+        const uint4 some = r / 2 == quad ? shared_at<uint4>(record + (r % 2 * 4 + quad) * 16) : make_uint4(0, 0, 0, 0);
+        const float2 own = shared_at<float2>(record + 128 + quad * 8);
         #pragma unroll
         for (int m = 0; m < MATRICES; m++) {
-          const uint4* const codes = now + (m * 16 + r) * CODES + turned((span + j) * 2, r);
-          const uint2 up = ((const uint2*)codes)[quad], low = ((const uint2*)(codes + 8 * CODES))[quad];
+          const uint2 up = shared_at<uint2>(codes_at(m, 0, 0)), low = shared_at<uint2>(codes_at(m, 1, 0));
           int c[4] = {};
           byte_product(c, up.x & EVEN, low.x & EVEN, up.x >> 4 & EVEN, low.x >> 4 & EVEN, some.x, some.y);
           byte_product(c, up.y & EVEN, low.y & EVEN, up.y >> 4 & EVEN, low.y >> 4 & EVEN, some.z, some.w);
           #pragma unroll
           for (int h = 0; h < 2; h++) {
-            const float s = (float)scale[m][0][h].of[j * 64 / GROUP], o = (float)scale[m][1][h].of[j * 64 / GROUP];
+            const float s = scale[m][0][h].number(j * 64 / GROUP), o = scale[m][1][h].number(j * 64 / GROUP);
             const int n = c[h * 2] + c[h * 2 + 1] * 256;
             const float sum = fmaf(__int_as_float(n + INTEGER_BITS), own.x, -INTEGER_BASE * own.x);
             acc[m][0][h * 2] = fmaf(o, own.y, fmaf(s, sum, acc[m][0][h * 2]));
@@ -261,12 +348,11 @@
         for (int m = 0; m < MATRICES; m++)
           #pragma unroll
           for (int h = 0; h < 2; h++) {
-            const uint4* const codes = now + (m * 16 + r + h * 8) * CODES;
 #if GROUP == 32
-            const auto word = [&](int half) { return ((const unsigned*)(codes + turned((span + j) * 2 + half, r)))[quad]; };
+            const auto word = [&](int half) { return shared_at<unsigned>(codes_at(m, h, half)); };
             const uint2 u = make_uint2(word(0), word(1));
 #else
-            const uint2 u = ((const uint2*)(codes + turned((span + j) * 2, r)))[quad];
+            const uint2 u = shared_at<uint2>(codes_at(m, h, 0));
 #endif
             #pragma unroll
             for (int n = 0; n < 4; n++) {
@@ -275,23 +361,21 @@
             }
             #pragma unroll
             for (int g = 0; g < SUMS; g++) {
-              s[g][m][h] = (float)scale[m][0][h].of[j * 64 / GROUP + g];
-              o[g][m][h] = (float)scale[m][1][h].of[j * 64 / GROUP + g] - 128.f * s[g][m][h];
+              s[g][m][h] = scale[m][0][h].number(j * 64 / GROUP + g);
+              o[g][m][h] = scale[m][1][h].number(j * 64 / GROUP + g) - 128.f * s[g][m][h];
             }
           }
         #pragma unroll
         for (int t = 0; t < TILES; t++) {
-          const int row = (t * 8 + r) % ROWS;
           #pragma unroll
           for (int g = 0; g < SUMS; g++) {
             float d[4] = {}, c[MATRICES][4] = {};
             #pragma unroll
             for (int h = g; h < 2 * (g + 1) / SUMS; h++) {
-              const int piece = (span + j) * 8 + (BY_GROUP ? h * 4 + quad : quad * 2 + h);
 #if ONE_ROW
-              const uint4 some = all_x[chunk * X + piece];
+              const uint4 some = all_x[chunk * X + group * 8 + (BY_GROUP ? h * 4 + quad : quad * 2 + h)];
 #else
-              const uint4 some = apart(now[ALL_CODES + row * X + (piece ^ row % 2 * TURN)]);
+              const uint4 some = apart(shared_at<uint4>(x_at(t, h)));
 #endif
               product(d, ones, ones, ones, ones, some.x, some.y);
               product(d, ones, ones, ones, ones, some.z, some.w);
@@ -318,11 +402,9 @@
         for (int m = 0; m < MATRICES; m++)
           #pragma unroll
           for (int h = 0; h < 2; h++) {
-            const int own = m * 16 + r + h * 8;
-            const uint4* const codes = now + own * CODES;
 #if FLOATS
-            const int at = ((chunk * CHUNK + span + j) * 64 + quad * 16) / GROUP;
-            const Scale found = scale_tile[own * scale_row + at];
+            const int at = ((chunk * CHUNK + group) * 64 + quad * 16) / GROUP;
+            const Scale found = scale_tile[(first_scales(m, 0) + r + h * 8) * scale_row + at];
 #endif
 #if WIDE_SCALES == 1
             s[m][h] = found;
@@ -330,19 +412,19 @@
             const FloatScale s = float_scale(found);
 #endif
 #if BITS == 4
-            const uint2 u = ((const uint2*)(codes + turned((span + j) * 2, own)))[quad];
+            const uint2 u = shared_at<uint2>(codes_at(m, h, 0));
             a[m][h][0] = float_pairs(u.x, s);
             a[m][h][1] = float_pairs(u.y, s);
 #elif WIDE_SCALES == 1
-            const uint4 u = codes[turned((span + j) * 4 + quad, own)];
+            const uint4 u = shared_at<uint4>(codes_at(m, h, 0));
             a[m][h][0] = e4m3_numbers(make_uint2(u.x, u.y));
             a[m][h][1] = e4m3_numbers(make_uint2(u.z, u.w));
 #elif BITS == 8 && FLOATS
-            const uint4 u = codes[turned((span + j) * 4 + quad, own)];
+            const uint4 u = shared_at<uint4>(codes_at(m, h, 0));
             a[m][h][0] = float_numbers(make_uint2(u.x, u.y), s);
             a[m][h][1] = float_numbers(make_uint2(u.z, u.w), s);
 #elif BITS == 8
-            const uint4 u = codes[turned((span + j) * 4 + quad, own)];
+            const uint4 u = shared_at<uint4>(codes_at(m, h, 0));
             const auto own_group = [&](const Scales& from) {
 #if GROUP == 32
               return __bfloat162bfloat162(quad < 2 ? from.of[j * 2] : from.of[j * 2 + 1]);
@@ -354,13 +436,12 @@
             a[m][h][0] = byte_numbers(make_uint2(u.x, u.y), s, o);
             a[m][h][1] = byte_numbers(make_uint2(u.z, u.w), s, o);
 #else
-            a[m][h][0] = codes[turned((span + j) * 8 + quad * 2, own)];
-            a[m][h][1] = codes[turned((span + j) * 8 + quad * 2 + 1, own)];
+            a[m][h][0] = shared_at<uint4>(codes_at(m, h, 0));
+            a[m][h][1] = shared_at<uint4>(codes_at(m, h, 1));
 #endif
           }
         #pragma unroll
         for (int t = 0; t < TILES; t++) {
-          const int row = (t * 8 + r) % ROWS;
 #if WIDE_SCALES == 1
           float sums[MATRICES][4] = {};
           const auto sums_of = [&](int m) { return sums[m]; };
@@ -370,9 +451,9 @@
           #pragma unroll
           for (int h = 0; h < 2; h++) {
 #if ONE_ROW
-            const uint4 some = all_x[chunk * X + (span + j) * 8 + quad * 2 + h];
+            const uint4 some = all_x[chunk * X + group * 8 + quad * 2 + h];
 #else
-            const uint4 whole = now[ALL_CODES + row * X + ((span + j) * 8 + quad * 2 + h ^ row % 2)];
+            const uint4 whole = shared_at<uint4>(x_at(t, h));
             const uint4 some = BITS == 4 ? apart(whole) : whole;
 #endif
             #pragma unroll
@@ -393,12 +474,17 @@
       }
     }
     __syncwarp();
-    copy_codes(chunk + STAGES * WARPS, stage);
+    copy_codes(chunk + STAGES * WARPS, stage, STAGES);
 #if !ONE_ROW
-    copy_x(chunk + STAGES * WARPS, stage);
+    copy_x(chunk + STAGES * WARPS, stage, STAGES);
 #endif
     end_turn();
-    stage = stage + 1 < STAGES ? stage + 1 : 0;
+    #pragma unroll
+    for (int s = 0; s < SETS; s++) codes_from[s] += WARPS * CODES * 4;
+#if !ONE_ROW && !DIGITS
+    x_behind += WARPS * CHUNK * 64;
+#endif
+    stage = stage < (STAGES - 1) * STAGE * 16 ? stage + STAGE * 16 : 0;
   }
 #if DIGITS
   #pragma unroll
@@ -428,57 +514,67 @@
       to[24] = acc[m][t][3];
     }
   __syncthreads();
-  for (int i = threadIdx.x; i < PARTS * TILES * 128; i += WARPS * 32) {
+#if OFFSETS && GATED
+  const T* const offsets_of[2] = {offsets, offsets_up};
+#elif OFFSETS
+  const T* const offsets_of[1] = {offsets};
+#endif
+  constexpr int EACH = EXPERTS && !DIGIT_ROWS ? 4 : 1;  // neighbours that a thread stores at once
+  struct __align__(4 * EACH) Sums { float of[EACH]; };
+  struct __align__(2 * EACH) Elements { T of[EACH]; };
+  for (int i = threadIdx.x * EACH; i < PARTS * TILES * 128; i += WARPS * 32 * EACH) {
     const int own = i / 16 % PARTS, column = i / 16 / PARTS, row = i % 16;
 #if !SENDS && !DIGIT_ROWS
     if (column >= count) continue;
 #endif
-    float sum[SETS];
+    Sums sums[SETS] = {};
     #pragma unroll
-    for (int s = 0; s < SETS; s++) {
-      sum[s] = 0.f;
+    for (int s = 0; s < SETS; s++)
       #pragma unroll
-      for (int from = 0; from < WARPS; from++)
-        sum[s] += found[(from * MATRICES + own * SETS + s) * TILES * 128 + column * 16 + row];
-      sum[s] *= SUM_FACTOR;
-    }
+      for (int from = 0; from < WARPS; from++) {
+        const Sums some = *(const Sums*)(found + (from * MATRICES + own * SETS + s) * TILES * 128 + column * 16 + row);
+        #pragma unroll
+        for (int e = 0; e < EACH; e++) sums[s].of[e] += some.of[e];
+      }
     const int n = row_of(own) + row;
-#if OFFSETS && GATED
-    const T* const offsets_of[2] = {offsets, offsets_up};
-#elif OFFSETS
-    const T* const offsets_of[1] = {offsets};
-#endif
-#if OFFSETS
+    Elements elements;
     #pragma unroll
-    for (int s = 0; s < (GATED ? 2 : 1); s++)
-      if (offsets_of[s]) sum[s] = (float)(T)sum[s] + (float)offsets_of[s][expert * N + n];
+    for (int e = 0; e < EACH; e++) {
+      float sum[SETS];
+      #pragma unroll
+      for (int s = 0; s < SETS; s++) {
+        sum[s] = sums[s].of[e] * SUM_FACTOR;
+#if OFFSETS
+        if (offsets_of[s]) sum[s] = (float)(T)sum[s] + (float)offsets_of[s][expert * N + n + e];
 #endif
+      }
+#if FIRST
+      elements.of[e] = (T)JOINED(sum);
+#elif OTHERS
+      elements.of[e] = (T)gated(sum[0], (float)others[(size_t)(first + column) * OTHERS + n]);
+#else
+      elements.of[e] = (T)sum[0];
+#endif
+    }
 #if SENDS
     // Of four lanes, one sends all their elements.
-    const T element = (T)sum[0];
-    const unsigned bits = *(const unsigned short*)&element, next = __shfl_xor_sync(0xffffffffu, bits, 1);
+    const unsigned bits = *(const unsigned short*)elements.of, next = __shfl_xor_sync(0xffffffffu, bits, 1);
     unsigned words[2] = {row % 2 ? next : bits | next << 16};
     words[1] = __shfl_xor_sync(0xffffffffu, words[0], 2);
     if (column >= count) continue;
-    const size_t at = (size_t)(first + column) * Y_ROW + n;
-    y[at] = element;
     #pragma unroll
     for (int rank = 0; rank < RANKS; rank++)
-      if (rank != RANK && row % 4 == 0) sent((uint4*)(inbox[rank] + pieces_of(RANK, round)) + at / 4, words, round);
-#elif FIRST
-    const T element = (T)JOINED(sum);
-#if DIGIT_ROWS
+      if (rank != RANK && row % 4 == 0)
+        sent((uint4*)(inbox[rank] + pieces_of(RANK, round)) + ((size_t)(first + column) * Y_ROW + n) / 4, words, round);
+#elif DIGIT_ROWS
     const int pairs = EXPERTS ? first + column : 0;  // that come before, each with records of one row
     uint4* const records = digits + (size_t)pairs * (N / 64) * DIGIT_PIECES;
-    store_own_digits(records, EXPERTS ? 0 : column, DIGIT_ROWS, n, element, column < count);
+    store_own_digits(records, EXPERTS ? 0 : column, DIGIT_ROWS, n, elements.of[0], column < count);
     if (column >= count) continue;
 #endif
-    y[(size_t)(first + column) * Y_ROW + n] = element;
-#elif OTHERS
-    y[(size_t)(first + column) * Y_ROW + n] = (T)gated(sum[0], (float)others[(size_t)(first + column) * OTHERS + n]);
-#elif EXPERTS
-    y[(size_t)order[first + column] * Y_ROW + n] = (T)sum[0];
+#if EXPERTS && !FIRST
+    *(Elements*)(y + (size_t)order[first + column] * Y_ROW + n) = elements;
 #else
-    y[(size_t)(first + column) * Y_ROW + n] = (T)sum[0];
+    *(Elements*)(y + (size_t)(first + column) * Y_ROW + n) = elements;
 #endif
   }
