@@ -456,7 +456,7 @@ def test_short_prompts_are_read_in_graphed_steps() -> None:
 
 
 def test_wide_graphs_read_what_fits_into_the_time_for_prompts() -> None:
-    """512 rows take 36 ms, so that many prompts fill each graph, and one takes its share of it."""
+    """512 rows take 36 ms, so that many prompts fill each graph."""
     budget = with_graphs()
     for rows in (128, 256, 512):
         budget.observe(rows, 0, 0, 7e-5 * rows)
@@ -464,7 +464,8 @@ def test_wide_graphs_read_what_fits_into_the_time_for_prompts() -> None:
     assert budget.graphed(large, 0, 4096, 512, prompts=32) == 512
     assert budget.graphed(large, 0, 300, 512) == 300
     assert budget.graphed(budget.prompt_budget(8, 32), 8, 4096, 512, prompts=32) == 504
-    assert budget.graphed(budget.prompt_budget(8), 8, 128, 512) == 32
+    # Beside streams a chunk of 32 would have their time, but read at half of the highest rate.
+    assert budget.graphed(budget.prompt_budget(8), 8, 128, 512) == 120
 
 
 def test_large_steps_fill_their_graphs() -> None:
@@ -579,7 +580,7 @@ def test_prompts_beside_streams_are_read_in_chunks_that_are_worth_their_fixed_co
     """Chunks of 32 to 48 tokens took 4.5 ms each, a prompt of 600 tokens 70 ms instead of 16."""
     budget = with_experts()
     assert budget.graphed(budget.prompt_budget(16), 16, 600, 2048) == 600
-    assert budget.graphed(budget.prompt_budget(16), 16, 20_000, 2048) == 1008
+    assert budget.graphed(budget.prompt_budget(16), 16, 20_000, 2048) == 2032
     many = budget.graphed(budget.prompt_budget(16, 9), 16, 20_000, 2048, prompts=9)
     assert many >= 1008, "what the allowance grants is not cut"
 

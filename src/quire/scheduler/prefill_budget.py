@@ -56,8 +56,13 @@ _FEWER_ROWS = 512
 """Most rows of a graphed step whose time depends on how much of its graph it fills."""
 _MANY_ROWS = 1024
 """Fewest rows of a graphed step that fill a graph, unless no more prompt tokens wait."""
-_WORTH_RATE = 0.5
-"""A graphed step beside streams reads prompts at least at this fraction of the highest rate."""
+_WORTH_RATE = 0.8
+"""A graphed step beside streams reads prompts at least at this fraction of the highest rate.
+
+Steps after it only generate until their allowances have paid for it, so streams are as fast as with
+smaller steps, but pause for longer: Llama 8B on an H100 reads 20,000 tokens beside 8 streams in
+0.75 s instead of 1.2 with 0.5 (simulated), and the longest step takes 21 ms instead of 10.
+"""
 _LONGER = 2.0
 """A step that fills a larger graph may take this multiple of `step_s`."""
 _FASTER = 1.05
