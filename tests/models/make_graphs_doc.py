@@ -65,7 +65,7 @@ a relative error of 0.001 to 0.002, from 128 to 2,048 rows, with up to 20,000 ke
 rows read codes; behind the first 512 of their rows they read the workspace, too. In a warmed
 engine of 4 layers in Llama 8B's shape the graphs of all sizes agreed on an H100.
 
-Steps of families with indexers (`deepseek_v32`, `glm_moe_dsa`) of 64 rows have up to
+Steps of families with indexers (`deepseek_v32`, `glm_moe_dsa`, `hy_v4`) of 64 rows have up to
 {most_keys(MAX_ROWS):,} keys each.
 
 MLX computes a node without a kernel between two graphs of the step. A family with such a node that

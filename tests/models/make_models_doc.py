@@ -118,9 +118,9 @@ of training: so a token's key does not depend on what follows, where the publish
 from one set to the other within a sequence. "Dynamic" is served up to `max_position_embeddings`,
 within which it changes nothing.
 
-In DeepSeek V3.2 and GLM-5 an indexer chooses `index_topk` keys for each query, of keys with equal
-scores the first. Its own keys are kept beside the latents, unpacked in every KV format. Mamba,
-Falcon Mamba and Mamba 2, without attention, have no limit of their own: a million tokens are
+In DeepSeek V3.2, GLM-5 and Hunyuan 4 an indexer chooses `index_topk` keys for each query, of keys
+with equal scores the first. Its own keys are kept beside the latents, unpacked in every KV format.
+Mamba, Falcon Mamba and Mamba 2, without attention, have no limit of their own: a million tokens are
 offered. Channels of Kimi Linear's and Ling 3.0's states forget each by itself. Quire's CPU kernels
 know that. MLX's fused delta rule does not, so that without them, and on a GPU, these states are
 advanced token by token in plain operations, and prompts are read slowly for the model's size.

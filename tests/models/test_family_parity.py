@@ -152,7 +152,7 @@ def test_who_gave_way_goes_on_as_if_alone(opened: Callable[[str], Opened], famil
     "family",
     [
         *("deepseek_v3", "mistral4", "kimi_linear", "glm_moe_dsa-shared", "mimo_v2_flash"),
-        "longcat_flash",
+        *("longcat_flash", "hy_v4"),
     ],
 )
 def test_packed_values_of_another_size_are_as_if_alone(

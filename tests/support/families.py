@@ -460,6 +460,15 @@ CONFIGS: dict[str, dict[str, Any]] = HYBRIDS | {
         **_INDEXER,
         rope_parameters=YARN | {"mscale": 0.7, "mscale_all_dim": 1.2},
     ),
+    "hy_v4": config(
+        "hy_v4",
+        **_latent(norm_topk_prob=True, q_lora_rank=24, n_shared_experts=1),
+        **_INDEXER,
+        indexer_types=["full", "shared", "full"],
+        hc_mult=3,
+        swiglu_limit=0.7,
+        mlp_layer_types=["dense", "sparse", "sparse"],
+    ),
     "minimax_m2": config(
         "minimax_m2", num_local_experts=8, num_experts_per_tok=2, head_dim=16, rotary_dim=8
     ),

@@ -89,6 +89,7 @@ class Gating:
     Attributes:
         activation: its name, see `COMPILED`.
         limit: upper bound of `activation(x)` and bound of `y` on both sides (Step 3.5); 0 for none.
+        inner: whether `limit` bounds `x` instead of `activation(x)` (Hunyuan 4).
         alpha: gpt-oss's `x * sigmoid(alpha * x) * (y + 1)`, in which `limit` bounds `x` instead;
             0 is without.
     """
@@ -96,6 +97,7 @@ class Gating:
     activation: str
     limit: float = 0.0
     alpha: float = 0.0
+    inner: bool = False
 
     @property
     def plain(self) -> bool:
@@ -116,7 +118,8 @@ def gated(gating: Gating, activation: Activation, x: mx.array, y: mx.array) -> m
         bounded, value = mx.minimum(x, high), mx.clip(y, low, high)  # in float32
         slope = mx.array(gating.alpha)
         return (bounded * mx.sigmoid(bounded * slope) * (value + _ONE)).astype(x.dtype)
-    return (mx.minimum(activation(x), high) * mx.clip(y, low, high)).astype(x.dtype)
+    active = activation(mx.minimum(x, high)) if gating.inner else mx.minimum(activation(x), high)
+    return (active * mx.clip(y, low, high)).astype(x.dtype)
 
 
 class ElementOperations:

@@ -43,6 +43,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "gpt_oss": {"num_key_value_heads": 8, "head_dim": 64},
     "helium": {"num_key_value_heads": 20, "head_dim": 128},
     "hy_v3": {"num_key_value_heads": 8, "head_dim": 128},
+    "hy_v4": {"q_lora_rank": 1536},
     "internlm3": {"num_key_value_heads": 2, "head_dim": 128},
     "iquestcoder": {"num_key_value_heads": 8, "head_dim": 128},
     "jamba": {"num_key_value_heads": 8},

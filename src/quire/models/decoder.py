@@ -18,6 +18,7 @@ from quire.models.decoder_layers import layer_of
 from quire.models.description import Description
 from quire.models.layers.common import embed, project_logits
 from quire.models.layers.rope import Rope
+from quire.models.layers.streams import StreamHead
 from quire.models.prediction_head import PredictionHead
 from quire.models.shares import Cuts, Split, head_rows
 from quire.models.stages import LayeredDecoder, LayeredModel
@@ -41,6 +42,10 @@ class Decoder(LayeredDecoder):
             self.layers.append(layer_of(whole, layer, first))
             first += len(layer.mixers)
         self.norm = whole.norm.module(whole.hidden_size)
+        self._streams = 1
+        if whole.streams is not None:
+            self._streams = whole.streams.count
+            self.hc_head = StreamHead(whole.streams, whole.hidden_size)
         kinds = dict.fromkeys(mixer.rotation for mixer in whole.mixers)
         self._ropes = tuple((kind, Rope(*kind)) for kind in kinds if kind is not None)
         self._captured: tuple[int, ...] = ()
@@ -60,11 +65,13 @@ class Decoder(LayeredDecoder):
         return mx.concatenate([y, *(states[each] for each in self._captured)], axis=-1)
 
     def embed(self, step: ForwardContext) -> mx.array:
-        """Return the first layer's input, `[T, hidden]`."""
+        """Return the first layer's input, `[T, hidden]`, as often as there are streams."""
         x = self.embedded(step.tokens)
         if "embed_positions" in self:
             x = x + embed(self.embed_positions, step.positions, x.dtype)
-        return x if step.media is None else step.media.replaced(x)
+        if step.media is not None:
+            x = step.media.replaced(x)
+        return x if self._streams == 1 else mx.concatenate([x] * self._streams, axis=-1)
 
     def through(self, x: mx.array, step: ForwardContext, layers: Iterable[int]) -> list[mx.array]:
         """Return the input of each layer, and the last layer's output, `[T, hidden]` each."""
@@ -81,7 +88,7 @@ class Decoder(LayeredDecoder):
         return self.through(x, step, layers)[-1]
 
     def ended(self, x: mx.array) -> mx.array:
-        y: mx.array = self.norm(x)
+        y: mx.array = self.norm(self.hc_head(x) if "hc_head" in self else x)
         return y
 
     def capture(self, layers: tuple[int, ...]) -> None:

@@ -11,6 +11,7 @@ from quire.device.device import current_device
 from quire.models.base import ForwardContext, Module
 from quire.models.description import Description, Layer, NormPlacement, Rotation
 from quire.models.layers.rope import Rotate
+from quire.models.layers.streams import HyperConnection
 
 Rotations = Mapping[Rotation, Rotate]
 """Rotations of a step's positions, by kind."""
@@ -174,6 +175,23 @@ class ShortcutLayer(DecoderLayer):
         return self._add(x, summed(fed, self._part))
 
 
+class StreamsLayer(DecoderLayer):
+    """A layer between several residual streams, with norms before each block."""
+
+    def __init__(self, whole: Description, layer: Layer, first: int) -> None:
+        super().__init__(whole, layer, first)
+        assert whole.streams is not None, "the layers of streams"
+        self.attn_hc = HyperConnection(whole.streams, whole.hidden_size)
+        self.ffn_hc = HyperConnection(whole.streams, whole.hidden_size)
+
+    def __call__(self, x: mx.array, step: ForwardContext, rotate: Rotations) -> mx.array:
+        """`[T, streams * hidden]` -> the same."""
+        y, weights = self.attn_hc.read(x)
+        x = self.attn_hc.written(x, self._mix(self.input_layernorm(y), step, rotate), weights)
+        y, weights = self.ffn_hc.read(x)
+        return self.ffn_hc.written(x, self._feed(self.post_attention_layernorm(y), step), weights)
+
+
 class GatedLayer(DecoderLayer):
     """A cross-attention layer inserted into a text decoder (arXiv:2407.21783, section 7).
 
@@ -205,6 +223,7 @@ _LAYERS: dict[NormPlacement, type[DecoderLayer]] = {
     NormPlacement.PARALLEL: ParallelLayer,
     NormPlacement.BESIDE: BesideLayer,
     NormPlacement.SHORTCUT: ShortcutLayer,
+    NormPlacement.STREAMS: StreamsLayer,
     NormPlacement.GATED: GatedLayer,
 }
 

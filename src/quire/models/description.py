@@ -15,6 +15,7 @@ from quire.device.ranks import WHOLE, Part
 from quire.models.base import Module
 from quire.models.layers.norm import LayerNorm, RMSNorm, UnweightedNorm
 from quire.models.layers.rope import RopeParameters
+from quire.models.layers.streams import Streams
 from quire.models.shares import Cut, Cuts, Split, within
 
 Rotation = tuple[int, RopeParameters]
@@ -32,6 +33,7 @@ class NormPlacement(Enum):
     PARALLEL = "once, before both blocks, which are added together"
     BESIDE = "before each block, both of which read what comes in"
     SHORTCUT = "before each block, of two layers whose experts are added behind both"
+    STREAMS = "before each block, which reads and writes several residual streams"
     GATED = "before each block, whose output a learned gate weighs; for rows that attend to media"
 
 
@@ -159,6 +161,7 @@ class Description:
             generated.
         part: the rank whose share this is. The outputs of the ranks' blocks are summed, and each
             has as many rows of the head.
+        streams: residual streams, if there are several.
         ahead: the layer with which some checkpoints predict the token after the next.
     """
 
@@ -177,6 +180,7 @@ class Description:
     positions: int = 0
     marks: int = 0
     part: Part = WHOLE
+    streams: Streams | None = None
     ahead: Layer | None = None
 
     @property

@@ -50,6 +50,7 @@ FAMILIES = [
     "gpt2",
     "dbrx",
     "longcat_flash",
+    "hy_v4",
 ]
 PAGE, TURBO = KVFormat("page", 4, 4), KVFormat("turbo", 3.5, 3.5)
 

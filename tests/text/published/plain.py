@@ -209,6 +209,7 @@ PLAIN: tuple[Published, ...] = (
         {"<|endoftext|>": 100257, "<|im_end|>": 100279},
         {"<|im_start|>": 100278},
     ),
+    Published(("hy_v4",), "tencent/Hy4-preview", "none"),
     Published(("helium",), "kyutai/helium-1-2b", "none"),
     Published(("starcoder2",), "bigcode/starcoder2-15b", "none", ends={"<|endoftext|>": 0}),
     Published(

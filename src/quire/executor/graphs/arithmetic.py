@@ -143,5 +143,8 @@ def gated(gating: Gating, x: str, y: str, dtype: mx.Dtype) -> str:
     if gating.alpha:
         bounded, slope = f"smaller({x}, {high})", literal(gating.alpha, mx.float32)
         return rounded(f"{bounded} * sigmoid({bounded} * {slope}) * ({value} + 1.f)", dtype)
-    active = activated(gating.activation, x, dtype)
-    return rounded(f"smaller({active}, {high}) * {value}", dtype)
+    if gating.inner:
+        active = activated(gating.activation, f"smaller({x}, {high})", mx.float32)
+    else:
+        active = f"smaller({activated(gating.activation, x, dtype)}, {high})"
+    return rounded(f"{active} * {value}", dtype)

@@ -12,7 +12,7 @@ from quire.core.errors import ModelError
 from quire.core.values import require
 from quire.models.base import LanguageModel
 from quire.models.decoder import DecoderModel
-from quire.models.description import Description, Layer
+from quire.models.description import Description, FeedForward, Layer
 from quire.models.families.common import (
     EXPERT_PARTS,
     Family,
@@ -72,7 +72,7 @@ def deepseek_v3_described(s: Settings, unused: tuple[str, ...] = ()) -> tuple[De
 def glm_moe_dsa(s: Settings) -> LanguageModel:
     s = s.filled(routed_scaling_factor=2.5, n_shared_experts=1, rms_norm_eps=1e-5)
     s = s.filled(index_n_heads=32, indexer_rope_interleave=True)
-    return _sparse(s, _choosing_layers(s))
+    return _sparse(s, choosing_layers(s))
 
 
 def deepseek_v32(s: Settings) -> LanguageModel:
@@ -102,16 +102,27 @@ def _sparse(s: Settings, choosing: tuple[bool, ...]) -> LanguageModel:
         halves=s.flag("rope_interleave", default=True) and not s.flag("indexer_rope_interleave"),
         limit=s.integer("index_topk", default=2048),
     )
+    layers = indexed_layers(usual, indexer, choosing, feed_forward=experts)
+    return latent_decoder(s, usual, layers, first=first)
+
+
+def indexed_layers(
+    usual: LatentAttention,
+    indexer: Indexer,
+    choosing: tuple[bool, ...],
+    feed_forward: FeedForward,
+) -> tuple[Layer, ...]:
+    """Return layers whose queries attend to selected keys. For `choosing`, see `_sparse`."""
     layers = []
     last = 0
     for index, chooses in enumerate(choosing):
         last = index if chooses else last
         kind = replace(usual, indexer=indexer) if chooses else replace(usual, chosen_by=last)
-        layers.append(Layer((kind,), experts))
-    return latent_decoder(s, usual, tuple(layers), first=first)
+        layers.append(Layer((kind,), feed_forward))
+    return tuple(layers)
 
 
-def _choosing_layers(s: Settings) -> tuple[bool, ...]:
+def choosing_layers(s: Settings) -> tuple[bool, ...]:
     """Return whether each layer has an indexer.
 
     Raises:

@@ -73,7 +73,7 @@ def bailing_hybrid(s: Settings) -> LanguageModel:
     s.only("hidden_act", "silu")
     s = s.filled(**{ours: s.value(key) for key, ours in _KEYS.items() if s.has(key)})
     s = s.filled(rope_theta=6e6, **_USUAL)
-    latents = replace(latent_attention(s), head_gate=True)
+    latents = replace(latent_attention(s), gate_dim=1)
     delta = KimiDelta(
         heads=s.integer("linear_num_heads", default=s.integer("num_attention_heads")),
         head_dim=s.integer("linear_head_dim", default=s.integer("head_dim", default=128)),

@@ -1,23 +1,36 @@
-"""Hunyuan, dense and with experts, and Hunyuan 3."""
+"""Hunyuan, dense and with experts, Hunyuan 3 and Hunyuan 4."""
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+from functools import partial
+
+import mlx.core as mx
+
 from quire.models.base import LanguageModel
+from quire.models.description import NormPlacement
 from quire.models.families.common import (
+    EXPERT_PARTS,
     Family,
     attention,
     decoder,
     dense_by_type,
     mlp,
     rms,
+    sigmoid_mixture,
     softmax_mixture,
     uniform_layers,
     with_dense,
 )
+from quire.models.families.deepseek import choosing_layers, indexed_layers, latent_attention
 from quire.models.layers.attention import Attention, QKNorm
+from quire.models.layers.indexer import Indexer
+from quire.models.layers.latent_attention import LatentAttention
 from quire.models.layers.routers import SigmoidRouter, SoftmaxRouter
+from quire.models.layers.streams import Streams
 from quire.models.settings import Settings
-from quire.models.weights.names import Names
+from quire.models.weights.names import Names, Weights
 
 NAMES = Names(
     renamed={
@@ -100,8 +113,83 @@ def hy_v3(s: Settings) -> LanguageModel:
     return decoder(s, layers, names, norm=norm)
 
 
+def hy_v4(s: Settings) -> LanguageModel:
+    """Build Hunyuan 4: latent attention to selected keys, between several residual streams."""
+    s = s.filled(rms_norm_eps=1e-5, routed_scaling_factor=2.827, n_shared_experts=1)
+    s = s.filled(num_experts_per_tok=8, moe_intermediate_size=768, rope_interleave=False)
+    s = s.filled(index_topk_freq=4, index_skip_topk_offset=2)
+    s.only("moe_layer_freq", 1)
+    s.only("layer_types", ["indexed_attention"] * s.integer("num_hidden_layers"))
+    norm = rms(s)
+    usual = latent_attention(s)
+    usual = replace(usual, gate_dim=usual.value_dim, sinks=True)
+    indexer = Indexer(
+        heads=s.integer("index_n_heads", default=16),
+        dim=s.integer("index_head_dim", default=128),
+        rotated_dim=usual.rotated_dim,
+        halves=False,
+        limit=s.integer("index_topk", default=2048),
+        last=True,
+        eps=norm.eps,
+    )
+    limit = max(s.number("swiglu_limit", default=10.0), 0.0)
+    experts = sigmoid_mixture(s, limit=limit, inner_limit=True)
+    first = s.integer("first_k_dense_replace", default=1, minimum=0)
+    layers = indexed_layers(usual, indexer, choosing_layers(s), feed_forward=experts)
+    streams = Streams(
+        count=s.integer("hc_mult", default=4),
+        magnitude=s.number("hc_magnitude", default=2.0),
+        eps=s.number("hc_eps", default=1e-6),
+        norm_eps=norm.eps,
+    )
+    names = Names(
+        renamed=EXPERT_PARTS | _STREAMS,
+        unused=("mtp_layers.",),
+        prepare=partial(_hy_v4_tensors, latents=usual, streams=streams.count),
+    )
+    return decoder(
+        s,
+        with_dense(layers, mlp(s, bias=False), dense_by_type(s, first)),
+        names,
+        placement=NormPlacement.STREAMS,
+        streams=streams,
+    )
+
+
+_STREAMS = {
+    "self_attn.learnable_sink_param": "self_attn.sinks",
+    "self_attn.linear_gate": "self_attn.g_proj",
+    "self_attn.gate_proj": "self_attn.g_proj",
+    "hc_attn_layer": "attn_hc",
+    "hc_attn_layer.hc_pre": "attn_hc",
+    "hc_mlp_layer": "ffn_hc",
+    "hc_mlp_layer.hc_pre": "ffn_hc",
+    # As transformers 5.24 saves what it has read.
+    "hc_pre.hc_attn_layer": "attn_hc",
+    "hc_pre.hc_mlp_layer": "ffn_hc",
+    "hc_pre.hc_head": "hc_head",
+    "mlp.linear_gate": "mlp.gate_proj",
+    "shared_experts.linear_gate": "shared_expert.gate_proj",
+    **dict.fromkeys(("hc_fn", "hc_head_fn", "fn"), "mixing.weight"),
+    **dict.fromkeys(("hc_base", "hc_head_base"), "base"),
+    **dict.fromkeys(("hc_scale", "hc_head_scale"), "scale"),
+}
+_SCALE = re.compile(r".*(\.hc_\w+|_hc)\.(.*_)?scale")
+
+
+def _hy_v4_tensors(weights: Weights, latents: LatentAttention, streams: int) -> Weights:
+    """Split the latents' matrices, and repeat the scales of streams for each stream."""
+    ready = latents.absorbed(weights)
+    for name, array in ready.items():
+        if _SCALE.fullmatch(name):
+            outputs = streams if ".hc_head." in name else 2 * streams
+            ready[name] = mx.repeat(array, outputs // array.size)
+    return ready
+
+
 FAMILIES = (
     Family("hunyuan_v1_dense", "Hunyuan 0.5B to 7B", hunyuan_dense),
     Family("hunyuan_v1_moe", "Hunyuan A13B", hunyuan_moe),
     Family("hy_v3", "Hunyuan 3", hy_v3),
+    Family("hy_v4", "Hunyuan 4", hy_v4),
 )

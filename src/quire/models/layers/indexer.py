@@ -15,8 +15,6 @@ from quire.models.base import ForwardContext, Module
 from quire.models.layers.norm import LayerNorm
 from quire.models.layers.rope import Rotate
 
-_NORM_EPS = 1e-6
-
 
 @dataclass(frozen=True)
 class Indexer:
@@ -24,10 +22,12 @@ class Indexer:
     heads.
 
     Attributes:
-        dim: size of a query and of a key; their first `rotated_dim` elements are rotated.
+        dim: size of a query and of a key, of which `rotated_dim` elements are rotated.
         halves: whether a rotated pair consists of an element of the first half and one of the
             second, although the rotation takes neighbours.
         limit: number of keys selected for each query.
+        last: whether the last elements are rotated, instead of the first.
+        eps: epsilon of the keys' norm.
     """
 
     heads: int
@@ -35,6 +35,8 @@ class Indexer:
     rotated_dim: int
     halves: bool
     limit: int
+    last: bool = False
+    eps: float = 1e-6
 
 
 class KeyIndexer(Module):
@@ -50,7 +52,7 @@ class KeyIndexer(Module):
         self._scale = (kind.heads * kind.dim) ** -0.5
         self.wq_b = nn.Linear(query_dim, kind.heads * kind.dim, bias=False)
         self.wk = nn.Linear(hidden_size, kind.dim, bias=False)
-        self.k_norm = LayerNorm((kind.dim,), _NORM_EPS, bias=True)
+        self.k_norm = LayerNorm((kind.dim,), kind.eps, bias=True)
         self.weights_proj = nn.Linear(hidden_size, kind.heads, bias=False)
 
     def __call__(self, x: mx.array, latent: mx.array, step: ForwardContext, rotate: Rotate) -> None:
@@ -67,9 +69,14 @@ class KeyIndexer(Module):
         step.choose(self._layer, q, k, weights=weights, limit=kind.limit)
 
     def _rotated(self, x: mx.array, rotate: Rotate) -> mx.array:
-        """Rotate the first part of each head: `[T, heads, dim]`."""
-        rotated, plain = mx.split(x, [self._kind.rotated_dim], axis=-1)
-        if self._kind.halves:
+        """Rotate a part of each head: `[T, heads, dim]`."""
+        kind = self._kind
+        if kind.last:
+            plain, rotated = mx.split(x, [kind.dim - kind.rotated_dim], axis=-1)
+        else:
+            rotated, plain = mx.split(x, [kind.rotated_dim], axis=-1)
+        if kind.halves:
             # Move pairs side by side. They stay so, as the order of elements affects no score.
             rotated = mx.unflatten(rotated, -1, (2, -1)).swapaxes(-1, -2).flatten(-2)
-        return mx.concatenate([rotate(rotated), plain], axis=-1)
+        parts = [rotate(rotated), plain]
+        return mx.concatenate(parts[::-1] if kind.last else parts, axis=-1)

@@ -50,7 +50,9 @@ class LatentAttention:
         indexer: selects the keys that each query attends to; it needs a latent of the queries. None
             means all keys, or those that the layer `chosen_by` selected.
         temperature: scaling of queries by position; None means none.
-        head_gate: whether each head's output has a gate.
+        gate_dim: number of gates of a head's output, 1 or `value_dim`; 0 means none.
+        sinks: whether each head has an extra logit in the softmax, without a value
+            (arXiv:2309.17453).
         attribute: the module's name within a layer.
     """
 
@@ -66,7 +68,8 @@ class LatentAttention:
     indexer: Indexer | None = None
     chosen_by: int | None = None
     temperature: Temperature | None = None
-    head_gate: bool = False
+    gate_dim: int = 0
+    sinks: bool = False
     attribute: str = "self_attn"
 
     @property
@@ -91,7 +94,8 @@ class LatentAttention:
             "q_b_proj": queries,
             "embed_q": rows((heads, 1)),
             "unembed_out": rows((heads, 1)),
-            "g_proj": rows((heads, 1)),
+            "g_proj": rows((heads, self.gate_dim)),
+            "sinks": rows((heads, 1)),
             "o_proj": inputs((heads, self.value_dim)),
         }
         return replace(self, heads=split.heads(heads)), cuts
@@ -162,8 +166,10 @@ class LatentSelfAttention(Module):
         self.kv_a_layernorm = RMSNorm(latent, eps=_NORM_EPS)
         self.embed_q = HeadLinear(kind.heads, kind.plain_dim, latent)
         self.unembed_out = HeadLinear(kind.heads, latent, kind.value_dim)
-        if kind.head_gate:
-            self.g_proj = nn.Linear(hidden_size, kind.heads, bias=False)
+        if kind.gate_dim:
+            self.g_proj = nn.Linear(hidden_size, kind.heads * kind.gate_dim, bias=False)
+        if kind.sinks:
+            self.sinks = mx.zeros(kind.heads)
         self.o_proj = nn.Linear(kind.heads * kind.value_dim, hidden_size, bias=kind.bias)
         self._matrices: tuple[Matrix, ...] = ()
         """The projection matrices of queries, or of their latents, and of key latents. Filled in at
@@ -189,11 +195,18 @@ class LatentSelfAttention(Module):
         latent = self.kv_a_layernorm(latent)[:, None]  # [T, 1, latent_dim]
         k = mx.concatenate([latent, rotate(key[:, None])], axis=-1)
         out = step.attend(  # [T, heads, latent_dim]
-            self._layer, q, k, latent, scale=kind.scale, chosen_by=self._chosen_by
+            self._layer,
+            q,
+            k,
+            latent,
+            scale=kind.scale,
+            sinks=self.get("sinks"),
+            chosen_by=self._chosen_by,
         )
         out = self.unembed_out(out)
-        if kind.head_gate:
-            out = out * mx.sigmoid(self.g_proj(x).astype(mx.float32)).astype(x.dtype)[..., None]
+        if kind.gate_dim:
+            gate = mx.sigmoid(self.g_proj(x).astype(mx.float32)).astype(x.dtype)
+            out = out * gate.reshape(rows, kind.heads, kind.gate_dim)
         y: mx.array = self.o_proj(out.reshape(rows, -1))
         return y
 

@@ -139,6 +139,7 @@ class Mixture:
         clamp: alpha and limit of gpt-oss's gate, if it replaces the usual one.
         limit, shared_limit: bounds of both factors of the gates of the experts and of the shared
             one, see `Gating`; 0 means none.
+        inner_limit: whether `limit` bounds what the experts' activation is applied to.
         weighted_input: whether the experts' inputs are weighted, instead of their outputs.
         gated: whether experts have gates, including the shared one.
         latent_dim: width of the experts' inputs and outputs, if projections reduce rows to it; else
@@ -163,6 +164,7 @@ class Mixture:
     clamp: tuple[float, float] | None = None
     limit: float = 0.0
     shared_limit: float = 0.0
+    inner_limit: bool = False
     weighted_input: bool = False
     gated: bool = True
     latent_dim: int = 0
@@ -213,7 +215,7 @@ class Mixture:
         if self.clamp is not None:
             alpha, limit = self.clamp
             return Gating(self.activation, limit, alpha)
-        return Gating(self.activation, self.limit)
+        return Gating(self.activation, self.limit, inner=self.inner_limit)
 
 
 class SparseMoE(Module):
