@@ -181,7 +181,7 @@ class Simulation:
     def _read(self, plan: StepPlan, result: StepResult) -> None:
         self.scheduler.update(plan, result)
         if self.head is not None:
-            self.head.observe(plan, result, 0.0)
+            self.head.take(result.guesses)
 
     def _resolved(self, plan: StepPlan) -> StepPlan:
         """Return a plan with the places and tokens of rows that follow the step before."""

@@ -257,7 +257,14 @@ class StepAttention:
     def stores(self, layers: Iterable[int]) -> list[LayerStore]:
         """Return the blocks that layers read, where all rows have one format."""
         group, owner, format = self._layout.group, self._layout.owner, self._rows[0].format
-        return [self._pools.kv(group[each], format).layers[owner[each]] for each in layers]
+        pools: dict[int, KVPool] = {}  # a format's hash takes a while
+        found = []
+        for layer in layers:
+            own = group[layer]
+            if own not in pools:
+                pools[own] = self._pools.kv(own, format)
+            found.append(pools[own].layers[owner[layer]])
+        return found
 
     def states(self, layer: int) -> Mapping[str, mx.array]:
         """Return a layer's recurrent states, where all rows have one format."""

@@ -250,8 +250,8 @@ class Engine:
         drafting, scheduler = self._scheduler.drafting, self._scheduler
         drafting.computing_s = 0.0
         plan = scheduler.schedule()
-        if plan is not None and self._head is not None:
-            plan = replace(plan, guess=drafting.worth_guessing(scheduler.running))
+        if plan is not None and (guess := drafting.worth_guessing(scheduler.running)):
+            plan = replace(plan, guess=guess)
         before, self._running = self._running, plan
         before_at, self._started_at = self._started_at, self._executor.launch(plan)
         # The device has its next step by now.
@@ -291,8 +291,7 @@ class Engine:
         self._unobserved.append((plan, result, self._waited_s))
         self._scheduler.update(plan, result)
         if self._head is not None:
-            known_s = _known_seconds(self._scheduler, plan) if result.guesses else 0.0
-            self._head.observe(plan, result, known_s)
+            self._head.take(result.guesses)
         self._faults = 0
         return result.seconds
 
@@ -427,6 +426,7 @@ def _observe_duration(
     budget, seconds = scheduler.prefill_budget, result.seconds
     if result.guesses and head is not None:
         known = _known_seconds(scheduler, plan, graphed=result.graphed)
+        head.observe(plan, result, known)
         if plan.prompt_rows or not known:
             return
         seconds *= known / (known + plan.guess * head.token_s(len(result.guesses)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 
 import mlx.core as mx
@@ -229,7 +228,7 @@ class EagerExecutor:
         if not self._layers_launched:
             self._started_at = started
         self._layers_launched = False
-        mx.async_eval(step.first if waits else step.to_eval)
+        mx.async_eval(self.pools.arrays(_FIRST_LAYER) if waits else step.to_eval)
         self._launch_s = time.perf_counter() - started
 
     def _holds_back(self) -> bool:
@@ -262,12 +261,11 @@ class EagerExecutor:
         # the pools would be waiting for the next step, too, once that is launched.
         with_output = rows.graphed or rows.in_place
         layers = self._guessed_layers if with_output else self._layers
-        pools = self.pools.arrays(layers)
+        pools = self.pools.arrays(layers) if layers else []
         return LaunchedStep(
             plan,
             rows,
             self.media.sizes(plan.encoding),
-            first=tuple(self.pools.arrays(_FIRST_LAYER)),
             to_eval=(*rows.arrays, *encoded, *given, *pools),
         )
 
@@ -349,8 +347,8 @@ class EagerExecutor:
             if vector is not None:
                 vectors[each.number] = vector
         others = (*done.others, *self._vectors.sums)
-        done = replace(
-            done, sampling=tuple(sampling), row_of=row_of, vectors=vectors, others=others
+        done = done._replace(
+            sampling=tuple(sampling), row_of=row_of, vectors=vectors, others=others
         )
         if not rows:
             return done
@@ -378,7 +376,7 @@ class EagerExecutor:
         if self._observe is not None:
             if own.graphed:  # they are read after the next step was computed
                 logits = logits + 0
-                done = replace(done, others=(*done.others, logits))
+                done = done._replace(others=(*done.others, logits))
             self._observe([row for each in done.sampling for row in sampled_rows(each)], logits)
         rows: list[RowSampling] = []
         for each in done.sampling:
@@ -391,8 +389,8 @@ class EagerExecutor:
         moved = None if following is None else following.sampling(done.sampling)
         unsampled = Unsampled(logits, rows, states, moved=moved)
         if plan.awaits_masks:
-            return replace(done, unsampled=unsampled)
-        return replace(done, drawn=self._drawn(unsampled, plan.guess))
+            return done._replace(unsampled=unsampled)
+        return done._replace(drawn=self._drawn(unsampled, plan.guess))
 
     def _drawn(self, rows: Unsampled, guess: int) -> Drawn:
         """Sample tokens, and run the draft head for `guess` tokens after each of them."""

@@ -85,9 +85,8 @@ class Following:
         self._sequences, self._before = sequences, before
         self.behind = max([each.behind for each in sequences])
         self._kept = int32(before.lasts) if before.rows is None else before.rows
-        self._rejected = self._rejected_before(
-            [self._place(each) for each in sequences for _ in range(each.count)]
-        )
+        self._places = [self._place(each) for each in sequences for _ in range(each.count)]
+        self._rejected = self._rejected_before(self._places)
 
     def tokens(self) -> mx.array:
         """Return the rows' tokens, int32 `[T]`."""
@@ -119,7 +118,9 @@ class Following:
     def sampling(self, sampling: Sequence[ScheduledSequence]) -> Moved:
         """Return how the sampled rows of sequences are moved."""
         each_row = [each for each in sampling for _ in range(each.sampled)]
-        rejected = self._rejected_before([self._place(each) for each in each_row])
+        places, rejected = [self._place(each) for each in each_row], self._rejected
+        if places != self._places:
+            rejected = self._rejected_before(places)
         return Moved(rejected, [each.behind for each in each_row])
 
     def _place(self, each: ScheduledSequence) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -73,8 +73,7 @@ class Unsampled(NamedTuple):
     moved: Moved | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Drawn:
+class Drawn(NamedTuple):
     """Tokens sampled on the device.
 
     Attributes:
@@ -99,9 +98,13 @@ class Drawn:
         return tuple(part for part in parts if part is not None)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StepRows:
+_NONE: Mapping[int, Any] = MappingProxyType({})
+
+
+class StepRows(NamedTuple):
     """The outputs that a step computes for its sequences.
+
+    Tuples like this one are made in a fraction of the time that frozen dataclasses take.
 
     Attributes:
         sampling: the sequences that sampled rows belong to, in order.
@@ -116,10 +119,10 @@ class StepRows:
     """
 
     sampling: tuple[ScheduledSequence, ...] = ()
-    row_of: Mapping[int, int] = field(default_factory=dict)
+    row_of: Mapping[int, int] = _NONE
     unsampled: Unsampled | None = None
     drawn: Drawn | None = None
-    vectors: Mapping[int, mx.array] = field(default_factory=dict)
+    vectors: Mapping[int, mx.array] = _NONE
     others: tuple[mx.array, ...] = ()
     graphed: bool = False
     in_place: bool = False
@@ -152,20 +155,17 @@ class StepRows:
         return (*first, *logits, *self.others, *self.vectors.values())
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LaunchedStep:
+class LaunchedStep(NamedTuple):
     """A step whose arrays are built and which may be running.
 
     Attributes:
         features: bytes of the media features that it completes, by item.
-        first: arrays that the first layer writes.
         to_eval: all arrays that the step has to compute.
     """
 
     plan: StepPlan
     rows: StepRows
     features: Mapping[MediaKey, int]
-    first: tuple[mx.array, ...]
     to_eval: tuple[mx.array, ...]
 
     def with_tokens(self, drawn: Drawn, written: Iterable[mx.array]) -> LaunchedStep:
@@ -174,8 +174,8 @@ class LaunchedStep:
         Args:
             written: arrays that were written after sampling.
         """
-        rows = replace(self.rows, unsampled=None, drawn=drawn)
-        return replace(self, rows=rows, to_eval=(*drawn.arrays, *written, *self.to_eval))
+        rows = self.rows._replace(unsampled=None, drawn=drawn)
+        return self._replace(rows=rows, to_eval=(*drawn.arrays, *written, *self.to_eval))
 
     def wait(self) -> None:
         """Wait until the step, which runs as a graph, is done."""
@@ -190,7 +190,7 @@ class LaunchedStep:
 
     def without_arrays(self) -> LaunchedStep:
         """Return the step, which is done, without references to arrays of the pools."""
-        return replace(self, first=(), to_eval=())
+        return self._replace(to_eval=())
 
     def read(self, seconds: float) -> StepResult:
         """Return the results of the step, which is done, on the host.

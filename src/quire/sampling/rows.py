@@ -72,8 +72,7 @@ class Moved(NamedTuple):
     most: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(NamedTuple):
     """The sampler's lazy results.
 
     Attributes:

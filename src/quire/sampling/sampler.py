@@ -47,7 +47,7 @@ def sample(logits: mx.array, rows: Sequence[RowSampling], *, moved: Moved | None
     """
     adjusted = adjust(logits, rows)
     tokens = _choose(adjusted, rows, moved)
-    if any(row.params.logprobs is not None for row in rows):
+    if any(params.logprobs is not None for params in _params_of(rows)):
         return _with_logprobs(logits, tokens, rows)
     return Sampled(tokens)
 
@@ -55,7 +55,16 @@ def sample(logits: mx.array, rows: Sequence[RowSampling], *, moved: Moved | None
 def may_move(rows: Sequence[RowSampling]) -> bool:
     """Return whether the rows' positions may be known to the device only."""
     follows = current_device().operations.follows
-    return follows and all(_way_of(row.params) == _KERNEL for row in rows)
+    return follows and all(_way_of(params) == _KERNEL for params in _params_of(rows))
+
+
+def _params_of(rows: Sequence[RowSampling]) -> list[SamplingParams]:
+    """Return the parameters of rows; those that neighbours share, such as a sequence's, once."""
+    found: list[SamplingParams] = []
+    for row in rows:
+        if not found or row.params is not found[-1]:
+            found.append(row.params)
+    return found
 
 
 class _Means(Enum):
@@ -94,15 +103,18 @@ one of them, so that no kernel draws a row without it.
 
 def _choose(logits: mx.array, rows: Sequence[RowSampling], moved: Moved | None) -> mx.array:
     """Return each row's token, int32 `[R]`."""
-    if moved is not None and not all(is_greedy(row.params) for row in rows):
+    if moved is not None and not all(map(is_greedy, _params_of(rows))):
         choices = [
             [_draw_of(row._replace(position=row.position - n)) for n in range(most + 1)]
             for row, most in zip(rows, moved.most, strict=True)
         ]
         return current_device().operations.draw_moved(logits, choices, moved.rows)
     ways: dict[_Way, list[int]] = {}
+    params, way = rows[0].params, _way_of(rows[0].params)
     for i, row in enumerate(rows):
-        ways.setdefault(_way_of(row.params), []).append(i)
+        if row.params is not params:
+            params, way = row.params, _way_of(row.params)
+        ways.setdefault(way, []).append(i)
     if len(ways) == 1:
         return _by(next(iter(ways)), logits, rows)
     tokens = current_device().operations.best(logits)

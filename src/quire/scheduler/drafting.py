@@ -122,7 +122,8 @@ class Drafting:
         if any(each.progress.unsettled and not self.follows(each) for each in running):
             return True
         asked, steps = running, self._asking.steps
-        if not any(self._guessed.values()) and self._asking.passes():
+        follow = not any(self._guessed.values()) or all(map(self._may_follow, running))
+        if follow and self._asking.passes():
             if not self._fresh:
                 return False
             fresh = [each for each in running if each.number in self._fresh]
@@ -348,8 +349,7 @@ class Drafting:
             leading = best.get(each.query.number)
             if leading is not None and (draft := leading.draft) is not None:
                 grade = draft.drafter, draft.grade
-                foreseen = Foreseen(len(each.query.tokens), draft.tokens, grade)
-                each.state.foreseen[grade] = foreseen
+                each.state.foreseen[grade] = Foreseen(len(each.query.tokens), draft.tokens, grade)
         return best
 
     def _worth_asking(

@@ -22,6 +22,7 @@ How long steps take is looked up in tables (`MeasuredSteps`).
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -116,6 +117,47 @@ class _Expected(NamedTuple):
     seconds: float
 
 
+class _Account:
+    """Prompt time beyond the allowances, in seconds; negative if allowances are saved.
+
+    Steps without waiting prompts pay in when somebody asks: nearly all steps are such, and an
+    allowance takes a while.
+
+    Args:
+        allowance: returns that of a step, by its generating rows and the number of prompts.
+    """
+
+    def __init__(self, allowance: Callable[[int, int], float]) -> None:
+        self._allowance = allowance
+        self._owed_s = 0.0
+        self._alone = self._alone_rows = 0
+        """Number of steps that have not paid in, and generating rows of the last of them."""
+
+    def clear(self) -> None:
+        self._owed_s = 0.0
+        self._alone = 0
+
+    def note_alone(self, rows: int) -> None:
+        """Note a step of so many generating rows for which no prompt waits."""
+        self._alone, self._alone_rows = self._alone + 1, rows
+
+    def owed_s(self) -> float:
+        """Return the balance."""
+        if self._alone:
+            allowance = self._allowance(self._alone_rows, 0)
+            steps, self._alone = self._alone, 0
+            self.charge(0.0, allowance, steps=steps)
+        return self._owed_s
+
+    def charge(self, seconds: float, allowance: float, steps: int = 1) -> None:
+        """Take so many seconds from the allowances of some steps."""
+        self._owed_s = max(-_SAVED * allowance, self.owed_s() + seconds - steps * allowance)
+
+    def correct(self, seconds: float) -> None:
+        """Add what a step took beyond its charge."""
+        self._owed_s += seconds
+
+
 class PrefillBudget:
     """Sizes prompt chunks by time.
 
@@ -141,10 +183,7 @@ class PrefillBudget:
         self._stall_factor = stall_factor
         self._max_rows = max_rows
         self.times = times or MeasuredSteps()
-        self._owed_s = 0.0
-        """Balance of the account in seconds: prompt time beyond the allowances; negative
-        if saved.
-        """
+        self._account = _Account(self._allowance)
         self._expected: deque[_Expected] = deque(maxlen=_UNSEEN)
         self._reads_in_a_row = 0
 
@@ -171,7 +210,7 @@ class PrefillBudget:
         0 while the account is overdrawn, or to measure a step that only generates.
         """
         room = self.room(decode_rows)
-        if decode_rows and self._owed_s > 0 and not self._pays(decode_rows, prompts):
+        if decode_rows and self._account.owed_s() > 0 and not self._pays(decode_rows, prompts):
             return 0
         known = self.times.generating.largest > 0
         if decode_rows and self._reads_in_a_row >= (_READS_IN_A_ROW if known else 1):
@@ -297,7 +336,11 @@ class PrefillBudget:
     ) -> None:
         """Charge a planned step's prompts to the account."""
         if not decode_rows:
-            self._owed_s = 0.0
+            self._account.clear()
+            return
+        if not prompts:
+            self._reads_in_a_row = 0
+            self._account.note_alone(decode_rows)
             return
         alone = graphed or not prompt_rows  # or shows what that many rows take
         self._reads_in_a_row = 0 if alone else self._reads_in_a_row + 1
@@ -306,8 +349,7 @@ class PrefillBudget:
             added_s = self._added_s(decode_rows, prompt_rows, graphed=graphed)
         if prompt_rows and not graphed:
             self._expected.append(_Expected((decode_rows, chunks, prompt_rows), added_s))
-        allowance = self._allowance(decode_rows, prompts)
-        self._owed_s = max(-_SAVED * allowance, self._owed_s + added_s - allowance)
+        self._account.charge(added_s, self._allowance(decode_rows, prompts))
 
     # -- what steps took -----------------------------------------------------------------------
 
@@ -332,7 +374,7 @@ class PrefillBudget:
             table = self.times.reading_beside
         if planned is not None:
             self._expected.remove(planned)
-            self._owed_s += min(added_s, _MAX_OVERRUN * planned.seconds) - planned.seconds
+            self._account.correct(min(added_s, _MAX_OVERRUN * planned.seconds) - planned.seconds)
         table.observe(prompt_rows, added_s)
 
     def prompt_seconds(self, tokens: int) -> float | None:
@@ -371,12 +413,12 @@ class PrefillBudget:
         """
         if not decode_rows:
             return most_s
-        return min(most_s, self._allowance(decode_rows, prompts) - max(0.0, self._owed_s))
+        return min(most_s, self._allowance(decode_rows, prompts) - max(0.0, self._account.owed_s()))
 
     def _pays(self, decode_rows: int, prompts: int) -> bool:
         """Return whether an allowance pays what is owed, and leaves that of one prompt."""
         one_s = self._allowance(decode_rows, 1)
-        return self._allowance(decode_rows, prompts) - self._owed_s >= one_s
+        return self._allowance(decode_rows, prompts) - self._account.owed_s() >= one_s
 
     def _generating_s(self, rows: int) -> float:
         """Return the seconds of a step that only generates; a guess before any was seen, 0 for no

@@ -7,12 +7,13 @@ from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
 from math import ceil
-from statistics import median_low
 
 _REMEMBERED = 5
 """Number of recent steps kept for each range of rows."""
 _CERTAIN = 3
 """Fewest steps of a range that bound the times of other ranges: one may be an outlier."""
+_KEPT = 4
+"""Number of steps of known ranges for which a curve that every step asks for is kept."""
 _GROWTH = 2
 """Step times are known up to this multiple of the most rows seen."""
 
@@ -32,7 +33,7 @@ class StepTimes:
     def __init__(self, counted: Callable[[int], int] = lambda rows: rows) -> None:
         self._counted = counted
         self._steps: dict[int, deque[tuple[int, float]]] = {}
-        """Rows and seconds of the last steps, by the upper end of their range."""
+        """Rows, and seconds per row, of the last steps, by the upper end of their range."""
         self._own: dict[int, tuple[float, float]] = {}
         """Rows and seconds of each range's point, by its upper end; the last observed range last.
         """
@@ -46,6 +47,8 @@ class StepTimes:
         """Whether the curve was asked for since the last step was observed."""
         self._curve_in_use = False
         """Whether it was asked for before that, too."""
+        self._unread = 0
+        """Number of steps that the curve does not know."""
 
     @property
     def largest(self) -> int:
@@ -57,15 +60,20 @@ class StepTimes:
         rows = self._counted(rows)
         end = _range(rows)
         steps = self._steps.setdefault(end, deque(maxlen=_REMEMBERED))
-        steps.append((rows, seconds))
+        steps.append((rows, seconds / rows))
+        known = self._own.pop(end, None) is not None
         mean = sum([rows for rows, _ in steps]) / len(steps)
-        self._own.pop(end, None)
-        self._own[end] = mean, mean * median_low([seconds / rows for rows, seconds in steps])
+        each = sorted([each for _, each in steps])
+        self._own[end] = mean, mean * each[(len(each) - 1) // 2]
         self._ordered = []
-        # A curve in use is made here: when it is asked for, the device may wait for the plan.
-        made_now = self._curve_used and self._curve_in_use
+        self._unread += 1
+        in_use = self._curve_used and self._curve_in_use
         self._curve_in_use, self._curve_used = self._curve_used, False
-        self._curve = self._line(len(self._curve)) if made_now else []
+        if not in_use:
+            self._curve = []
+        elif not known or self._unread >= _KEPT:
+            # Made here: when it is asked for, the device may wait for the plan.
+            self._curve = self._line(len(self._curve))
 
     def _points(self) -> list[tuple[float, float]]:
         """Return the points of all ranges as a curve: rows and seconds both ascend."""
@@ -138,6 +146,7 @@ class StepTimes:
 
         By lists: calls of NumPy take longer for so few numbers.
         """
+        self._unread = 0
         points = self._newest()
         (first, first_s), (last, last_s) = points[0], points[-1]
         if len(points) == 1:

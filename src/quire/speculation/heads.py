@@ -29,14 +29,17 @@ class HeadDrafter(LookupDrafter):
         self._times = ShortTimes()
         """Seconds of a guess, by the number of sequences."""
 
+    def take(self, guesses: Mapping[int, tuple[int, ...]]) -> None:
+        """Store the guesses of the last step, by sequence number."""
+        self._guesses = guesses
+
     def observe(self, plan: StepPlan, result: StepResult, known_s: float) -> None:
-        """Store the guesses of a finished step, and what they cost.
+        """Record what the guesses of a finished step cost.
 
         Args:
             known_s: seconds of such a step without guesses; 0 if unknown.
         """
-        self._guesses = result.guesses
-        if result.guesses and known_s:
+        if known_s:
             seconds = max(0.0, result.seconds - known_s) / plan.guess
             self._times.observe(len(result.guesses), seconds)
 

@@ -37,6 +37,9 @@ class PlainStore(LayerStore):
     def block_arrays(self) -> tuple[list[mx.array], ...]:
         return (self._arrays,)
 
+    def arrays(self) -> list[mx.array]:
+        return [*self._arrays]  # each step asks each layer
+
     def write(self, k: mx.array, v: mx.array, slots: SlotMapping) -> WrittenBlocks | None:
         vectors = (k, v)[: len(self._arrays)]
         current_device().operations.write_vectors(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -63,7 +62,7 @@ class GraphExecutor(EagerExecutor):
         step = super()._build(plan, before)
         if self._encoders.made == made:
             return step
-        return replace(step, rows=replace(step.rows, recorded=True))
+        return step._replace(rows=step.rows._replace(recorded=True))
 
     def _run(self, inputs: StepInputs) -> Computed:
         eagerly, graphs = partial(super()._run, inputs), self._graphs_of(inputs.adapted)

@@ -217,7 +217,7 @@ class _SegmentRows:
     def __init__(self, ops: Any, layout: KVLayout, inputs: StepInputs, *, at_once: bool) -> None:
         self._ops, self._layout, self._inputs, self._at_once = ops, layout, inputs, at_once
         self._tables: dict[int, Any] = {}
-        self._state_rows = cache(inputs.state_rows)
+        self._state_rows: dict[int, mx.array] = {}
         following = inputs.following
         self._move = None if following is None else following.moved
         self._few: RowLists | None = None
@@ -238,7 +238,7 @@ class _SegmentRows:
             self._keys if segment.groups else None,
             [array for store in attention.stores(segment.layers) for array in store.arrays()],
             [attention.states(layer)[name] for layer, name in segment.states],
-            [self._state_rows(group) for group in segment.state_groups],
+            [self._state_rows_of(group) for group in segment.state_groups],
             at_once=self._at_once,
         )
         return found
@@ -252,6 +252,12 @@ class _SegmentRows:
         else:
             keys = int32(self._few.keys)
         return keys if self._move is None else self._move(keys, range(len(keys)))
+
+    def _state_rows_of(self, group: int) -> mx.array:
+        """Return which rows advance which states of a recurrent group."""
+        if group not in self._state_rows:
+            self._state_rows[group] = self._inputs.state_rows(group)
+        return self._state_rows[group]
 
     def _tables_of(self, group: int) -> Any:
         """Return the tables of a KV group in the extension's form."""
