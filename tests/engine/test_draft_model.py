@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import replace
 from itertools import product
 
@@ -18,6 +19,7 @@ from quire.engine.draft_model import ModelDrafter
 from quire.executor.factory import open_executor
 from quire.models.weights.loader import LoadedModel
 from quire.scheduler.draft_lengths import EveryDraft
+from quire.scheduler.drafts import DraftQuery
 from tests.engine.test_speculation import FORMATS, SAMPLED
 from tests.support.everyday import everyday
 from tests.support.opened import Open
@@ -102,6 +104,26 @@ def test_little_room_makes_it_draft_for_some_only(opened: Open) -> None:
     assert dict(company.engine.stats().drafts)["draft"] > 0
     assert drafter._manager.capacity.claimed <= 6 * block
     assert not drafter._followed
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_5"])
+def test_a_sequence_without_a_new_token_is_not_drafted_again(opened: Open, family: str) -> None:
+    """The planner asks twice at one token if the drafts' step had no room for the sequence."""
+    loaded = opened(family)
+    executor = open_executor(loaded, EngineConfig("", block_size=32))
+    drafter = ModelDrafter(loaded, executor, BUDGET, block_size=32, read_s=1.0)
+    request = prompts((20,), tokens=24)[0]
+
+    def drafts(tokens: array[int]) -> tuple[int, ...]:
+        (draft,) = drafter.propose([DraftQuery(7, request, tokens, tokens, None, 0, limit=4)])
+        return () if draft is None else draft.tokens
+
+    tokens = array("i", request.prompt)
+    first = drafts(tokens)
+    assert len(first) == 4
+    assert drafts(tokens) == ()
+    tokens.append(first[0])
+    assert drafts(tokens)[:3] == first[1:]
 
 
 def test_sampled_penalised_answers_are_the_same(opened: Open) -> None:

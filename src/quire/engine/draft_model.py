@@ -198,6 +198,8 @@ class ModelDrafter:
         own = followed.own
         start, length = own.progress.computed, len(own.progress.tokens)
         rows = min(room, length - start)
+        if not rows:
+            return None  # the step that was to verify its last guesses had no room for it
         guesses = 0
         if start + rows == length:
             guesses = min(query.limit, _MOST_GUESSES, self._context - length)
