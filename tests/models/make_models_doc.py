@@ -173,6 +173,7 @@ _SAME_AS = {
     "gemma4_unified": "gemma4_unified_text",
     "glm46v": "glm4v` and `glm4v_moe",
     "internvl_chat": "internvl",
+    "joyai_llm_flash": "deepseek_v3",
     "kimi_k2": "deepseek_v3",
     "kimi_vl": "deepseek_v3",
     "lfm2-vl": "lfm2_vl",

@@ -91,6 +91,13 @@ from tests.support.family_shapes import FULL
             {"ffn_config": {"moe_normalize_expert_weights": 2.0}},
             "ffn_config.moe_normalize_expert_weights = 2.0",
         ),
+        ("nemotron-nas", {"block_configs": []}, r"len\(block_configs\) = 0"),
+        (
+            "nemotron-nas",
+            {"block_configs": [{"attention": {"replace_with_linear": True}, "ffn": {"no_op": 1}}]},
+            "block_configs.attention.replace_with_linear = True",
+        ),
+        ("granite_swa", {"layer_rope_theta": [1e4]}, "layer_rope_theta"),
         ("hy_v4", {"layer_types": ["full_attention"] * 3}, "layer_types = "),
         ("hy_v4", {"indexer_types": ["shared", "full", "full"]}, "indexer_types"),
         ("hy_v4", {"scoring_func": "softmax"}, "scoring_func = 'softmax'"),

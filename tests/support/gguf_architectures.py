@@ -43,6 +43,7 @@ GGUF: dict[str, str] = {
     "internlm2": "internlm2",
     "internlm3": "llama",
     "jamba": "jamba",
+    "joyai_llm_flash": "deepseek2",
     "kimi_k2": "deepseek2",
     "kimi_linear": "kimi-linear",
     "lfm2": "lfm2",

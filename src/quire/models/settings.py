@@ -61,6 +61,10 @@ class Settings(Values):
             raise self._refused(name, self.values[name], "are not pairs")
         return tuple((first, second) for first, second in pairs)
 
+    def objects(self, name: str) -> list[Settings]:
+        """Return a list of objects; empty if absent."""
+        return [self.like(each, f"{name}.") for each in self._elements(name, dict)]
+
     def tables(self, name: str) -> list[list[Settings]]:
         """Return a list of lists of objects; empty if absent."""
         lists = [self.like({name: each}) for each in self._elements(name, list)]

@@ -293,6 +293,8 @@ WITH_TOOLS: tuple[Published, ...] = (
         "<longcat_tool_call>",
         {"</longcat_s>": 2},
     ),
+    Published(("granite_swa",), "ibm-granite/granite-swash-2b", "granite"),
+    Published(("granitemoe_swa",), "ibm-granite/granite-swash-3b-a600m", "granite"),
     Published(("hy_v3",), "tencent/Hy3-preview", "hy3"),
     Published(
         ("apertus",),
@@ -491,6 +493,16 @@ WITH_TOOLS: tuple[Published, ...] = (
         "<SPECIAL_11>Assistant\n<think>\n\n",
         "<TOOLCALL>[]</TOOLCALL>",
         thinks=True,
+    ),
+    Published(
+        ("nemotron-nas",),
+        "nvidia/Llama-3_3-Nemotron-Super-49B-v1_5",
+        "nemotron",
+        "<|start_header_id|>user<|end_header_id|>\n\n{}<|eot_id|>",
+        "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        "<TOOLCALL>[]</TOOLCALL>",
+        {"<|eot_id|>": 128009},
+        {"<|start_header_id|>": 128006, "<|end_header_id|>": 128007},
     ),
     Published(
         ("phi3",),

@@ -187,7 +187,7 @@ def by_type(
     return tuple(Layer((mixers[kind],), feed_forward) for kind in types)
 
 
-def windows(s: Settings, usual: Attention, default: int | None = None) -> dict[str, Mixer]:
+def windows(s: Settings, usual: Attention, default: int | None = None) -> dict[str, Attention]:
     """Return `usual` for full layers, and with a window for sliding ones."""
     return {FULL: usual, SLIDING: replace(usual, window=s.window(default))}
 

@@ -221,6 +221,7 @@ FAMILIES = (
     Family("deepseek_v3", "DeepSeek V3, R1, V3.1", deepseek_v3),
     Family("deepseek_v32", "DeepSeek V3.2", deepseek_v32),
     Family("glm_moe_dsa", "GLM-5", glm_moe_dsa),
+    Family("joyai_llm_flash", "JoyAI-LLM Flash", deepseek_v3),
     Family("kimi_k2", "Kimi K2", deepseek_v3),
     Family("glm4_moe_lite", "GLM-4.7 Flash", glm4_moe_lite),
 )

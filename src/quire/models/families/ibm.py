@@ -1,4 +1,4 @@
-"""Granite 3 and 4: dense, with experts, and with state space layers."""
+"""Granite 3 and 4: dense, with experts, with state space layers, and with windows."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from quire.models.families.common import (
     rms,
     softmax_mixture,
     uniform_layers,
+    windows,
 )
 from quire.models.families.mamba import hybrid_mamba2
 from quire.models.layers.feed_forward import MLP
 from quire.models.layers.moe import Mixture
 from quire.models.layers.routers import SoftmaxRouter
-from quire.models.settings import Settings
+from quire.models.settings import FULL, SLIDING, Settings
 from quire.models.weights.names import Names, Weights
 
 
@@ -55,6 +56,31 @@ def granitemoehybrid(s: Settings) -> LanguageModel:
     }
     types = s.layer_types(["mamba"] * s.integer("num_hidden_layers"), mixers)
     return _model(s, by_type(types, mixers, block), _names(s))
+
+
+def granite_swa(s: Settings) -> LanguageModel:
+    return _sliding(s.filled(tie_word_embeddings=True, rms_norm_eps=1e-5), mlp(s))
+
+
+def granitemoe_swa(s: Settings) -> LanguageModel:
+    return _sliding(s, _experts(s), _names(s))
+
+
+def _sliding(s: Settings, block: FeedForward, names: Names | None = None) -> LanguageModel:
+    """Build a decoder most of whose layers have a window. Each may have a rotary base of its own,
+    of which zero stands for no rotation.
+    """
+    rope, count = s.rope(), s.integer("num_hidden_layers")
+    scale = s.number("attention_multiplier", default=1.0)
+    mixers = windows(s, attention(s, scale=scale, rope=rope, sinks=True), 128)
+    types = s.layer_types([SLIDING if index % 4 else FULL for index in range(count)])
+    bases = s.numbers("layer_rope_theta", (rope.rope_theta,) * count)
+    own = (replace(rope, rope_theta=base) if base else None for base in bases)
+    layers = tuple(
+        Layer((replace(mixers[kind], rope=each),), block)
+        for kind, each in zip(types, own, strict=True)
+    )
+    return _model(s, layers, names)
 
 
 def _experts(s: Settings) -> Mixture:
@@ -108,7 +134,9 @@ def _model(s: Settings, layers: tuple[Layer, ...], names: Names | None) -> Langu
 
 FAMILIES = (
     Family("granite", "Granite 3", granite),
+    Family("granite_swa", "Granite with windows", granite_swa),
     Family("granitemoe", "Granite 3 MoE", granitemoe),
+    Family("granitemoe_swa", "Granite MoE with windows", granitemoe_swa),
     Family("granitemoehybrid", "Granite 4", granitemoehybrid),
     Family("granitemoeshared", "Granite 3 MoE with a shared expert", granitemoe),
 )

@@ -1,4 +1,6 @@
-"""Nemotron 4, Minitron (arXiv:2402.16819, arXiv:2407.14679) and Nemotron-H (arXiv:2504.03624)."""
+"""Nemotron 4, Minitron (arXiv:2402.16819, arXiv:2407.14679), Nemotron-H (arXiv:2504.03624) and
+Llama Nemotron (arXiv:2505.00949).
+"""
 
 from __future__ import annotations
 
@@ -126,7 +128,36 @@ def _experts(s: Settings) -> Mixture:
     )
 
 
+def nemotron_nas(s: Settings) -> LanguageModel:
+    """Build Llama Nemotron Super and Ultra, whose blocks differ in size; layers may lack one."""
+    s = s.filled(rms_norm_eps=1e-5)
+    usual = attention(s.filled(num_key_value_heads=1), rope=s.rope(theta=5e5))
+    layers = [_searched(s, block, usual) for block in s.objects("block_configs")]
+    require("len(block_configs)", len(layers), (s.integer("num_hidden_layers"),), file=s.file)
+    return decoder(s, tuple(layers))
+
+
+def _searched(s: Settings, block: Settings, usual: Attention) -> Layer:
+    """Return a layer of which a search chose the size."""
+    mixing, feeding = block.nested("attention"), block.nested("ffn")
+    for each in (mixing, feeding):
+        each.only("replace_with_linear", False)
+        each.only("sparsify", False)
+    for name in ("window_length", "num_sink_tokens"):
+        mixing.only(name)
+    mixers: tuple[Attention, ...] = ()
+    if not mixing.flag("no_op", default=False):
+        group = mixing.integer("n_heads_in_group")
+        require(f"{mixing.prefix}n_heads_in_group", usual.heads % group, (0,), file=s.file)
+        mixers = (replace(usual, kv_heads=usual.heads // group),)
+    if feeding.flag("no_op", default=False):
+        return Layer(mixers, feed_forward=None)
+    wanted = int(2 * feeding.number("ffn_mult") * s.integer("hidden_size") / 3)
+    return Layer(mixers, mlp(s.changed(intermediate_size=-(-wanted // 256) * 256)))
+
+
 FAMILIES = (
     Family("nemotron", "Nemotron 4, Minitron", nemotron),
+    Family("nemotron-nas", "Llama Nemotron Super, Ultra", nemotron_nas),
     Family("nemotron_h", "Nemotron-H, Nemotron Nano 2 and 3", nemotron_h),
 )
