@@ -74,19 +74,19 @@ template <int ROW> __device__ __forceinline__ constexpr int chunk_of() { return 
 // Where a chunk of a row stands in shared memory, so that the lanes of a load, which read four
 // neighbouring rows, meet in no bank. Only rows of 4 and 8 bits are as long as those that are turned.
 template <int ROW>
-__device__ __forceinline__ int place_of(int row, int chunk) {
+__device__ __forceinline__ int place_of_chunk(int row, int chunk) {
   const int turn = row & 3;
   return row * ROW + (chunk ^ (ROW == 64 ? turn >> 1 << 1 : ROW == 128 ? turn << 1 : 0)) * chunk_of<ROW>();
 }
 template <int ROW>
 __device__ __forceinline__ void copy_chunk(unsigned char* codes, int row, int chunk, const unsigned char* from) {
-  if (chunk_of<ROW>() == 16) copy_ahead(codes + place_of<ROW>(row, chunk), from);
-  else copy_few_ahead(codes + place_of<ROW>(row, chunk), from, 8);
+  if (chunk_of<ROW>() == 16) copy_ahead(codes + place_of_chunk<ROW>(row, chunk), from);
+  else copy_few_ahead(codes + place_of_chunk<ROW>(row, chunk), from, 8);
 }
 template <int ROW, int BITS>
 __device__ __forceinline__ Words words_at(const unsigned char* codes, int row, int run) {
   if (BITS == 4 || BITS == 8) {
-    const unsigned char* from = codes + place_of<ROW>(row, run * BITS / 16) + run * BITS % 16;
+    const unsigned char* from = codes + place_of_chunk<ROW>(row, run * BITS / 16) + run * BITS % 16;
     if (BITS == 4) return {*(const unsigned*)from, 0};
     const uint2 both = *(const uint2*)from;
     return {both.x, both.y};
