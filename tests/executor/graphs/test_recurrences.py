@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import pytest
 
 from quire.cache.specs import KVLayout, RecurrentState
 from quire.core.kv_format import KVFormat
-from quire.device.recurrence import DeltaGates
+from quire.device.recurrence import UNIT_EPS, DeltaGates
 from quire.executor.graphs import recurrences
 from quire.executor.graphs.layout import InputLayout, states_of
 from quire.executor.graphs.places import Place
@@ -24,6 +24,7 @@ from quire.executor.graphs.runner import MAX_ROWS
 from quire.executor.graphs.states import StateArray, write_states
 from quire.executor.recurrent_rows import RecurrentLayers, RecurrentRows
 from quire.program.values import Form, Node, Program, Value, Weight
+from quire.scheduler.plan import ScheduledSequence
 from tests.device.cuda.cards import H200
 from tests.engine.rows import scheduled
 from tests.executor.graphs.layers import empty_step
@@ -39,7 +40,14 @@ STEP = [
 ]
 """Sequences in slots 2, 0, 4 and 1; the second one starts, with more rows than a convolution reads
 at a time."""
-SLOTS, ROWS = 6, 24
+LONG_STEP = [
+    STEP[0],
+    scheduled("b", 0, 150, [[0]], KVFormat()),
+    scheduled("c", 9, 64, [[4]], KVFormat(), snapshots=((0, 5),)),
+    STEP[3],
+]
+"""Sequences of more tokens than a chunk, and of as many."""
+SLOTS = 6
 WRITTEN = {0: 2, 1: 0, 2: 4, 3: 3}
 """Slots that get a sequence's state, by its number."""
 
@@ -53,6 +61,7 @@ class Case:
         weights: shapes of weights.
         state: the shape of a state, and its type.
         out: the shape of a row of the result.
+        step: its sequences.
     """
 
     kind: str
@@ -62,6 +71,12 @@ class Case:
     out: tuple[int, ...]
     dtype: mx.Dtype = mx.bfloat16
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    step: Sequence[ScheduledSequence] = tuple(STEP)
+
+    @property
+    def count(self) -> int:
+        """Rows of the step."""
+        return sum(each.count for each in self.step)
 
 
 CASES = {
@@ -80,6 +95,15 @@ CASES = {
         ("delta", (4, 16, 64), "float32"),
         (4, 16),
         attributes={"key_heads": 2, "most_correction": 1.0},
+    ),
+    "delta_rule in chunks": Case(
+        "delta_rule",
+        {"mixed": (2 * 2 * 64 + 4 * 32,), "steps": (4,), "betas": (4,)},
+        {"log_rates": (4,), "step_biases": (4,)},
+        ("delta", (4, 32, 64), "float32"),
+        (4, 32),
+        attributes={"key_heads": 2, "most_correction": 1.0},
+        step=LONG_STEP,
     ),
     "delta_rule by channel": Case(
         "delta_rule",
@@ -107,7 +131,7 @@ CASES = {
         mx.float32,
     ),
 }
-EVERYDAY = ("convolve", "delta_rule", "state_space")
+EVERYDAY = ("convolve", "delta_rule", "delta_rule in chunks", "state_space")
 
 
 class _States:
@@ -130,7 +154,7 @@ def drawn(case: Case) -> tuple[dict[str, mx.array], dict[str, mx.array]]:
     def array(shape: tuple[int, ...]) -> mx.array:
         return mx.array(random.normal(size=shape).astype(np.float32)).astype(case.dtype)
 
-    given = {name: array((ROWS, *shape)) for name, shape in case.rows.items()}
+    given = {name: array((case.count, *shape)) for name, shape in case.rows.items()}
     weights = {name: array(shape) for name, shape in case.weights.items()}
     if case.kind == "state_space":
         given["steps"] = mx.abs(given["steps"])
@@ -152,10 +176,10 @@ def expected_of(
 ) -> tuple[mx.array, list[mx.array]]:
     """Return the result, and each sequence's state, by MLX's operations."""
     spans, first = [], 0
-    for each in STEP:
+    for each in case.step:
         spans.append(np.arange(first, first + each.count, dtype=np.int32)[None])
         first += each.count
-    befores = [pool[each.block_ids(0)[0]] * (each.start > 0) for each in STEP]
+    befores = [pool[each.block_ids(0)[0]] * (each.start > 0) for each in case.step]
     states = list(map(_States, befores))
     rows = _Rows(RecurrentRows(spans, lambda layer: states))
     operands = {**given, **weights}
@@ -179,8 +203,8 @@ def recorded(
     layout = KVLayout.of((spec,))
     inputs = InputLayout(1, MAX_ROWS, 1, runner.address)
     step = empty_step()
-    step["rows"][0, 0] = ROWS
-    assert write_states(states_of(step, 0), 0, STEP)
+    step["rows"][0, 0] = case.count
+    assert write_states(states_of(step, 0), 0, case.step)
     ctypes.memmove(inputs.numbers, step.ctypes.data, step.nbytes)
     symbol = Form(0, (("T", 1),))
     values = {n: Value((symbol, *shape), case.dtype) for n, shape in enumerate(case.rows.values())}
@@ -191,14 +215,14 @@ def recorded(
     node = Node(case.kind, tuple(range(out)), (out,), tuple(case.rows), (), attributes)
     fields = {name: n for n, name in enumerate(case.rows)}
     program = Program(("T",), fields, {}, values, (node,), (out,))
-    recorder = Recorder(ROWS, runner.address, inputs, H200)
+    recorder = Recorder(case.count, runner.address, inputs, H200)
     name, shape, _ = case.state
     states = {0: {name: StateArray(runner.address(pool), shape, pool.dtype)}}
     places = {
         name: Place(recorder.constant(array), Buffer(recorder.constant(array), array.nbytes))
         for name, array in given.items()
     }
-    result = mx.zeros((ROWS, *case.out), case.dtype)
+    result = mx.zeros((case.count, *case.out), case.dtype)
     to = Buffer(recorder.constant(result), result.nbytes)
     Recording(recorder, {}, layout, states).record(program, places, [to])
     return runner, recorder, result
@@ -216,7 +240,8 @@ def pool_of(case: Case) -> mx.array:
     [name if name in EVERYDAY else pytest.param(name, marks=pytest.mark.slow) for name in CASES],
 )
 def test_rows_advance_their_states(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recurrences, "_AT_ONCE", 3)  # one fewer than there are sequences
+    for most in ("_AT_ONCE", "_FEW_AT_ONCE"):  # one fewer than there are sequences
+        monkeypatch.setattr(recurrences, most, 3)
     case = CASES[name]
     given, weights = drawn(case)
     pool = pool_of(case)
@@ -239,6 +264,66 @@ def test_rows_advance_their_states(name: str, monkeypatch: pytest.MonkeyPatch) -
         np.testing.assert_allclose(np.array(states[slot]), expected, **near)
     np.testing.assert_array_equal(np.array(states[5]), np.array(states[4]), "the snapshot")
     np.testing.assert_array_equal(np.array(states[1]), np.array(before[1]), "drafts leave it")
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+def test_chunks_differ_by_rounding_alone() -> None:
+    case = CASES["delta_rule in chunks"]
+    given, weights = drawn(case)
+    given["mixed"] = (given["mixed"] + 2 * given["mixed"][:1]).astype(case.dtype)  # alike keys
+    weights["log_rates"] = weights["log_rates"] - 3  # slowly forgotten
+    pool = pool_of(case)
+    before = np.array(pool)
+    runner, recorder, result = recorded(case, given, weights, pool)
+    assert len(recorder.kernels) == 2
+    for kernel in recorder.kernels:
+        runner.run(kernel)
+    found = mx.array(memory_of(result)).view(case.dtype).reshape(result.shape)
+    states = np.array(memory_of(pool)).reshape(pool.shape)
+    for number, rows in ((1, slice(1, 151)), (2, slice(151, 215))):
+        each = case.step[number]
+        start = before[each.block_ids(0)[0]] * (each.start > 0)
+        operands = {name: np.array(x[rows].astype(mx.float32)) for name, x in given.items()}
+        for name, x in weights.items():
+            operands[name] = np.array(x.astype(mx.float32))
+        y, state = exact_delta_rule(operands, start)
+        distance = np.linalg.norm(states[WRITTEN[number]] - state) / np.linalg.norm(state)
+        assert distance < 1e-5
+        np.testing.assert_allclose(np.array(found[rows].astype(mx.float32)), y, 2**-8, 1e-5)
+
+
+def exact_delta_rule(
+    operands: Mapping[str, np.ndarray], state: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return a sequence's results and the state after it, in float64, token by token."""
+    heads, values, keys = state.shape
+    mixed, steps, betas, log_rates, biases = (
+        operands[name].astype(np.float64)
+        for name in ("mixed", "steps", "betas", "log_rates", "step_biases")
+    )
+    left = np.exp(-np.exp(log_rates) * np.logaddexp(steps + biases, 0))
+    beta = 1 / (1 + np.exp(-betas))
+    queries, given_keys, given_values = np.split(mixed, [2 * keys, 4 * keys], axis=-1)
+
+    def unit(x: np.ndarray) -> np.ndarray:
+        x = x.reshape(len(x), 2, keys).repeat(heads // 2, axis=1)
+        unit_x: np.ndarray = x / np.sqrt((x**2).sum(axis=-1, keepdims=True) + UNIT_EPS)
+        return unit_x
+
+    state, results = state.astype(np.float64), []
+    for q, k, v, a, b in zip(
+        unit(queries) / np.sqrt(keys),
+        unit(given_keys),
+        given_values.reshape(-1, heads, values),
+        left,
+        beta,
+        strict=True,
+    ):
+        state = state * a[:, None, None]
+        error = v - np.einsum("hvk,hk->hv", state, k)
+        state = state + np.einsum("hv,hk->hvk", error * b[:, None], k)
+        results.append(np.einsum("hvk,hk->hv", state, q))
+    return np.array(results), state
 
 
 @pytest.mark.slow

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import mlx.core as mx
 
 from quire.cache.specs import KVLayout
+from quire.device.cuda.delta_chunks import LEAST_ROWS, DeltaChunks, chunk_values
 from quire.device.cuda.delta_rule import THREADS as _THREADS
 from quire.device.cuda.delta_rule import DeltaRule, own_values
 from quire.device.gpu_kernels import kernel_text
@@ -22,10 +24,35 @@ _AT_ONCE = 128
 """Most sequences whose states advance at once. A graph of 2,048 rows has few of them, and would
 launch 131,000 thread blocks for a convolution of 8,192 channels if each row had its own.
 """
+_FEW_AT_ONCE = 32
+"""The same for the short sequences of a step whose long ones advance in chunks: often none."""
 _EACH_SEQUENCE = (
     "for (int sequence = blockIdx.y; sequence < *rows; sequence += gridDim.y) {",
     "const int first = firsts[sequence], count = counts[sequence];",
 )
+_FEW_ROWS = 64
+"""Most rows of a graph in which all states advance token by token."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Advance:
+    """A kernel that advances a layer's states.
+
+    Attributes:
+        lines: its body.
+        constants: integers that the body uses, by name.
+        functions: C functions that the body calls.
+        shared: bytes of shared memory of a thread block.
+        on_a_multiprocessor: see `blocks` of `source_text`.
+    """
+
+    lines: Sequence[str]
+    grid: tuple[int, int, int]
+    threads: int = _THREADS
+    constants: Mapping[str, int] = field(default_factory=dict)
+    functions: str = ""
+    shared: int = 0
+    on_a_multiprocessor: int | None = None
 
 
 class StateRecording(ValueRecording):
@@ -55,7 +82,7 @@ class StateRecording(ValueRecording):
         lines = [f"#define ROUNDED {ROUNDED[dtype]}", own_text("convolve.cuh")]
         operands = {"x": x, "taps": taps, "bias": bias}
         blocks = -(-channels // _THREADS)
-        self._advance(node, state, operands, lines=lines, blocks=blocks, constants=constants)
+        self._advance(node, state, operands, self._by_sequence(lines, blocks, constants))
 
     def _delta_rule(self, node: Node) -> None:
         state, own = self._state(node, "delta"), node.attributes
@@ -75,7 +102,8 @@ class StateRecording(ValueRecording):
         )
         if not rule.served or operands["mixed"].row % 4:
             raise UnsupportedNode(f"a delta rule of {values} values and {keys} keys")
-        rows = (operands[name].row for name in ("mixed", "steps", "betas"))
+        rows = [operands[name].row for name in ("mixed", "steps", "betas")]
+        chunks = DeltaChunks(rule, chunk_values(rule, self._recorder.card), *rows)
         lines = [
             rule.defines(*rows),
             "const int slot = count ? sources[sequence] : -1;",
@@ -86,7 +114,34 @@ class StateRecording(ValueRecording):
             "if (target >= 0) keep(target);",
             "}",
         ]
-        self._advance(node, state, operands, lines=lines, blocks=rule.blocks)
+        if not self._has_chunks(chunks, operands["mixed"], state):
+            self._advance(node, state, operands, self._by_sequence(lines, rule.blocks))
+            return
+        # Kernels behind this one start when it is done, so it must not be done before others are.
+        skipped = f"if (count >= {LEAST_ROWS}) {{ wait_for_others(); continue; }}"
+        short = self._by_sequence([skipped, *lines], rule.blocks, at_once=_FEW_AT_ONCE)
+        self._advance(node, state, operands, short, self._by_chunks(chunks))
+
+    def _has_chunks(self, chunks: DeltaChunks, mixed: Operand, state: StateArray) -> bool:
+        """Return whether sequences with many rows in a step advance in chunks."""
+        recorder = self._recorder
+        if recorder.max_rows <= _FEW_ROWS or recorder.batch_invariant or mixed.buffer is None:
+            return False
+        aligned = (mixed.address - mixed.buffer.address) % 16 == 0
+        return aligned and chunks.served(recorder.card, mixed.dtype, state.dtype)
+
+    def _by_chunks(self, chunks: DeltaChunks) -> _Advance:
+        """Return the kernel for sequences with many rows in a step."""
+        # No more thread blocks than run at once: most would have no sequence.
+        sequences = max(1, self._recorder.card.multiprocessors // chunks.blocks)
+        return _Advance(
+            ["auto* to_state = state;", *chunks.lines],
+            (chunks.blocks, sequences, 1),
+            chunks.threads,
+            functions=chunks.functions,
+            shared=chunks.shared,
+            on_a_multiprocessor=1,
+        )
 
     def _state_space(self, node: Node) -> None:
         state = self._state(node, "state")
@@ -108,25 +163,30 @@ class StateRecording(ValueRecording):
         }
         blocks = -(-heads * dim * lanes // _THREADS)
         lines = [own_text("state_space.cuh")]
-        self._advance(node, state, operands, lines=lines, blocks=blocks, constants=constants)
+        self._advance(node, state, operands, self._by_sequence(lines, blocks, constants))
 
-    def _advance(
+    def _by_sequence(
         self,
-        node: Node,
-        state: StateArray,
-        operands: Mapping[str, Operand],
-        *,
         lines: Sequence[str],
         blocks: int,
         constants: Mapping[str, int] = MappingProxyType({}),
-    ) -> None:
-        """Record the kernel that advances a layer's states.
+        *,
+        at_once: int | None = None,
+    ) -> _Advance:
+        """Return a kernel whose thread blocks take one sequence after the other.
 
         Args:
             lines: its body for a `sequence`, whose rows are `count` from `first` on.
             blocks: thread blocks of a sequence.
-            constants: integers that the body uses, by name.
+            at_once: most sequences that have thread blocks of their own; `_AT_ONCE` if None.
         """
+        grid = blocks, min(self._recorder.max_rows, at_once or _AT_ONCE), 1
+        return _Advance([*_EACH_SEQUENCE, *lines, "}"], grid, constants=constants)
+
+    def _advance(
+        self, node: Node, state: StateArray, operands: Mapping[str, Operand], *kernels: _Advance
+    ) -> None:
+        """Record kernels that advance a layer's states, each those of some sequences."""
         recorder = self._recorder
         at = recorder.inputs.states(self._layout.group[node.attributes["layer"]])
         y = self._program.values[node.outputs[0]]
@@ -135,19 +195,29 @@ class StateRecording(ValueRecording):
         parameters += [f"{C_TYPES[state.dtype]}* state"]
         parameters += [each.parameter(own) for own, each in operands.items()]
         parameters += [f"{C_TYPES[y.dtype]}* y"]
-        text = source_text(
-            parameters,
-            [*_EACH_SEQUENCE, *lines, "}"],
-            _THREADS,
-            constants={**constants, "TARGETS": MAX_TARGETS},
-        )
         buffers = [each.buffer for each in operands.values()]
         reads = list(dict.fromkeys(each for each in buffers if each is not None))
         to = self._written(node.outputs[0], reads)
         arguments = [recorder.rows, *(getattr(at, name) for name in names), state.address]
         arguments += [*(each.address for each in operands.values()), to.address]
-        grid = blocks, min(recorder.max_rows, _AT_ONCE), 1
-        recorder.add(text, grid, _THREADS, arguments=arguments, reads=reads, writes=[to])
+        for each in kernels:
+            text = source_text(
+                parameters,
+                each.lines,
+                each.threads,
+                constants={**each.constants, "TARGETS": MAX_TARGETS},
+                functions=each.functions,
+                blocks=each.on_a_multiprocessor,
+            )
+            recorder.add(
+                text,
+                each.grid,
+                each.threads,
+                arguments=arguments,
+                reads=reads,
+                writes=[to],
+                shared=each.shared,
+            )
 
     # -- operands --------------------------------------------------------------------------------
 

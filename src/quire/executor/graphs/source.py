@@ -83,6 +83,7 @@ def source_text(
     threads: int,
     constants: Mapping[str, int],
     functions: str = "",
+    blocks: int | None = None,
 ) -> str:
     """Return the source of a kernel.
 
@@ -92,7 +93,10 @@ def source_text(
         threads: threads of a thread block.
         constants: integers that the body uses, by name.
         functions: C functions that the body calls.
+        blocks: thread blocks that a multiprocessor must be able to run at once; None leaves the
+            number of registers to the compiler.
     """
+    bounds = f"{threads}, {blocks}" if blocks else f"{threads}"
     signature = ", ".join(["const int* rows", *parameters])
     half = any("__half" in each for each in parameters) or any("as_half" in each for each in body)
     lines = ["#include <cuda_bf16.h>"]
@@ -101,7 +105,7 @@ def source_text(
     lines += [DEPENDENCIES, kernel_text("quire.device.cuda", "rows.cuh")]
     lines += [f"constexpr int {name} = {value};" for name, value in constants.items()]
     lines += [functions]
-    lines += [f'extern "C" __global__ void __launch_bounds__({threads}) kernel({signature}) {{']
+    lines += [f'extern "C" __global__ void __launch_bounds__({bounds}) kernel({signature}) {{']
     return "\n".join([*lines, "others_may_start();", *body, "}\n"])
 
 

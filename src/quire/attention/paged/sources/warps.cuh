@@ -11,16 +11,6 @@ __device__ __forceinline__ float column_sum(float x) {
   for (int by = 4; by < 32; by *= 2) x += __shfl_xor_sync(0xffffffffu, x, by);
   return x;
 }
-__device__ __forceinline__ float power(float x) {
-  float to;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(to) : "f"(x));
-  return to;
-}
-// 16 bytes from global to shared memory, in the background; copies of a turn arrive together.
-__device__ __forceinline__ void copy_ahead(void* to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
-    :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from) : "memory");
-}
 // 4 or 8 bytes from global to shared memory, in the background.
 __device__ __forceinline__ void copy_few_ahead(void* to, const void* from, int bytes) {
   const unsigned place = (unsigned)__cvta_generic_to_shared(to);
@@ -46,18 +36,6 @@ __device__ __forceinline__ void await_turn() {
 __device__ __forceinline__ void await_all() {
   asm volatile("cp.async.wait_group 0;" ::: "memory");
   __syncwarp();
-}
-__device__ __forceinline__ void meet(int barrier, int threads) {
-  asm volatile("bar.sync %0, %1;" :: "r"(barrier), "r"(threads) : "memory");
-}
-// Four 8 x 8 matrices of numbers from shared memory; each lane names a row of eight.
-__device__ __forceinline__ void matrices(unsigned* to, const void* row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-    : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"((unsigned)__cvta_generic_to_shared(row)) : "memory");
-}
-__device__ __forceinline__ void turned_matrices(unsigned* to, const void* row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-    : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"((unsigned)__cvta_generic_to_shared(row)) : "memory");
 }
 // What streams of keys found for one query head: the greatest score, the total of its weights, and one
 // element of the weighted sum of values.
