@@ -93,6 +93,25 @@ def test_one_row_gets_the_cuts_that_were_measured_on_an_h100() -> None:
     assert floats.cut == Cut(2, 8, 1, 2)
 
 
+def test_experts_get_the_cuts_that_were_measured_on_an_h200() -> None:
+    def cut(inputs: int, outputs: int, rows: int, *, gated: bool = False, tile: int = 8) -> Cut:
+        more = {"gated": gated, "experts": True, "tile": tile}
+        return SkinnyGemm(inputs, outputs, 64, rows, H200, **more).cut
+
+    assert cut(2816, 704, 32, gated=True) == cut(2048, 512, 8, gated=True) == Cut(2, 2, 2, 2)
+    assert cut(704, 2816, 32) == Cut(4, 2, 1, 3)
+    assert [cut(512, 2048, rows) for rows in (8, 32)] == [Cut(2, 2, 2, 2), Cut(4, 2, 2, 2)]
+    assert cut(2880, 2880, 8, gated=True) == Cut(2, 4, 2, 2)
+    assert cut(2880, 2880, 8) == Cut(4, 5, 1, 2)
+    assert cut(2880, 2880, 64, tile=16) == Cut(4, 4, 1, 2)
+    assert cut(2880, 2880, 64, gated=True, tile=16) == Cut(2, 4, 1, 3)
+
+
+def test_32_rows_get_the_cuts_that_were_measured_on_an_h200() -> None:
+    cuts = [SkinnyGemm(4096, outputs, 64, 32, H200).cut for outputs in (2048, 2816)]
+    assert cuts == [Cut(1, 16, 1, 2), Cut(2, 8, 1, 2)]
+
+
 @pytest.mark.parametrize("rows", [1, 2, 4, 8])
 def test_heads_get_the_cut_that_was_measured_on_an_h100(rows: int) -> None:
     for inputs, outputs in LINEAR["heads"]:

@@ -431,6 +431,22 @@ def test_warpgroups_multiply_by_heads_from_16_rows_on() -> None:
             assert gemm.fits
 
 
+def test_warpgroups_multiply_by_small_matrices_in_4_bits_from_17_rows_on() -> None:
+    inputs, hopper = InputLayout(1, MAX_ROWS, 1, id), Card(132, 227 << 10, warpgroups=True)
+
+    def is_skinny(columns: int, outputs: int, rows: int, bits: int) -> bool:
+        codes = mx.zeros((outputs, columns * bits // 32), mx.uint32)
+        scales = mx.zeros((outputs, columns // 64), mx.bfloat16)
+        packing = Packing(64, bits, "affine")
+        matrix = ProductMatrix.of(PackedWeight(codes, scales, scales, packing))
+        recorder = Recorder(rows, id, inputs, hopper)
+        return isinstance(recorder.gemm(matrix, outputs, sharing=True), SkinnyGemm)
+
+    assert [is_skinny(2880, 5120, rows, 4) for rows in (16, 32)] == [True, False]
+    assert is_skinny(2880, 5120, 32, 8), "unmeasured"
+    assert is_skinny(4096, 2816, 32, 4)
+
+
 @pytest.mark.parametrize("card", CARDS, ids=str)
 def test_what_thread_blocks_keep_fits_the_card(card: Card) -> None:
     for dim, kv_heads, group in ((128, 8, 4), (256, 16, 2), (512, 4, 8), (256, 8, 2), (512, 2, 8)):

@@ -209,7 +209,9 @@ class SkinnyGemm:
         parts = 1 if 2 * blocks <= most else 2
         one_each = blocks <= most and not self.batch_invariant
         if tiles > 1 or self.batch_invariant:
-            return Cut(parts, 16 if one_each and tiles == 2 else 8, 1, stages=2)
+            long = parts == 1 and self.inputs >= 4096 and self.bits == 4
+            wide = one_each and (tiles == 2 or long)
+            return Cut(parts, 16 if wide else 8, 1, stages=2)
         if one_each:
             return Cut(parts, 16, 2, stages=2)
         if 2 * blocks <= 3 * most - 24:  # else few would have a second thread block
@@ -314,11 +316,15 @@ def _cut_of_experts(gemm: SkinnyGemm, tiles: int) -> Cut:
     """
     if tiles == 1 and gemm.inputs <= _SHORT_COLUMN and gemm.inputs % 128 == 0 and not gemm.gated:
         return Cut(2 if gemm.rows <= 8 else 4, 2, 2, stages=2)
-    if gemm.inputs <= _SHORT_COLUMN or (tiles == 2 and not gemm.gated):
+    if gemm.inputs <= _SHORT_COLUMN:
         return Cut(4, 2, 1, stages=3)
-    if gemm.gated and not gemm._is_odd:
+    if not gemm.gated:
+        if tiles == 2:
+            return Cut(4, 4, 1, stages=2)
+        return Cut(4, 5, 1, stages=2) if gemm._is_odd and gemm.bits == 4 else Cut(2, 4, 1, stages=3)
+    if not gemm._is_odd:
         return Cut(2, 2, 2, stages=2)
-    return Cut(2, 4, 2, stages=2) if gemm.gated and tiles == 1 else Cut(2, 4, 1, stages=3)
+    return Cut(2, 4, 2, stages=2) if tiles == 1 else Cut(2, 4, 1, stages=3)
 
 
 def _cut_of_digits(gemm: SkinnyGemm) -> Cut:

@@ -27,8 +27,10 @@ _SKINNY_ROWS, _FEW_ROWS, _VERY_FEW_ROWS = 32, 16, 8
 """Most rows of a skinny GEMM, of which a thread block multiplies all; of those for which it is the
 fastest, however large the matrix; and for which it is even if that is a head's.
 """
-_SMALL_MATRIX = 20 << 20
-"""Most weights of a matrix for which a skinny GEMM is the fastest with more than `_FEW_ROWS`."""
+_SMALL_MATRIX, _SMALL_CODES = 20 << 20, 12 << 20
+"""Most weights of a matrix for which a skinny GEMM is the fastest with more than `_FEW_ROWS`; of
+one in 4 bits (`benchmarks/results/gpu-h200-2026-11-27-skinny-dense.json`).
+"""
 
 Address = Callable[[mx.array], int]
 
@@ -290,7 +292,8 @@ class Recorder:
         if experts:
             many = tile > most_skinny_pairs(bits)
         elif self.max_rows > _VERY_FEW_ROWS and sharing and self.card.warpgroups:
-            large = inputs * outputs * (1 + gated) > _SMALL_MATRIX
+            small = _SMALL_CODES if bits == 4 else _SMALL_MATRIX
+            large = inputs * outputs * (1 + gated) > small
             few = _VERY_FEW_ROWS if outputs >= VAST and not gated else _FEW_ROWS
             many = self.max_rows > (few if large else _SKINNY_ROWS)
         else:
