@@ -14,7 +14,7 @@ import pytest
 
 from quire.device import activations
 from quire.device.activations import Gating
-from quire.device.cuda import driver, warpgroup_gemm
+from quire.device.cuda import driver, skinny_gemm, warpgroup_gemm
 from quire.device.cuda.compiled import compiler
 from quire.device.cuda.driver import Card
 from quire.device.cuda.extension import load_extension
@@ -304,6 +304,46 @@ def test_products_by_digits_are_those_of_float32(packing: Packing) -> None:
     for endless in (float("inf"), float("nan")):
         broken = mx.where(mx.arange(inputs) == 100, endless, x).astype(mx.bfloat16)
         assert not mx.isfinite(result(broken)).any().item()
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+@pytest.mark.parametrize(
+    ("inputs", "cut"),
+    everyday(
+        [
+            (2816, skinny_gemm.Cut(1, 11, 4, 1)),
+            (704, skinny_gemm.Cut(1, 3, 2, 2)),
+            (704, skinny_gemm.Cut(1, 3, 4, 1)),
+            (2816, skinny_gemm.Cut(2, 8, 2, 3)),
+            (2112, skinny_gemm.Cut(2, 9, 4, 1)),
+            (8192, skinny_gemm.Cut(2, 16, 4, 2)),
+        ],
+        lambda inputs, cut: cut.warps in (3, 9),
+    ),
+    ids=str,
+)
+def test_digits_are_multiplied_by_warps_of_any_number(
+    inputs: int, cut: skinny_gemm.Cut, gated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one stage all of a warp's codes are copied before it has x. A gate writes digits."""
+    monkeypatch.setattr(skinny_gemm, "_chosen", lambda _: (1, cut))
+    outputs = 192
+    (*gate, a), (*up, b) = (matrix(outputs, inputs, AFFINE, seed) for seed in (0, 1))
+    x, y = random(1, inputs, seed=2), mx.zeros((1, outputs), mx.bfloat16)
+    gemm = replace(few(inputs, outputs, AFFINE, 1, gated=gated), digits=True)
+    if not gemm.fits:
+        pytest.skip("two such matrices do not fit a card")
+    grid, given = gemm.grid(-(-outputs // gemm.width)), [number(1), digits_of(x), *gate]
+    expected = x.astype(mx.float32) @ a.T
+    if gated:
+        records = mx.zeros((outputs // 64 * DIGIT_BYTES // 4,), mx.uint32)
+        source = product_kernels.gated(gemm, "silu", digit_rows=1)
+        run(source, gemm, [*given, *up, y, records], grid)
+        assert mx.array_equal(records.reshape(-1, 40)[:, :32], digits_of(y).reshape(-1, 40)[:, :32])
+        expected = expected * mx.sigmoid(expected) * (x.astype(mx.float32) @ b.T)
+    else:
+        run(product_kernels.linear(gemm, (outputs,), offsets=False), gemm, [*given, y], grid)
+    assert error(y, expected) < 5e-3
 
 
 @pytest.mark.parametrize("storing", [STORE_ALL_DIGITS, STORE_OWN_DIGITS])

@@ -118,18 +118,31 @@ def test_heads_get_the_cut_that_was_measured_on_an_h100(rows: int) -> None:
         assert SkinnyGemm(inputs, outputs, 64, rows, H200).cut == Cut(2, 4, 4, 2)
 
 
-def test_digits_of_one_row_get_the_cuts_that_were_measured_on_an_h100() -> None:
+def test_digits_of_one_row_get_the_cuts_that_were_measured() -> None:
     def cut(inputs: int, outputs: int, *kind: bool) -> Cut:
         return SkinnyGemm(inputs, outputs, 64, 1, H200, *kind, digits=True).cut
 
-    assert cut(2816, 704, True, True) == Cut(1, 4, 4, 2)
-    assert cut(704, 2816, False, True) == Cut(2, 4, 4, 2)
-    assert cut(2816, 2112, True) == cut(4096, 2816) == cut(14_336, 4096) == Cut(1, 16, 4, 2)
-    assert cut(4096, 14_336, True) == cut(2560, 3072) == Cut(1, 4, 4, 2)
+    assert cut(2816, 704, True, True) == Cut(1, 11, 4, 1)
+    assert cut(704, 2816, False, True) == Cut(1, 3, 2, 2)
+    assert cut(4096, 14_336, True, True) == cut(4096, 14_336, True) == Cut(1, 4, 4, 2)
+    assert cut(14_336, 4096, False, True) == Cut(2, 4, 4, 2)
+    assert cut(2816, 2112, True) == Cut(2, 8, 2, 3)
+    assert cut(4096, 2816) == Cut(2, 16, 4, 1)
+    assert cut(2112, 2816) == Cut(2, 9, 4, 1)
+    assert cut(8192, 2816) == Cut(2, 16, 4, 2)
+    assert cut(14_336, 4096) == cut(2048, 512, True) == Cut(1, 16, 4, 2)
+    assert cut(2560, 3072) == Cut(1, 4, 4, 2)
     assert cut(2816, 8192) == cut(4096, 6144) == Cut(2, 8, 4, 2)
-    assert cut(2816, 9216) == Cut(2, 8, 2, 2)
-    assert cut(4096, 4096) == cut(2112, 2816) == Cut(1, 16, 2, 2)
+    assert cut(2816, 9216) == Cut(2, 11, 4, 1)
+    assert cut(8192, 10_240) == Cut(2, 8, 2, 2)
+    assert cut(4096, 4096) == Cut(1, 16, 2, 2)
     assert cut(2816, 128) == Cut(1, 8, 2, 3)
+
+
+@pytest.mark.parametrize("card", CARDS, ids=str)
+def test_digits_of_one_row_fit_the_card(card: Card) -> None:
+    for (inputs, outputs), gated, experts in CUTS:
+        assert SkinnyGemm(inputs, outputs, 64, 1, card, gated, experts, digits=True).fits
 
 
 def test_products_that_gain_by_it_keep_all_of_one_row() -> None:

@@ -38,6 +38,10 @@ _SHORT_COLUMN = 1024
 """Most elements of a row of an expert's matrix that two warps share."""
 VAST = 1 << 16
 """Fewest rows of a matrix that is cut as those of output heads are."""
+_SHORT_DIGITS = 3072
+"""Most elements of a row that 12 warps copy whole at once, 256 each."""
+_TWO_ROUNDS = 8192
+"""Most elements of a row that 16 warps copy whole in two rounds."""
 _SHORT_ROW = 4096
 """Most elements of a row of which a thread block keeps all."""
 
@@ -180,9 +184,9 @@ class SkinnyGemm:
         while tiles:
             wanted = self._wanted(tiles)
             wanted = wanted._replace(chunk=max(1, wanted.chunk * 4 // self.bits))
-            chunk = wanted.chunk
+            chunk, least = wanted.chunk, min(2, wanted.stages)
             while chunk:
-                for stages in range(wanted.stages * wanted.chunk // chunk, 1, -1):
+                for stages in range(wanted.stages * wanted.chunk // chunk, least - 1, -1):
                     for parts in range(wanted.parts, 0, -1):
                         yield tiles, Cut(parts, wanted.warps, chunk, stages=stages)
                 chunk = 0 if self.batch_invariant else chunk // 2
@@ -328,23 +332,45 @@ def _cut_of_experts(gemm: SkinnyGemm, tiles: int) -> Cut:
 
 
 def _cut_of_digits(gemm: SkinnyGemm) -> Cut:
-    """Return the cut for digits of one row, by what Llama 8B and 26B-A4B took on an H100:
-    `benchmarks/results/gpu-h100-2026-11-27-digits.json`.
+    """Return the cut for digits of one row.
+
+    Short rows of a matrix are copied whole at once, so that little of them is left to copy once x
+    is there, and no shared memory is held for more: the next kernels' thread blocks then have
+    theirs early. The cuts for 26B-A4B are those of a search by the time of its whole graph on an
+    H200 (`benchmarks/results/gpu-h200-2026-11-27-joint-cuts.json`), those of larger matrices were
+    chosen one by one on an H100 (`benchmarks/results/gpu-h100-2026-11-27-digits.json`).
     """
     most, groups, blocks = gemm.card.multiprocessors, gemm.inputs // 64, gemm.outputs // 16
+    is_short = gemm.inputs <= _SHORT_DIGITS
     if gemm.experts:
-        return Cut(1, 4, 4, stages=2) if gemm.gated else Cut(2, 4, 4, stages=2)
+        return _cut_of_expert_digits(gemm)
+    if gemm.gated and not _is_narrow(gemm):
+        return Cut(1, 4, 4, stages=2)
     if gemm.gated:
-        return Cut(1, 16, 4, stages=2) if _is_narrow(gemm) else Cut(1, 4, 4, stages=2)
+        return Cut(2, 8, 2, stages=3) if blocks >= most else Cut(1, 16, 4, stages=2)
     if blocks <= most:
         return Cut(1, 8, 2, stages=3)
     if blocks > 2 * most:
         wide, each = Cut(2, 8, 4, stages=2), -(-blocks // (2 * most))
-        return wide if _fits(gemm, wide, each) else Cut(2, 8, 2, stages=2)
+        if _fits(gemm, wide, each):
+            return wide
+        return Cut(2, -(-groups // 4), 4, stages=1) if is_short else Cut(2, 8, 2, stages=2)
     few = 5 * blocks <= 7 * most
-    if groups <= 48 and not few:
+    if few and 2048 <= gemm.inputs <= _TWO_ROUNDS:
+        chunks = -(-groups // 4)
+        rounds = -(-chunks // 16)
+        return Cut(2, -(-chunks // rounds), 4, stages=rounds)
+    if is_short and not few:
         return Cut(1, 4, 4, stages=2)
-    return Cut(1, 16, 4 if groups > 64 or (few and groups == 64) else 2, stages=2)
+    return Cut(1, 16, 4 if groups > 64 else 2, stages=2)
+
+
+def _cut_of_expert_digits(gemm: SkinnyGemm) -> Cut:
+    """Return the cut for an expert's matrix: each warp copies all that it reads at once."""
+    if gemm.inputs > _SHORT_DIGITS:
+        return Cut(1, 4, 4, stages=2) if gemm.gated else Cut(2, 4, 4, stages=2)
+    warps = -(-gemm.inputs // 256)
+    return Cut(1, warps, 4, stages=1) if gemm.gated else Cut(1, warps, 2, stages=2)
 
 
 def _is_vast(gemm: SkinnyGemm) -> bool:
