@@ -91,6 +91,10 @@ from tests.support.family_shapes import FULL
             {"ffn_config": {"moe_normalize_expert_weights": 2.0}},
             "ffn_config.moe_normalize_expert_weights = 2.0",
         ),
+        ("bailing_moe", {"norm_head": True}, "norm_head = True"),
+        ("bailing_moe", {"score_function": "max"}, "score_function = 'max'"),
+        ("bailing_moe-2.0", {"n_group": 3}, "num_experts % n_group = 2"),
+        ("bailing_moe_linear", {"group_norm_size": 3}, "heads % group_norm_size = 1"),
         ("nemotron-nas", {"block_configs": []}, r"len\(block_configs\) = 0"),
         (
             "nemotron-nas",

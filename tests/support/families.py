@@ -62,6 +62,24 @@ _BY_TYPE: dict[str, Any] = {
 # Of many heads, since a key that all heads score 0 is no better than another such.
 _INDEXER = {"index_topk": 12, "index_n_heads": 8, "index_head_dim": 16}
 
+_LING_2: dict[str, Any] = EXPERTS | {
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.5,
+    "head_dim": 16,
+    "use_qk_norm": True,
+    "num_shared_experts": 1,
+    "moe_shared_expert_intermediate_size": 48,
+    "first_k_dense_replace": 1,
+    "norm_topk_prob": True,
+    "score_function": "sigmoid",
+    "moe_router_enable_expert_bias": True,
+    "n_group": 2,
+    "topk_group": 1,
+    "routed_scaling_factor": 2.5,
+    "num_nextn_predict_layers": 1,
+}
+
 _PLACED: dict[str, Any] = {
     "vocab_size": 256,
     "n_embd": 64,
@@ -617,6 +635,14 @@ HELD_AGAINST_MLX_LM: dict[str, dict[str, Any]] = {
         first_k_dense_replace=1,
         norm_topk_prob=True,
         use_qkv_bias=True,
+    ),
+    "bailing_moe-2.0": config("bailing_moe", **_LING_2),
+    "bailing_moe_linear": config(
+        "bailing_moe_linear",
+        **_LING_2,
+        num_hidden_layers=5,
+        layer_group_size=2,
+        group_norm_size=2,
     ),
 }
 """Configurations of families that transformers does not have."""

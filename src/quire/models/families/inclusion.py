@@ -1,4 +1,4 @@
-"""Ling and Ring, first generation (arXiv:2503.05139), and Ling 3.0."""
+"""Ling and Ring, first generation (arXiv:2503.05139), 2.0 (arXiv:2510.22115) and 3.0."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from dataclasses import replace
 from functools import partial
 
 from quire.core.values import require
+from quire.device.mixture import Router
 from quire.models.base import LanguageModel
-from quire.models.description import Mixer
+from quire.models.description import Layer, Mixer
 from quire.models.families.common import (
     EXPERT_PARTS,
     Family,
@@ -26,38 +27,133 @@ from quire.models.families.common import (
 )
 from quire.models.families.deepseek import latent_attention
 from quire.models.families.moonshot import PUBLISHED_KEYS, delta_tensors
+from quire.models.layers.attention import Attention, QKNorm
 from quire.models.layers.kimi_delta import KimiDelta
 from quire.models.layers.latent_attention import LatentAttention
+from quire.models.layers.lightning import LightningAttention, fixed_rates
+from quire.models.layers.moe import Mixture
+from quire.models.layers.routers import SigmoidRouter, SoftmaxRouter
 from quire.models.settings import FULL, LINEAR, Settings
 from quire.models.weights.names import Names, Weights
 
 
 def bailing_moe(s: Settings) -> LanguageModel:
-    for name in ("use_qk_norm", "norm_head", "norm_softmax", "moe_router_enable_expert_bias"):
-        s.only(name, False)
-    s.only("score_function", "softmax")
-    s.only("routed_scaling_factor", 1.0)
-    usual = attention(
+    """Build Ling and Ring, first generation and 2.0, which have one `model_type`."""
+    usual = _attention(s)
+    layers = uniform_layers(s, usual, _experts(s))
+    first = s.integer("first_k_dense_replace", default=0, minimum=0)
+    dense = with_dense(layers, mlp(s, bias=False), lambda index: index < first)
+    return decoder(s, dense, _names(s, usual), norm=rms(s))
+
+
+def bailing_moe_linear(s: Settings) -> LanguageModel:
+    """Build Ring 2.0 with lightning attention, except in the last layer of each group."""
+    s.only("use_rmsnorm", True)
+    usual, experts = _attention(s), _experts(s)
+    count, group = s.integer("num_hidden_layers"), s.integer("layer_group_size")
+    assert usual.rope is not None, "heads are rotated"
+    linear = LightningAttention(
+        heads=usual.heads,
+        head_dim=usual.head_dim,
+        rates=(),
+        rope=usual.rope,
+        groups=s.integer("group_norm_size"),
+        eps=rms(s).eps,
+        qk_norm=None if usual.qk_norm is None else usual.qk_norm.norm,
+        qkv_bias=usual.qkv_bias,
+        out_bias=usual.out_bias,
+    )
+    require("heads % group_norm_size", usual.heads % linear.groups, (0,), file=s.file)
+    layers = []
+    for index in range(count):
+        mixer: Mixer = replace(linear, rates=fixed_rates(usual.heads, index, count))
+        if (index + 1) % group == 0 or index >= count // group * group:
+            mixer = usual
+        layers.append(Layer((mixer,), experts))
+    first = s.integer("first_k_dense_replace", default=0, minimum=0)
+    dense = with_dense(tuple(layers), mlp(s, bias=False), lambda index: index < first)
+    names = _names(s, usual)
+    return decoder(s, dense, replace(names, prepare=partial(_apart, usual=usual)), norm=rms(s))
+
+
+def _apart(weights: Weights, usual: Attention) -> Weights:
+    """Split queries, keys and values of lightning attention, which has as many heads of each."""
+    width = usual.heads * usual.head_dim
+    ready: Weights = {}
+    for name, array in weights.items():
+        path, fused, kind = name.partition(".query_key_value.")
+        if not fused or array.shape[0] != 3 * width:
+            ready[name] = array
+            continue
+        for at, part in enumerate(("q_proj", "k_proj", "v_proj")):
+            ready[f"{path}.{part}.{kind}"] = array[at * width : (at + 1) * width]
+    return ready
+
+
+def _attention(s: Settings) -> Attention:
+    head_dim = s.integer(
+        "head_dim", default=s.integer("hidden_size") // s.integer("num_attention_heads")
+    )
+    share = s.number("partial_rotary_factor", default=1.0)
+    if s.has("rotary_dim"):
+        share = s.integer("rotary_dim") / head_dim
+    return attention(
         s,
+        rope=s.changed(partial_rotary_factor=share).rope(partial=share),
         qkv_bias=s.flag("use_qkv_bias", default=False),
         out_bias=s.flag("use_bias", default=False),
+        qk_norm=QKNorm(rms(s)) if s.flag("use_qk_norm", default=False) else None,
     )
+
+
+def _experts(s: Settings) -> Mixture:
+    s.only("norm_head", False)
+    s.only("norm_softmax", False)
+    s.only("score_function", "softmax", "sigmoid")
+    k, normalise = s.integer("num_experts_per_tok"), s.flag("norm_topk_prob", default=True)
+    corrected = s.flag("moe_router_enable_expert_bias", default=False)
+    groups = s.integer("n_group", default=1)
+    require("num_experts % n_group", s.integer("num_experts") % groups, (0,), file=s.file)
+    scale = s.number("routed_scaling_factor", default=1.0)
+    best = s.integer("topk_group", default=4)
+    router: Router = SoftmaxRouter(
+        k,
+        normalise,
+        corrected,
+        scale=scale,
+        groups=groups,
+        best_groups=best,
+        counted=2,
+    )
+    if s.word("score_function", default="softmax") == "sigmoid":
+        router = SigmoidRouter(
+            k, normalise, scale, groups=groups, best_groups=best, corrected=corrected
+        )
     width = s.integer("moe_intermediate_size")
-    shared = width * s.integer("num_shared_experts", default=0, minimum=0)
-    experts = softmax_mixture(s.filled(norm_topk_prob=True), shared_width=shared)
-    first = s.integer("first_k_dense_replace", default=0, minimum=0)
-    layers = with_dense(uniform_layers(s, usual, experts), mlp(s, bias=False), lambda i: i < first)
-    names = Names(
+    shared = s.integer("num_shared_experts", default=0, minimum=0)
+    if not s.flag("moe_router_enable_shared_expert", default=True):
+        shared = 0
+    own = s.integer("moe_shared_expert_intermediate_size", default=width)
+    return softmax_mixture(s, router=router, shared_width=own * shared)
+
+
+def _names(s: Settings, usual: Attention) -> Names:
+    count = s.integer("num_hidden_layers")
+    ahead = s.integer("num_nextn_predict_layers", "num_mtp_layers", default=0, minimum=0)
+    return Names(
         renamed={
             "word_embeddings": "embed_tokens",
             "attention": "self_attn",
             "attention.dense": "self_attn.o_proj",
+            "query_layernorm": "q_norm",
+            "key_layernorm": "k_norm",
             "shared_experts": "shared_expert",
             "gate.gate_proj": "gate",  # mlx-lm's
+            "gate.expert_bias": "e_score_correction_bias",
         },
         fused={"query_key_value": query_key_value(usual)},
+        unused=tuple(f"layers.{count + index}." for index in range(ahead)),
     )
-    return decoder(s, layers, names, norm=rms(s))
 
 
 def bailing_hybrid(s: Settings) -> LanguageModel:
@@ -147,5 +243,6 @@ def _context(s: Settings) -> int:
 
 FAMILIES = (
     Family("bailing_hybrid", "Ling 3.0", bailing_hybrid, context=_context),
-    Family("bailing_moe", "Ling, Ring (first generation)", bailing_moe),
+    Family("bailing_moe_linear", "Ring 2.0 with linear attention", bailing_moe_linear),
+    Family("bailing_moe", "Ling, Ring (first generation, 2.0)", bailing_moe),
 )

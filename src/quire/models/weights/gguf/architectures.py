@@ -231,7 +231,7 @@ REFUSED: Mapping[str, str] = {
     "served without it",
     "glm-dsa": "its indexer's tensors are not read; use the safetensors",
     "gemma3n": "its tensors are not read; use the safetensors",
-    "bailingmoe2": "the first generation of Ling and Ring is served, as 'bailingmoe'",
+    "bailingmoe2": "its tensors are not read; use the safetensors",
     "minicpm3": "its tensors are not read; use the safetensors",
     "deepseek": "DeepSeek V2 and later are served, as 'deepseek2'",
 }
