@@ -12,6 +12,7 @@ from mlx.utils import tree_unflatten
 from quire.device.weights import Packing
 from quire.models.base import LanguageModel, named_layers, named_parameters
 from quire.models.layers.linear import use_device_products
+from quire.models.layers.moe import ExpertLinear
 from quire.models.registry import build
 from quire.models.weights.layouts import store_joined
 from quire.models.weights.quantization import has_float_codes, pack_like, packed_twin
@@ -34,7 +35,13 @@ def in_codes(model: nn.Module, packing: Packing = FOUR_BITS, within: str = "") -
 
 
 def experts_in_mxfp4(model: nn.Module) -> None:
-    """Mutates: pack the matrices of experts alone, as gpt-oss is published."""
+    """Mutates: draw the matrices of experts, which are zeros where a model is built, and pack them
+    alone, as gpt-oss is published.
+    """
+    for module in named_layers(model).values():
+        if isinstance(module, ExpertLinear):
+            drawn = mx.random.normal(module.weight.shape) * module.weight.shape[-1] ** -0.5
+            module.weight = drawn / 4  # so that little changes where rounding chooses an expert
     in_codes(model, MXFP4, "experts")
 
 

@@ -18,8 +18,9 @@ from quire.device.cuda import driver, skinny_gemm, warpgroup_gemm
 from quire.device.cuda.compiled import compiler
 from quire.device.cuda.driver import Card
 from quire.device.cuda.extension import load_extension
-from quire.device.cuda.skinny_gemm import DIGIT_BYTES, SkinnyGemm, takes_digits
-from quire.device.cuda.warpgroup_gemm import EXPERT_TILES, Cut, WarpgroupGemm
+from quire.device.cuda.row_layout import RowLayout
+from quire.device.cuda.skinny_gemm import SkinnyGemm, takes_digits
+from quire.device.cuda.warpgroup_gemm import EXPERT_TILES, Cut, WarpgroupGemm, takes_interleaved
 from quire.device.cuda.wide_gemm import ROWS, WideGemm
 from quire.device.gpu_kernels import kernel_text
 from quire.device.weights import FP4, FP8, PackedWeight, Packing
@@ -41,6 +42,7 @@ ONE = Card(1, 227 << 10, warpgroups=True)
 """A card on which a thread block makes several tiles of experts."""
 AFFINE, BYTES = Packing(64, 4, "affine"), Packing(64, 8, "affine")
 GROUPS_OF_32 = [OF_32, BYTES_OF_32]
+DIGIT_WORDS = RowLayout.DIGITS.bytes // 4
 _TINY = 2.0**-50
 """Numbers below this need not be exact."""
 PACKINGS = [AFFINE, Packing(128, 4, "affine"), BYTES, UNPACKED, *FLOATS, *GROUPS_OF_32]
@@ -68,7 +70,7 @@ def matrix(outputs: int, inputs: int, packing: Packing, seed: int) -> list[mx.ar
     return [*(each for each in arrays if each is not None), weight.unpacked(mx.float32)]
 
 
-def few(inputs: int, outputs: int, packing: Packing, rows: int, **more: bool) -> SkinnyGemm:
+def few(inputs: int, outputs: int, packing: Packing, rows: int, **more: Any) -> SkinnyGemm:
     return SkinnyGemm(
         inputs,
         outputs,
@@ -82,7 +84,7 @@ def few(inputs: int, outputs: int, packing: Packing, rows: int, **more: bool) ->
 
 
 def few_by_sixteen(
-    inputs: int, outputs: int, packing: Packing, rows: int, **more: bool
+    inputs: int, outputs: int, packing: Packing, rows: int, **more: Any
 ) -> SkinnyGemm:
     return replace(few(inputs, outputs, packing, rows, **more), tile=16)
 
@@ -103,6 +105,21 @@ def warpgroups(
 
 def looping(inputs: int, outputs: int, packing: Packing, rows: int, **more: Any) -> WarpgroupGemm:
     return warpgroups(inputs, outputs, packing, rows, ONE, **more)
+
+
+def interleaving(
+    inputs: int, outputs: int, packing: Packing, rows: int, **more: Any
+) -> WarpgroupGemm:
+    found = looping(inputs, outputs, packing, rows, layout=RowLayout.INTERLEAVED, **more)
+    if packing.bits != 4 or packing.mode == "affine":
+        pytest.skip("no such codes are unpacked so")
+    return found
+
+
+def interleaved(x: mx.array) -> mx.array:
+    """Return rows with their columns in the order of `interleaved.cuh`."""
+    groups = x.reshape(x.shape[0], -1, 4, 2, 2, 4)  # [rows, 64s, 16s, 8s, fours, columns]
+    return mx.contiguous(groups.transpose(0, 1, 3, 5, 2, 4).reshape(x.shape))
 
 
 @pytest.fixture
@@ -145,7 +162,7 @@ store_own_digits(to, row, ROWS, c, x[min(c, WIDTH - 1)], c < WIDTH);"""
 def digits_of(x: mx.array, storing: str = STORE_DIGITS) -> mx.array:
     """Return the records of rows that a function of `digits.cuh` writes."""
     rows, width = x.shape
-    records = mx.zeros((width // 64 * rows * DIGIT_BYTES // 4,), mx.uint32)
+    records = mx.zeros((width // 64 * rows * DIGIT_WORDS,), mx.uint32)
     body = ["const int row = blockIdx.x;", "x += row * WIDTH;", storing]
     functions = kernel_text("quire.device.cuda", "digits.cuh")
     parameters = ["const __nv_bfloat16* x", "uint4* to"]
@@ -281,7 +298,7 @@ def test_products_by_digits_are_those_of_float32(packing: Packing) -> None:
     factors[:, 256:384] = 0
     factors[:, 384:] = 1 + np.arange(inputs - 384) % 7 * 0.01
     x = (random(rows, inputs, seed=1) * mx.array(factors)).astype(mx.bfloat16)
-    gemm = replace(few(inputs, outputs, packing, rows), digits=True)
+    gemm = replace(few(inputs, outputs, packing, rows), layout=RowLayout.DIGITS)
     assert takes_digits(gemm)
     source = product_kernels.linear(gemm, (outputs,), offsets=False)
 
@@ -330,13 +347,13 @@ def test_digits_are_multiplied_by_warps_of_any_number(
     outputs = 192
     (*gate, a), (*up, b) = (matrix(outputs, inputs, AFFINE, seed) for seed in (0, 1))
     x, y = random(1, inputs, seed=2), mx.zeros((1, outputs), mx.bfloat16)
-    gemm = replace(few(inputs, outputs, AFFINE, 1, gated=gated), digits=True)
+    gemm = replace(few(inputs, outputs, AFFINE, 1, gated=gated), layout=RowLayout.DIGITS)
     if not gemm.fits:
         pytest.skip("two such matrices do not fit a card")
     grid, given = gemm.grid(-(-outputs // gemm.width)), [number(1), digits_of(x), *gate]
     expected = x.astype(mx.float32) @ a.T
     if gated:
-        records = mx.zeros((outputs // 64 * DIGIT_BYTES // 4,), mx.uint32)
+        records = mx.zeros((outputs // 64 * DIGIT_WORDS,), mx.uint32)
         source = product_kernels.gated(gemm, "silu", digit_rows=1)
         run(source, gemm, [*given, *up, y, records], grid)
         assert mx.array_equal(records.reshape(-1, 40)[:, :32], digits_of(y).reshape(-1, 40)[:, :32])
@@ -352,7 +369,7 @@ def test_whoever_writes_digits_writes_the_same(storing: str) -> None:
     scale = mx.power(2.0, mx.arange(320) // 16 % 5 * 20 - 40)
     x = mx.where(mx.arange(320) // 16 == 7, 0, random(2, 320, seed=1) * scale).astype(mx.bfloat16)
     expected, found = (
-        np.array(digits_of(x, by)).reshape(-1, DIGIT_BYTES // 4) for by in (STORE_DIGITS, storing)
+        np.array(digits_of(x, by)).reshape(-1, DIGIT_WORDS) for by in (STORE_DIGITS, storing)
     )
     assert expected[:, :32].any(axis=1).all()
     np.testing.assert_array_equal(found[:, :32], expected[:, :32])
@@ -437,8 +454,11 @@ def tiles_of(chosen: np.ndarray, size: int) -> tuple[mx.array, mx.array]:
             (many, CUTS[0]),
             (few_by_sixteen, CUTS[0]),
             *((looping, Cut(rows, count)) for rows in EXPERT_TILES for count in (2, 4)),
+            *((interleaving, Cut(rows, count)) for rows in EXPERT_TILES for count in (2, 4)),
         ],
-        lambda kind, cut: kind is not looping or cut.rows == 16,
+        lambda kind, cut: (
+            kind not in (looping, interleaving) or cut.rows == {looping: 16, interleaving: 64}[kind]
+        ),
     ),
     indirect=["cut"],
     ids=lambda case: f"{case.rows}-{case.warpgroups}" if isinstance(case, Cut) else case.__name__,
@@ -453,7 +473,9 @@ def tiles_of(chosen: np.ndarray, size: int) -> tuple[mx.array, mx.array]:
 def test_experts_take_the_rows_that_chose_them(
     packing: Packing, rows: int, gating: str, kind: Callable[..., product_kernels.Gemm], cut: Cut
 ) -> None:
-    """The experts' gates are computed, then their last matrices, all with biases."""
+    """The experts' gates are computed, then their last matrices, all with biases; both read
+    interleaved rows where they can.
+    """
     top, width, count = 2, max(64, packing.group_size), 5
     hidden = 3 * width
     chosen = np.argsort(np.random.default_rng(rows).random((rows, count)))[:, :top]
@@ -476,10 +498,18 @@ def test_experts_take_the_rows_that_chose_them(
     size = tile * len(tiles) if wide else rows
     first = made(hidden, width, packing, size, gated=True, experts=True)
     joined = joined_by(own, "x", "y", mx.bfloat16)
+    layout = RowLayout.INTERLEAVED if kind is interleaving and wide else None
     source = product_kernels.experts_first(
-        first, count, top, joined=joined, activation=own.activation, offsets=True, tiles=len(tiles)
+        first,
+        count,
+        top,
+        joined=joined,
+        activation=own.activation,
+        offsets=True,
+        tiles=len(tiles),
+        layout=layout,
     )
-    given = [x, *gate, *up, *biases[:2], order, tiles, inner]
+    given = [interleaved(x) if layout else x, *gate, *up, *biases[:2], order, tiles, inner]
     run(source, first, given, first.grid(-(-width // first.width), len(tiles)))
     picked = mx.array(chosen.reshape(-1))[order]
     rows_of = x.astype(mx.float32)[order // top][..., None]
@@ -488,46 +518,87 @@ def test_experts_take_the_rows_that_chose_them(
         for each, bias in zip((a, b), biases[:2], strict=True)
     )
     expected = activations.gated(own, lambda z: z * mx.sigmoid(z), left, right)
-    assert error(inner, expected) < 1e-2
+    assert error(inner, interleaved(expected) if layout else expected) < 1e-2
 
     y = mx.zeros((rows * top, hidden), mx.bfloat16)
     last = made(width, hidden, packing, size, experts=True)
     source = product_kernels.experts_down(last, count, offsets=True, tiles=len(tiles))
     given = [inner, *down, biases[2], order, tiles, y]
     run(source, last, given, last.grid(-(-hidden // last.width), len(tiles)))
+    if layout:
+        inner = inner.reshape(rows * top, -1, 2, 4, 4, 2).transpose(0, 1, 4, 2, 5, 3)
+        inner = inner.reshape(rows * top, width)
     expected = (c[picked] @ inner.astype(mx.float32)[..., None]).squeeze(-1)
     assert error(y[order], expected + biases[2].astype(mx.float32)[picked]) < 4e-3
+
+
+@pytest.mark.parametrize("cut", [Cut(64, 2)], ids=str, indirect=True)
+def test_experts_without_gates_write_interleaved_rows(cut: Cut) -> None:
+    rows, hidden, width, count = 40, 128, 192, 1
+    *codes, numbers = (each[None] for each in matrix(width, hidden, MXFP4, 0))
+    order, tiles = tiles_of(np.zeros((rows, 1), int), cut.rows)
+    x, y = random(rows, hidden, seed=1), mx.zeros((rows, width), mx.bfloat16)
+    gemm = interleaving(hidden, width, MXFP4, cut.rows, experts=True)
+    source = product_kernels.experts_first(
+        gemm,
+        count,
+        1,
+        joined="x",
+        activation="",
+        offsets=False,
+        tiles=len(tiles),
+        layout=RowLayout.INTERLEAVED,
+    )
+    given = [interleaved(x), *codes, order, tiles, y]
+    run(source, gemm, given, gemm.grid(-(-width // gemm.width), len(tiles)))
+    assert error(y, interleaved(x.astype(mx.float32) @ numbers[0].T)) < 4e-3
 
 
 def test_skinny_tiles_of_16_pairs_are_for_experts_in_4_bits() -> None:
     assert [most_skinny_pairs(bits) for bits in (4, 8, 16)] == [16, 8, 8]
 
 
+def _interleaving(inputs: int, packing: Packing) -> list[WarpgroupGemm]:
+    """Return products of experts that read interleaved rows, if a packing has such."""
+    both = [
+        warpgroups(inputs, 2880, packing, 64 * 64, gated=gated, experts=True)
+        for gated in (True, False)
+    ]
+    return [replace(each, layout=RowLayout.INTERLEAVED) for each in both if takes_interleaved(each)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("packing", [*FLOATS, *GROUPS_OF_32], ids=name_of)
 def test_products_compile(packing: Packing, tmp_path: Path) -> None:
     odd = 2880 // packing.group_size * packing.group_size
-    for place, gemm in enumerate(
-        [
-            few(odd, 2880, packing, 1, gated=True, experts=True),
-            few(odd, 2880, packing, 8, experts=True),
-            few_by_sixteen(odd, 2880, packing, 64, gated=True, experts=True),
-            few(4096, 4096, packing, 32),
-            many(odd, 2880, packing, 64 * ROWS, gated=True, experts=True),
-            many(4096, 4096, packing, 64),
-            warpgroups(odd, 2880, packing, 64 * ROWS, gated=True, experts=True),
-            warpgroups(odd, 2880, packing, 16 * ROWS, experts=True, tile=16),
-            warpgroups(4096, 4096, packing, 128),
-            warpgroups(4096, 28_672, packing, 512, sharing=True),
-        ]
-    ):
+    gemms: list[product_kernels.Gemm] = [
+        few(odd, 2880, packing, 1, gated=True, experts=True),
+        few(odd, 2880, packing, 8, experts=True),
+        few_by_sixteen(odd, 2880, packing, 64, gated=True, experts=True),
+        few(4096, 4096, packing, 32),
+        many(odd, 2880, packing, 64 * ROWS, gated=True, experts=True),
+        many(4096, 4096, packing, 64),
+        warpgroups(odd, 2880, packing, 64 * ROWS, gated=True, experts=True),
+        warpgroups(odd, 2880, packing, 16 * ROWS, experts=True, tile=16),
+        *_interleaving(odd, packing),
+        warpgroups(4096, 4096, packing, 128),
+        warpgroups(4096, 28_672, packing, 512, sharing=True),
+    ]
+    for place, gemm in enumerate(gemms):
         folder = tmp_path / str(place)
         folder.mkdir()
         assert gemm.fits
         if gemm.experts and gemm.gated:
             joined = joined_by(GATINGS["clamped"], "x", "y", mx.bfloat16)
             text = product_kernels.experts_first(
-                gemm, 32, 4, joined=joined, activation="silu", offsets=True, tiles=64
+                gemm,
+                32,
+                4,
+                joined=joined,
+                activation="silu",
+                offsets=True,
+                tiles=64,
+                layout=None if isinstance(gemm, WideGemm) else gemm.layout,
             )
         elif gemm.experts:
             text = product_kernels.experts_down(gemm, 32, offsets=True, tiles=64)

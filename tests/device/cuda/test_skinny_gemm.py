@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from quire.device.cuda.driver import Card
+from quire.device.cuda.row_layout import RowLayout
 from quire.device.cuda.skinny_gemm import Cut, SkinnyGemm, takes_digits
 from tests.device.cuda.cards import CARDS, H200, RTX_4090
 
@@ -120,7 +121,7 @@ def test_heads_get_the_cut_that_was_measured_on_an_h100(rows: int) -> None:
 
 def test_digits_of_one_row_get_the_cuts_that_were_measured() -> None:
     def cut(inputs: int, outputs: int, *kind: bool) -> Cut:
-        return SkinnyGemm(inputs, outputs, 64, 1, H200, *kind, digits=True).cut
+        return SkinnyGemm(inputs, outputs, 64, 1, H200, *kind, layout=RowLayout.DIGITS).cut
 
     assert cut(2816, 704, True, True) == Cut(1, 11, 4, 1)
     assert cut(704, 2816, False, True) == Cut(1, 3, 2, 2)
@@ -142,7 +143,9 @@ def test_digits_of_one_row_get_the_cuts_that_were_measured() -> None:
 @pytest.mark.parametrize("card", CARDS, ids=str)
 def test_digits_of_one_row_fit_the_card(card: Card) -> None:
     for (inputs, outputs), gated, experts in CUTS:
-        assert SkinnyGemm(inputs, outputs, 64, 1, card, gated, experts, digits=True).fits
+        assert SkinnyGemm(
+            inputs, outputs, 64, 1, card, gated, experts, layout=RowLayout.DIGITS
+        ).fits
 
 
 def test_products_that_gain_by_it_keep_all_of_one_row() -> None:

@@ -21,6 +21,7 @@ from tests.executor.graphs.recorded import (
     streams_of,
 )
 from tests.executor.graphs.test_between import six_bits_down
+from tests.support import emulated_card
 from tests.support.emulated_card import emulate_card
 from tests.support.emulated_metal import why_not
 from tests.support.grown import grown
@@ -93,6 +94,26 @@ def test_gpt_oss_is_recorded_as_published(compared: Compared) -> None:
     rounds = streams_of([2]) + streams_of([2], "again ")
     loaded = opened(grown("gpt_oss"), experts_in_mxfp4)
     compared.assert_agree(loaded, PLAIN, rounds, ["2-r1", "again 2-r0"])
+
+
+def test_experts_in_mxfp4_read_interleaved_rows(
+    compared: Compared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A prompt's 40 rows have so many pairs that experts have tiles of 64. Routers read the same
+    rows as they are."""
+    monkeypatch.setattr(emulated_card, "SMALL", replace(emulated_card.SMALL, warpgroups=True))
+    rounds = [
+        [replace(each, id=name, max_tokens=2) for each in prompts([40], seed=seed)]
+        for seed, name in enumerate(("one", "two", "three"))
+    ]
+    loaded = opened(grown("gpt_oss"), experts_in_mxfp4)
+    compared.assert_agree(loaded, PLAIN, rounds, ["two", "three"], counts=[64, 1])
+    (whole,) = compared.wholes
+    sources = whole._cache.recorded(64, KVFormat()).sources
+    marks = "#define INTERLEAVED 1", "#define Y_INTERLEAVED 1", "store_interleaved(laid_out"
+    found = [sum(mark in str(text) for text in sources) for mark in marks]
+    layers = grown("gpt_oss")["num_hidden_layers"]
+    assert found == [2 * layers, layers, layers]
 
 
 @pytest.mark.parametrize("packing", FLOATS, ids=lambda packing: packing.mode)

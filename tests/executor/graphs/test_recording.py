@@ -52,8 +52,9 @@ from tests.attention.rows import HandRows
 from tests.device.cuda.cards import CARDS, H200, RTX_4090
 from tests.engine.rows import scheduled
 from tests.executor.graphs.layers import empty_step
+from tests.support.grown import grown
 from tests.support.nvrtc import assert_compiles
-from tests.support.packed_models import packed_model
+from tests.support.packed_models import experts_in_mxfp4, packed_model
 from tests.support.packings import page_codes
 from tests.support.tiny_models import (
     gemma4_config,
@@ -109,6 +110,28 @@ def recorded(
     config: dict[str, Any], max_rows: int, **options: Any
 ) -> tuple[list[Kernel], InputLayout]:
     return _record(packed_model(config), max_rows, **options)
+
+
+def test_products_of_experts_in_mxfp4_read_interleaved_rows() -> None:
+    """Those of large tiles; who else reads the same rows has them as they are."""
+    numbers = count(1 << 20, 1 << 12)
+    model = packed_model(grown("gpt_oss"), experts_in_mxfp4)
+    kernels, _ = _record(model, MAX_ROWS, address=lambda array: next(numbers))
+    sources = [str(each.source) for each in kernels]
+    readers = [n for n, text in enumerate(sources) if "#define INTERLEAVED 1\n" in text]
+    firsts = [n for n in readers if "#define FIRST 1" in sources[n]]
+    layers = grown("gpt_oss")["num_hidden_layers"]
+    assert (len(firsts), len(readers)) == (layers, 2 * layers)
+    for number in firsts:
+        assert "#define Y_INTERLEAVED 1\n" in sources[number]
+        rows = kernels[number].arguments[0]
+        (norm,) = [n for n in range(number) if kernels[n].arguments[-1] == rows][-1:]
+        assert "store_interleaved(laid_out" in sources[norm]
+        plain = kernels[norm].arguments[-2]
+        router = next(n for n in range(norm + 1, number) if plain in kernels[n].arguments)
+        assert "EXPERTS 1" not in sources[router]
+    few, _ = _record(model, 16)
+    assert not any("store_interleaved(laid_out" in str(each.source) for each in few)
 
 
 def _record(

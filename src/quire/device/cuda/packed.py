@@ -243,7 +243,8 @@ def _expert_product(
 
 def product_functions() -> str:
     """Return the functions that all kernels of products call."""
-    return "".join(kernel_text(_PACKAGE, name) for name in ("lanes.cuh", "common.cuh"))
+    names = "lanes.cuh", "interleaved.cuh", "common.cuh"
+    return "".join(kernel_text(_PACKAGE, name) for name in names)
 
 
 def header(defines: dict[str, int], functions: str = "") -> str:

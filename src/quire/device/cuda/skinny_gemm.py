@@ -9,14 +9,11 @@ from typing import ClassVar, NamedTuple
 
 from quire.device.cuda.codes import scale_defines
 from quire.device.cuda.driver import Card
+from quire.device.cuda.row_layout import RowLayout
 from quire.device.weights import FP4, FP8
 
 _RESERVED = 1 << 10
 """Bytes of shared memory that each thread block takes beside its own."""
-
-
-DIGIT_BYTES = 160
-"""Bytes of a record of `digits.cuh`: 64 elements of a row."""
 
 
 class Cut(NamedTuple):
@@ -60,7 +57,7 @@ class SkinnyGemm:
         bits: of a weight: 4 or 8 as codes, 16 as it is.
         mode: of codes, in MLX's terms; other than affine ones are floats.
         tile: most pairs of row and expert in a tile of experts, 8 or 16.
-        digits: rows are records of integers, see `digits.cuh`; if `takes_digits`.
+        layout: of the rows that it reads: digits if `takes_digits`; None for plain rows.
     """
 
     inputs: int
@@ -74,7 +71,7 @@ class SkinnyGemm:
     bits: int = 4
     mode: str = "affine"
     tile: int = 8
-    digits: bool = False
+    layout: RowLayout | None = None
 
     source: ClassVar[str] = "skinny_gemm.cuh"
     resident: ClassVar[int | None] = None
@@ -87,7 +84,7 @@ class SkinnyGemm:
         On an H100 experts' products and gates of few thread blocks gain by it. Others do not
         (`benchmarks/results/gpu-h100-2026-11-27-one-row.json`).
         """
-        if self.digits or self.rows > 1 or self.bits != 4 or self.mode != "affine":
+        if self.layout is not None or self.rows > 1 or self.bits != 4 or self.mode != "affine":
             return False
         if self.inputs > _SHORT_ROW:
             return False
@@ -138,7 +135,8 @@ class SkinnyGemm:
         """Return the bytes of shared memory with another cut."""
         matrices = cut.parts * (2 if self.gated else 1)
         columns = _columns(self, tiles)
-        rows = 0 if self.keeps_row else (DIGIT_BYTES if self.digits else 128) * columns
+        row = 128 if self.layout is None else self.layout.bytes
+        rows = 0 if self.keeps_row else row * columns
         ring = cut.warps * cut.stages * cut.chunk * (128 * self.bits * matrices + rows)
         scales = 16 * matrices * self._row_of_scales + 2 * self.inputs * self.keeps_row
         return max(ring + scales, 512 * cut.warps * matrices * tiles)
@@ -170,7 +168,7 @@ class SkinnyGemm:
             "GATED": int(self.gated),
             "GROUP": self.group_size,
             "ONE_ROW": int(self.keeps_row),
-            "DIGITS": int(self.digits),
+            "DIGITS": int(self.layout is RowLayout.DIGITS),
         }
 
     def cuts(self) -> Iterator[tuple[int, Cut]]:
@@ -260,7 +258,7 @@ class SkinnyGemm:
         most, groups = self.card.multiprocessors, self.inputs // 64
         if self._is_odd:
             return Cut(2, 8, 1, stages=2) if self.gated else Cut(2, 8, 1, stages=3)
-        if self.digits:
+        if self.layout is not None:
             return _cut_of_digits(self)
         if self.experts:
             return Cut(1, 8, 2, stages=4) if self.gated else Cut(1, 4, 2, stages=4)
@@ -379,7 +377,7 @@ def _is_vast(gemm: SkinnyGemm) -> bool:
 
     `benchmarks/results/gpu-h100-2026-11-27-heads.json` has the times.
     """
-    one = not (gemm.experts or gemm.gated or gemm.digits or gemm.batch_invariant)
+    one = not (gemm.experts or gemm.gated or gemm.layout or gemm.batch_invariant)
     return one and gemm.outputs >= VAST and gemm.bits == 4 and gemm.mode == "affine"
 
 

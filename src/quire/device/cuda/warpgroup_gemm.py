@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from quire.device.cuda.codes import scale_defines
 from quire.device.cuda.driver import Card
+from quire.device.cuda.row_layout import RowLayout
 from quire.device.cuda.wgmma import multiplying
 from quire.device.gpu_kernels import kernel_text
 
@@ -24,6 +25,8 @@ _MOST_TURNED = 32
 """Most rows of a tile whose columns the copying threads put in the order of unpacked codes: of more
 rows, that takes longer than it saves (benchmarks/results/gpu-h100-2026-11-27-mxfp4-experts.json).
 """
+_MOST_INTERLEAVED = 64
+"""Most rows of a tile of which products read interleaved rows; larger ones were not measured."""
 _COSTS_OF_CODES = {
     (256, 2): (0.78, 8.4),
     (128, 4): (0.89, 11.2),
@@ -78,6 +81,7 @@ class WarpgroupGemm:
         tile: pairs of row and expert in a tile of experts, one of `EXPERT_TILES`.
         sharing: whether thread blocks have equal shares of all tiles' columns, and add up what they
             have of one tile. They need memory for that: see `sums` and `flags`.
+        layout: of the rows that it reads: interleaved if `takes_interleaved`; None for plain rows.
     """
 
     inputs: int
@@ -91,6 +95,7 @@ class WarpgroupGemm:
     mode: str = "affine"
     tile: int = 64
     sharing: bool = False
+    layout: RowLayout | None = None
 
     source: ClassVar[str] = "warpgroup_gemm.cuh"
 
@@ -204,6 +209,7 @@ class WarpgroupGemm:
             "EXPERTS": int(self.experts),
             "SHARING": int(self.sharing),
             "TURNS_X": int(_turns_x(self)),
+            "INTERLEAVED": int(_turns_x(self) or self.layout is RowLayout.INTERLEAVED),
             "LEAST_STEPS": _LEAST_STEPS,
         }
 
@@ -230,7 +236,18 @@ def _at_once(gemm: WarpgroupGemm, cut: Cut) -> int:
     return (_resident(gemm, cut) or 1) * gemm.card.multiprocessors
 
 
+def takes_interleaved(gemm: WarpgroupGemm) -> bool:
+    """Return whether a product should read interleaved rows. Those of small tiles are interleaved
+    by its own threads, which is as fast.
+    """
+    return _unpacks_interleaved(gemm) and _MOST_TURNED < gemm.cut.rows <= _MOST_INTERLEAVED
+
+
 def _turns_x(gemm: WarpgroupGemm) -> bool:
     """Return `TURNS_X` of `warpgroup_gemm.cuh`."""
-    floats = gemm.bits == 4 and gemm.mode != "affine"
-    return gemm.experts and floats and gemm.cut.rows <= _MOST_TURNED
+    return _unpacks_interleaved(gemm) and gemm.layout is None and gemm.cut.rows <= _MOST_TURNED
+
+
+def _unpacks_interleaved(gemm: WarpgroupGemm) -> bool:
+    """Return whether the kernel can unpack codes for interleaved columns of x."""
+    return gemm.experts and gemm.bits == 4 and gemm.mode != "affine"

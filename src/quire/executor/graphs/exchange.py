@@ -118,7 +118,7 @@ class ExchangeRecording(ValueRecording):
         """Record a region of rows, with its sum of ranks' rows if it has one."""
         total = _total(node)
         if total is None:
-            self._generate(partial(row_kernel, digits=self._wanted_digits(node)), node)
+            self._generate(partial(row_kernel, more=self._wanted_layouts(node)), node)
             return
         kernel = self._summing.pop(node.outputs[0], None)
         if kernel is not None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import mlx.core as mx
 
-from quire.device.cuda.skinny_gemm import DIGIT_BYTES, SkinnyGemm
+from quire.device.cuda.row_layout import RowLayout
 from quire.device.weights import GatedExperts, PlainExperts
 from quire.executor.graphs import product_kernels
 from quire.executor.graphs.arithmetic import activated, gated
-from quire.executor.graphs.digit_rows import can_read_digits
 from quire.executor.graphs.operands import ProductMatrix, UnsupportedNode, is_plain
 from quire.executor.graphs.places import Place, ValueRecording
 from quire.executor.graphs.recorder import Buffer
 from quire.executor.graphs.routes import ROUTE_THREADS, SCORING_THREADS, Route, grouping
+from quire.executor.graphs.row_layouts import layout_for, with_layout
 from quire.executor.graphs.source import NotGenerated
 from quire.program.values import Node, Program
 
@@ -134,13 +134,13 @@ class MixtureRecording(ValueRecording):
         order, tiles = routed.order, routed.tiles
         down = ProductMatrix.of(experts.down.weight)
         cut = recorder.gemm(down, down.outputs, tiles=routed.max_tiles, tile=routed.tile)
-        gemm = self._fitting(replace(cut, digits=True) if can_read_digits(cut) else cut)
-        digits = isinstance(gemm, SkinnyGemm) and gemm.digits
-        inner = self._first(node, experts, digits=digits)
+        layout = layout_for(cut)
+        gemm = self._fitting(with_layout(cut, layout))
+        inner = self._first(node, experts, layout)
         reads = [inner, order, tiles]
         y = self._written(node.outputs[0], reads)
         offsets = [] if experts.down.bias is None else [recorder.weight(experts.down.bias)]
-        x = inner.address + _bytes_before_digits(routed, down.inputs) * digits
+        x = inner.address + _bytes_before_digits(routed, down.inputs, layout)
         arguments = [x, *recorder.matrix(down), *offsets]
         arguments += [order.address, tiles.address, y.address]
         grid = gemm.grid(-(-down.outputs // gemm.width), routed.max_tiles)
@@ -151,8 +151,14 @@ class MixtureRecording(ValueRecording):
         for each in reads:
             recorder.release(each)
 
-    def _first(self, node: Node, experts: GatedExperts | PlainExperts, *, digits: bool) -> Buffer:
-        """Record the experts' computation up to their last matrices, with the digits behind it."""
+    def _first(
+        self, node: Node, experts: GatedExperts | PlainExperts, layout: RowLayout | None
+    ) -> Buffer:
+        """Record the experts' computation up to their last matrices.
+
+        Args:
+            layout: of the result's rows, where that is not plain; digits stand behind plain rows.
+        """
         recorder, (x, chosen) = self._recorder, node.inputs
         gated = isinstance(experts, GatedExperts)
         matrices = [experts.gate, experts.up] if isinstance(experts, GatedExperts) else [experts.up]
@@ -168,13 +174,14 @@ class MixtureRecording(ValueRecording):
         )
         gemm = self._fitting(cut, x)
         reads = [*self._read([x]), order, tiles]
-        size = _bytes_before_digits(routed, width)
-        inner = recorder.buffer(size + size // 128 * DIGIT_BYTES * digits, reads)
+        before = _bytes_before_digits(routed, width, layout)
+        size = routed.pairs * width // 64 * (128 if layout is None else layout.bytes)
+        inner = recorder.buffer(before + size, reads)
         offsets = [recorder.weight(each) for each in biases if each is not None]
         arguments = [self._multiplied(x, gemm)]
         arguments += [part for each in weights for part in recorder.matrix(each)]
         arguments += [*offsets, order.address, tiles.address, inner.address]
-        arguments += [inner.address + size] * digits
+        arguments += [inner.address + before] * bool(before)
         joined, activation = _joined(experts)
         source = product_kernels.experts_first(
             gemm,
@@ -183,7 +190,7 @@ class MixtureRecording(ValueRecording):
             joined=joined,
             activation=activation,
             offsets=bool(offsets),
-            digits=digits,
+            layout=layout,
             tiles=routed.max_tiles,
         )
         grid = gemm.grid(-(-width // gemm.width), routed.max_tiles)
@@ -191,9 +198,9 @@ class MixtureRecording(ValueRecording):
         return inner
 
 
-def _bytes_before_digits(routed: Routed, width: int) -> int:
-    """Return the bytes of the pairs' rows in bfloat16, which their digits follow."""
-    return 2 * routed.pairs * width
+def _bytes_before_digits(routed: Routed, width: int, layout: RowLayout | None) -> int:
+    """Return the bytes of the pairs' plain rows, which their digits follow; 0 in other layouts."""
+    return 2 * routed.pairs * width if layout is RowLayout.DIGITS else 0
 
 
 def _joined(experts: GatedExperts | PlainExperts) -> tuple[str | None, str]:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 
 import mlx.core as mx
 
-from quire.device.cuda.skinny_gemm import DIGIT_BYTES, SkinnyGemm
-from quire.executor.graphs.digit_rows import can_read_digits, read_as_digits
+from quire.device.cuda.row_layout import RowLayout
+from quire.device.cuda.wide_gemm import WideGemm
 from quire.executor.graphs.operands import PARTS, Part, UnsupportedNode, row_width
 from quire.executor.graphs.product_kernels import Gemm
 from quire.executor.graphs.recorder import Buffer, Recorder
-from quire.executor.graphs.rows import DigitRows, RowKernel, row_kernel
+from quire.executor.graphs.row_layouts import layout_for, layouts_for, with_layout
+from quire.executor.graphs.rows import LaidOutRows, RowKernel, row_kernel
 from quire.executor.graphs.source import C_TYPES, NotGenerated
 from quire.program.passes import Uses
 from quire.program.values import FUSED, Form, Node, Program, Value
@@ -68,8 +69,8 @@ class ValueRecording:
     ) -> None:
         """Start a program whose fields and outputs have given locations."""
         self._program, self._uses = program, Uses(program)
-        self._digits: dict[int, int] = {}
-        """Addresses of the digits of those values whose kernels also write them."""
+        self._laid_out: dict[tuple[int, RowLayout], int] = {}
+        """Addresses of the rows of values in the layouts in which their kernels also write them."""
         self._places = {id: given[name] for name, id in program.fields.items()}
         self._targets = dict(zip(map(self._uses.source, program.outputs), outputs, strict=True))
 
@@ -114,32 +115,44 @@ class ValueRecording:
         return list(dict.fromkeys(each.buffer for each in places if each.buffer is not None))
 
     def _multiplied(self, x: int, gemm: Gemm) -> int:
-        """Return the address of the rows, or of their digits, that a product reads."""
-        if isinstance(gemm, SkinnyGemm) and gemm.digits:
-            return self._digits[self._uses.source(x)]
-        return self._place(x).address
+        """Return the address of the rows that a product reads, in its layout."""
+        if isinstance(gemm, WideGemm) or gemm.layout is None:
+            return self._place(x).address
+        return self._laid_out[self._uses.source(x), gemm.layout]
 
-    def _wanted_digits(self, node: Node) -> DigitRows:
-        """Return the outputs of a region of rows of which products could read digits."""
-        offsets = {
-            value: self._bytes(self._program.values[value])
-            for value in node.outputs
-            if self._wants_digits(value)
-        }
-        return DigitRows(offsets, self._recorder.max_rows)
+    def _wanted_layouts(self, node: Node) -> LaidOutRows:
+        """Return the outputs of a region of rows that products should read in another layout."""
+        wanted = {value: self._wanted_layout(value) for value in node.outputs}
+        layouts = {value: layout for value, layout in wanted.items() if layout is not None}
+        offsets = {value: self._bytes(self._program.values[value]) for value in layouts}
+        return LaidOutRows(layouts, offsets, self._recorder.max_rows)
 
-    def _wants_digits(self, value: int) -> bool:
-        """Return whether products could read the digits of a value's rows."""
-        return value not in self._targets and read_as_digits(self._recorder, value, self._uses)
+    def _wanted_layout(
+        self, value: int, written: Collection[RowLayout] = tuple(RowLayout)
+    ) -> RowLayout | None:
+        """Return the layout in which products should read a value's rows; None for plain rows.
 
-    def _written(self, value: int, reads: Sequence[Buffer], *, digits: bool = False) -> Buffer:
-        """Allocate memory for a value that the next kernel writes, and for its `digits`."""
+        Args:
+            written: layouts that the value's kernel can write.
+        """
+        if value in self._targets:
+            return None
+        wanted = layouts_for(self._recorder, self._program, uses=self._uses, value=value)
+        return next((each for each in written if each in wanted), None)
+
+    def _written(
+        self, value: int, reads: Sequence[Buffer], *, layout: RowLayout | None = None
+    ) -> Buffer:
+        """Allocate memory for a value that the next kernel writes, and behind it for its rows in
+        another layout.
+        """
         target = self._targets.get(value)
         if target is None:
             size = self._bytes(self._program.values[value])
-            target = self._recorder.buffer(size + size // 128 * DIGIT_BYTES * digits, reads)
-            if digits:
-                self._digits[value] = target.address + size
+            behind = 0 if layout is None else size // 128 * layout.bytes
+            target = self._recorder.buffer(size + behind, reads)
+            if layout is not None:
+                self._laid_out[value, layout] = target.address + size
         self._places[value] = Place(target.address, target)
         return target
 
@@ -206,7 +219,7 @@ class ValueRecording:
         sources = [each.source for each in kernel.arguments if isinstance(each.source, int)]
         reads = self._read([each for each in sources if each not in node.outputs])
         for value in node.outputs:
-            self._written(value, reads, digits=value in kernel.digits)
+            self._written(value, reads, layout=kernel.layouts.get(value))
         writes = [*map(self._buffer, node.outputs), *more]
         arguments = [self._recorder.rows]
         for each in kernel.arguments:
@@ -225,13 +238,14 @@ class ValueRecording:
         )
 
     def _fitting(self, gemm: Gemm, x: int | None = None) -> Gemm:
-        """Return a product as it reads the rows of `x`: by their digits if these are there.
+        """Return a product as it reads the rows of `x`: in the layout for it if they are so there.
 
         Raises:
             UnsupportedNode: the card has too little shared memory for it.
         """
-        if x is not None and self._uses.source(x) in self._digits and can_read_digits(gemm):
-            gemm = replace(gemm, digits=True)
+        layout = layout_for(gemm)
+        if x is not None and layout and (self._uses.source(x), layout) in self._laid_out:
+            gemm = with_layout(gemm, layout)
         if not gemm.fits:
             shared = self._recorder.card.shared
             raise UnsupportedNode(

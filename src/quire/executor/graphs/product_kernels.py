@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from quire.device.cuda.inboxes import Inboxes
 from quire.device.cuda.packed import ACTIVATIONS, product_functions
+from quire.device.cuda.row_layout import RowLayout
 from quire.device.cuda.skinny_gemm import SkinnyGemm
 from quire.device.cuda.warpgroup_gemm import WarpgroupGemm
 from quire.device.cuda.wide_gemm import WideGemm
@@ -128,12 +129,12 @@ def experts_first(
     activation: str,
     offsets: bool,
     tiles: int,
-    digits: bool = False,
+    layout: RowLayout | None = None,
 ) -> str:
     """Return the source of the experts' first products.
 
     Parameters: x, weights of one matrix or of gate and up, offsets, order, tiles, y, and y's digits
-    if they are wanted.
+    if that is its layout.
 
     Args:
         top: number of experts of a row.
@@ -141,14 +142,17 @@ def experts_first(
             activation.
         offsets: whether each matrix has a bias.
         tiles: the most tiles.
-        digits: whether each pair's digits are written, of `SkinnyGemm`.
+        layout: of the pairs' rows, as the last products read them: `SkinnyGemm` also writes their
+            digits, `WarpgroupGemm` writes y as interleaved rows.
     """
+    digits = layout is RowLayout.DIGITS
     parameters = ["const T* x", *(_gate_and_up(gemm) if gemm.gated else _weight(gemm))]
     if offsets:
         parameters += ["const T* offsets", "const T* offsets_up"][: 1 + gemm.gated]
     parameters += ["const int* order", "const int* tiles", "T* y", *_digits(int(digits))]
     more: dict[str, object] = {"TOP": top, "FIRST": 1, "OFFSETS": int(offsets)}
     more["DIGIT_ROWS"] = int(digits)
+    more["Y_INTERLEAVED"] = int(layout is RowLayout.INTERLEAVED)
     more["GELU"] = ACTIVATIONS.get(activation, 0)
     head = ""
     if joined is not None:
@@ -218,7 +222,7 @@ def _product(
     functions: str = "",
 ) -> str:
     head, body = product_functions(), kernel_text(_PRODUCTS, gemm.source)
-    reads = isinstance(gemm, SkinnyGemm) and gemm.digits
+    reads = isinstance(gemm, SkinnyGemm) and gemm.layout is not None
     if reads or more.get("DIGIT_ROWS"):
         head += kernel_text(_PRODUCTS, "digits.cuh") + kernel_text(_PRODUCTS, "byte_product.cuh")
     if isinstance(gemm, WarpgroupGemm):

@@ -11,6 +11,7 @@ import mlx.core as mx
 from quire.attention.paged import cuda as paged
 from quire.attention.paged import packed
 from quire.cache.specs import KVLayout
+from quire.device.cuda.row_layout import RowLayout
 from quire.device.cuda.skinny_gemm import SkinnyGemm
 from quire.device.weights import Packing
 from quire.executor.graphs import kernels, product_kernels
@@ -290,13 +291,14 @@ class Recording(
         outputs, (x, *_) = weights[0].outputs, gate.inputs
         gemm = self._fitting(recorder.gemm(weights[0], outputs, gated=True, sharing=True), x)
         (output,) = join.outputs
-        digits = self._wants_digits(output)
-        y = self._written(output, reads, digits=digits)
+        layout = self._wanted_layout(output, [RowLayout.DIGITS])
+        y = self._written(output, reads, layout=layout)
         arguments = [recorder.rows, self._multiplied(x, gemm)]
         arguments += [*recorder.matrix(weights[0]), *recorder.matrix(weights[1]), y.address]
-        arguments += [self._digits[output]] if digits else []
+        arguments += [self._laid_out[output, layout]] if layout else []
         grid = gemm.grid(-(-outputs // gemm.width))
-        source = product_kernels.gated(gemm, activation, digit_rows=recorder.max_rows * digits)
+        digit_rows = recorder.max_rows if layout else 0
+        source = product_kernels.gated(gemm, activation, digit_rows=digit_rows)
         recorder.add_product(gemm, source, grid, arguments=arguments, reads=reads, writes=[y])
 
     def _gated_product(self, node: Node) -> None:
@@ -382,8 +384,8 @@ class Recording(
         values = [each.part.source for each in heads.values() if each is not None]
         reads = self._read([*values, *(q.rotate.inputs[1:] if q.rotate is not None else ())])
         pool, output = self._pools[self._layout.owner[layer]], attend.outputs[0]
-        digits = pool.writes_digits(spec.value_dim) and self._wants_digits(output)
-        result = self._written(output, reads, digits=digits)
+        written = [RowLayout.DIGITS] if pool.writes_digits(spec.value_dim) else []
+        result = self._written(output, reads, layout=self._wanted_layout(output, written))
         described = LayerAttention(
             self._width(attend.input("q"), 1),
             spec.kv_heads,
@@ -400,7 +402,7 @@ class Recording(
             k_norm=None if k is None or k.norm is None else k.norm.weight("weight"),
             rotation=rotation,
             result=result,
-            digits=self._digits.get(output, 0),
+            digits=self._laid_out.get((output, RowLayout.DIGITS), 0),
             sinks=sinks,
             value_dim=spec.value_dim,
             value_in_key=spec.value_in_key,

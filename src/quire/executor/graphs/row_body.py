@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from quire.device.cuda.row_layout import RowLayout
 from quire.executor.graphs.accesses import Access
 from quire.executor.graphs.arithmetic import register_type
 from quire.executor.graphs.source import C_TYPES
@@ -136,14 +137,27 @@ class Stored:
     Attributes:
         dtype: type in memory.
         access: offsets and strides of its elements.
-        digits: whether its rows are also written as records of `digits.cuh`, to `digits<number>`.
+        layout: in which its rows are also written, to `laid_out<number>`; None if they are not.
     """
 
     number: int
     term: Term
     dtype: mx.Dtype
     access: Access
-    digits: bool = False
+    layout: RowLayout | None = None
+
+    @property
+    def parameter(self) -> str:
+        """The C parameter of the rows in another layout."""
+        kind = "uint4*" if self.layout is RowLayout.DIGITS else "__nv_bfloat16*"
+        return f"{kind} laid_out{self.number}"
+
+    def store(self, elements: str) -> str:
+        """Return the C statement that stores a thread's eight elements in another layout."""
+        to = f"laid_out{self.number}"
+        if self.layout is RowLayout.DIGITS:
+            return f"store_digits({to}, row, LAYOUT_ROWS, r, {elements}, inside);"
+        return f"if (inside) store_interleaved({to} + (size_t)row * WIDTH, r, {elements});"
 
 
 class Body:
@@ -273,9 +287,8 @@ class Body:
             index += f" + {out.access.offset}" * (out.access.offset > 0)
             row = f"out{out.number} + (size_t)row * {out.access.row}"
             after.append(f"if (inside) store<{kind}, V>({row} + {index}, {name});")
-            if out.digits:
-                given = f"digits{out.number}, row, DIGIT_ROWS, r, {name}->at, inside"
-                after.append(f"store_digits({given});")
+            if out.layout is not None:
+                after.append(out.store(f"{name}->at"))
         loop = ["#pragma unroll", "for (int i = 0; i < V; i++) {", *inner, "}"]
         return [
             *self._sums_before(phase),

@@ -9,11 +9,12 @@ together.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 
 from quire.device.cuda.inboxes import Inboxes
+from quire.device.cuda.row_layout import RowLayout
 from quire.device.gpu_kernels import kernel_text
 from quire.executor.graphs.accesses import Access, Rows
 from quire.executor.graphs.arithmetic import SUPPORTED, expression, register_type, rounded
@@ -46,14 +47,14 @@ class RowKernel:
         text: the source of `kernel`. Its first argument is the number of rows; `arguments` follow.
         threads: threads of a thread block.
         cuts: the cut of rows for each `blockIdx.y`.
-        digits: the values whose digits it also writes.
+        layouts: the values whose rows it also writes in a layout that products read faster.
     """
 
     text: str
     arguments: tuple[Argument, ...]
     threads: int
     cuts: tuple[Cut, ...]
-    digits: frozenset[int] = frozenset()
+    layouts: Mapping[int, RowLayout] = field(default_factory=dict)
 
     def grid(self, max_rows: int) -> tuple[int, int, int]:
         """Return the number of thread blocks for up to `max_rows` rows."""
@@ -62,13 +63,15 @@ class RowKernel:
 
 
 @dataclass(frozen=True)
-class DigitRows:
-    """Values of up to `rows` rows of which a kernel also writes digits, see `digits.cuh`.
+class LaidOutRows:
+    """Values of up to `rows` rows that a kernel also writes in another layout.
 
     Attributes:
-        offsets: bytes from each value's first element to its digits.
+        layouts: layout of each value.
+        offsets: bytes from each value's first element to its rows in that layout.
     """
 
+    layouts: Mapping[int, RowLayout]
     offsets: Mapping[int, int]
     rows: int
 
@@ -78,19 +81,20 @@ def row_kernel(
     node: Node,
     inboxes: Inboxes | None = None,
     polls: int = 0,
-    digits: DigitRows | None = None,
+    more: LaidOutRows | None = None,
 ) -> RowKernel:
     """Generate the kernel of a region, or of a single view, element-wise operation or norm.
 
     Args:
         inboxes: to which products send the rows of a sum of ranks; None without such a sum.
         polls: after how many looks a thread no longer waits for these; 0 waits without end.
-        digits: outputs of which digits are wanted. The kernel says of which it writes them.
+        more: outputs whose rows are wanted in another layout, too. The kernel says which of
+            them it writes.
 
     Raises:
         NotGenerated: the node contains an operation that row kernels do not support.
     """
-    return _Generator(program, node.fused, inboxes, polls=polls).kernel(digits)
+    return _Generator(program, node.fused, inboxes, polls=polls).kernel(more)
 
 
 class _Generator:
@@ -115,14 +119,15 @@ class _Generator:
         self._sums: list[list[tuple[str, str]]] = []
         """By phase: the name of a statistic, and what it is of its sum."""
 
-    def kernel(self, digits: DigitRows | None) -> RowKernel:
-        stored, offsets = list[Stored](), {} if digits is None else digits.offsets
+    def kernel(self, more: LaidOutRows | None) -> RowKernel:
+        stored, layouts = list[Stored](), {} if more is None else more.layouts
         for number, id in enumerate(self._region.outputs):
             term, dtype = self._term(id), self._program.values[id].dtype
             width = self._rows.width
-            writes = id in offsets and dtype == mx.bfloat16 and self._cut.has_groups
+            writes = dtype == mx.bfloat16 and self._cut.has_groups
+            layout = layouts.get(id) if writes else None
             access = Access(0, width, ((width, 1),))
-            stored.append(Stored(number, term, dtype, access=access, digits=writes))
+            stored.append(Stored(number, term, dtype, access=access, layout=layout))
         self._arguments += map(Argument, self._region.outputs)
         leaves = tuple(self._leaves.values())
         lines = Body(self._cut, leaves, self._statements, sums=self._sums).lines(stored)
@@ -134,12 +139,13 @@ class _Generator:
             parameters.append("const long long* inboxes")
             constants |= {**rank_constants(self._inboxes), "POLLS": self._polls}
             functions = summing_functions()
-        written = {self._region.outputs[each.number]: each.number for each in stored if each.digits}
-        if digits is not None and written:
-            self._arguments += [Argument(id, offsets[id]) for id in written]
-            parameters += [f"uint4* digits{number}" for number in written.values()]
-            constants["DIGIT_ROWS"] = digits.rows
-            functions += kernel_text("quire.device.cuda", "digits.cuh")
+        written = {self._region.outputs[n.number]: n.layout for n in stored if n.layout is not None}
+        if more is not None and written:
+            self._arguments += [Argument(id, more.offsets[id]) for id in written]
+            parameters += [each.parameter for each in stored if each.layout is not None]
+            constants["LAYOUT_ROWS"] = more.rows
+            for layout in sorted(set(written.values()), key=lambda each: each.value):
+                functions += kernel_text("quire.device.cuda", f"{layout.value}.cuh")
         threads = cut.lanes * cut.groups
         text = source_text(parameters, lines, threads, constants=constants, functions=functions)
         return RowKernel(
@@ -147,7 +153,7 @@ class _Generator:
             tuple(self._arguments),
             threads=threads,
             cuts=(cut,),
-            digits=frozenset(written),
+            layouts=written,
         )
 
     # -- values ----------------------------------------------------------------------------------

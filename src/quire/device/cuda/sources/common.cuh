@@ -70,11 +70,6 @@ __device__ __forceinline__ uint4 in_order(const unsigned* pair) {
   return make_uint4(__byte_perm(pair[0], pair[1], 0x5410), __byte_perm(pair[2], pair[3], 0x5410),
                     __byte_perm(pair[0], pair[1], 0x7632), __byte_perm(pair[2], pair[3], 0x7632));
 }
-// Pairs (j, j + 4) of eight numbers.
-__device__ __forceinline__ uint4 apart(uint4 eight) {
-  return make_uint4(__byte_perm(eight.x, eight.z, 0x5410), __byte_perm(eight.x, eight.z, 0x7632),
-                    __byte_perm(eight.y, eight.w, 0x5410), __byte_perm(eight.y, eight.w, 0x7632));
-}
 // What the eight codes of a word stand for, in their order.
 __device__ __forceinline__ uint4 numbers(unsigned word, __nv_bfloat162 scale, __nv_bfloat162 bias) {
   const __nv_bfloat162 base = __float2bfloat162_rn(128.f);

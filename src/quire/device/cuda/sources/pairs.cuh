@@ -37,7 +37,7 @@ __device__ __forceinline__ unsigned affine_pair(unsigned codes, unsigned scaling
   return *(const unsigned*)&both;
 }
 #endif
-#if TURNS_X && GROUP == 32
+#if INTERLEAVED && GROUP == 32
 // Both scales of 64 columns, powers of two, as bfloat16.
 __device__ __forceinline__ unsigned joined_scales(unsigned scales, unsigned) {
   const FloatScale low = float_scale(scales & 255), high = float_scale(scales >> 8);
@@ -49,7 +49,7 @@ __device__ __forceinline__ FloatScale scale_of(unsigned scales, int slice) {
 #else
 // The scales of 64 columns as lanes share them; of integers a scale and a bias.
 __device__ __forceinline__ unsigned joined_scales(unsigned scales, unsigned biases) { return scales | biases << 16; }
-#if TURNS_X
+#if INTERLEAVED
 __device__ __forceinline__ FloatScale scale_of(unsigned scales, int slice) { return slice_scale(scales, slice); }
 #endif
 #endif

@@ -9,8 +9,9 @@
   // With EXPERTS, W is a matrix an expert, and a tile is pairs of row and expert: expert, first
   // place, count; tiles without pairs are the last ones. Thread blocks make one tile after the other. The kernel of
   // first products waits for the tiles. That of the last ones starts only when those have waited.
-  // With TURNS_X, of codes of 4 bits that are floats, a lane unpacks 16 neighbouring columns of a row of W, in pairs
-  // four apart: the copying threads put the columns of x in that order.
+  // With INTERLEAVED, of codes of 4 bits that are floats, a lane unpacks 16 neighbouring columns of a row of W, in pairs
+  // four apart. The columns of x lie in that order, see `interleaved.cuh`; with TURNS_X, the copying threads put them
+  // in it. With Y_INTERLEAVED, so do those of y.
   // Otherwise a thread block makes a tile: (blockIdx.x, blockIdx.y) of W and of x.
   // W_TILES is the number of tiles of W; MATRIX declares of a tile: its number within its matrix (part), the rows of
   // that matrix (N), and which it is, where there are several.
@@ -27,11 +28,19 @@
 #ifndef TURNS_X
 #define TURNS_X 0
 #endif
+#ifndef INTERLEAVED
+#define INTERLEAVED 0
+#endif
+#ifndef Y_INTERLEAVED
+#define Y_INTERLEAVED 0
+#endif
 #ifndef READY
 #define READY
 #endif
   // A team copies a step. Teams take turns: two have half as many threads each, whose addresses serve twice the copies.
-  constexpr int WARPS = 4 * WARPGROUPS, COPYING = 128, TEAMS = TURNS_X ? 2 : 1, TEAM = COPYING / TEAMS;
+  constexpr int WARPS = 4 * WARPGROUPS, COPYING = 128, TEAMS = INTERLEAVED ? 2 : 1, TEAM = COPYING / TEAMS;
+  // Whether x is multiplied as it is copied: copies fill a stage by themselves.
+  constexpr bool AS_COPIED = INTERLEAVED && !TURNS_X;
   constexpr int W_ROWS = 64 * WARPGROUPS, WIDTH = W_ROWS / (1 + GATED);
   // In pieces of 16 bytes: 64 columns of a row of W, and of x; of a step.
   constexpr int CODES = BITS / 2, X = 8, X_STEP = ROWS * X, W_STEP = W_ROWS * CODES, STAGE = X_STEP + W_STEP;
@@ -117,7 +126,10 @@
   };
   // The row of W, of a tile's 16, that is the operand's row `row`: a lane's sums are of four neighbours. Of two
   // matrices they are 8 of each.
-  const auto turned = [](int row) { return GATED ? row % 8 : row % 8 / 2 * 4 + row / 8 * 2 + row % 2; };
+  const auto turned = [](int row) {
+    if (Y_INTERLEAVED) return (GATED ? 0 : row / 8 * 8) + row % 8 / 2 + row % 2 * 4;  // pairs four apart
+    return GATED ? row % 8 : row % 8 / 2 * 4 + row / 8 * 2 + row % 2;
+  };
   if (threadIdx.x < STAGES) {
     initialize(full + threadIdx.x, TEAM);
     initialize(free + threadIdx.x, WARPS);
@@ -231,9 +243,10 @@
         if (copied * TEAMS + team >= STAGES) await_barrier(free + stage, odd);
         if (step >= early) copy_w(stage);
         copy_x(stage);
-        end_turn();
+        if (AS_COPIED) arrive_with_copies(full + stage);
+        else end_turn();
         if ((stage += TEAMS) >= STAGES) stage -= STAGES, odd ^= 1;
-        if (copied++ >= LAG) {
+        if (copied++ >= LAG && !AS_COPIED) {
           await_turns<LAG>();
           fill();
         }
@@ -241,7 +254,7 @@
       skipped = TEAMS == 1 ? 0 : step - now.steps;
     }
     await_copies();
-    for (int left = min(copied, LAG); left > 0; left--) fill();
+    for (int left = AS_COPIED ? 0 : min(copied, LAG); left > 0; left--) fill();
 #if !(EXPERTS && FIRST)
     if (!waited) READY;
 #endif
@@ -315,6 +328,7 @@
       for (int i = 0; i < AHEAD; i++) {
         if (ahead + i >= steps) break;
         await_barrier(full + stage, odd);
+        if (AS_COPIED) shared_memory_is_written();
         const Tile x_now = moved(x_tiles, stage * STAGE);
         // Products of the step before have been awaited, too.
         const auto free_last = [&] {
@@ -329,7 +343,7 @@
         await_products<1>();
         free_last();
 #else
-#if TURNS_X
+#if INTERLEAVED
         const uint2* const w_now = (const uint2*)(memory + stage * STAGE + X_STEP + own_row * CODES) + quad;
         FloatScale own_scales[2];
         uint2 codes[2];
@@ -347,7 +361,7 @@
         #pragma unroll
         for (int part = 0; part < 2; part++) {
           unsigned a[2][2][2];  // by slice of 16 columns, row, and whether it is of the last 8 columns
-#if TURNS_X
+#if INTERLEAVED
           #pragma unroll
           for (int half = 0; half < 2; half++) {
             const uint4 pairs = float_pairs(part ? codes[half].y : codes[half].x, own_scales[half]);
@@ -483,7 +497,13 @@
 #else
       T* const to = y + (size_t)order[first + min(place, there - 1)] * Y_ROW;
 #endif
-#if GATED
+#if Y_INTERLEAVED
+      #pragma unroll
+      for (int i = 0; i < 2 - GATED; i++) {
+        const unsigned found = transposed(bits[2 * i] | bits[2 * i + 1] << 16);
+        if (place < there && n0 < N) *pair_of_columns(to, n0 + 8 * i, quad) = found;
+      }
+#elif GATED
       const int n = n0 + 2 * quad;
       const unsigned found = transposed(bits[0] | bits[1] << 16);
       if (place < there && n < N) *(unsigned*)(to + n) = found;

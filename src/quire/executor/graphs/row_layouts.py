@@ -1,0 +1,67 @@
+"""Finds the layouts in which products could read rows faster than as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from quire.device.cuda.row_layout import RowLayout
+from quire.device.cuda.skinny_gemm import SkinnyGemm, takes_digits
+from quire.device.cuda.warpgroup_gemm import WarpgroupGemm, takes_interleaved
+from quire.device.cuda.wide_gemm import WideGemm
+from quire.device.weights import GatedExperts, PlainExperts
+from quire.executor.graphs.operands import (
+    ProductMatrix,
+    UnsupportedNode,
+    is_readable,
+    product_matrix,
+)
+from quire.executor.graphs.product_kernels import Gemm
+from quire.executor.graphs.recorder import Recorder
+from quire.program.passes import PRODUCTS, Uses
+from quire.program.values import Node, Program
+
+
+def layout_for(gemm: Gemm) -> RowLayout | None:
+    """Return the layout in which a product should read rows; None if that is as they are."""
+    if isinstance(gemm, SkinnyGemm) and takes_digits(gemm):
+        return RowLayout.DIGITS
+    if isinstance(gemm, WarpgroupGemm) and takes_interleaved(gemm):
+        return RowLayout.INTERLEAVED
+    return None
+
+
+def with_layout(gemm: Gemm, layout: RowLayout | None) -> Gemm:
+    """Return a product that reads rows in a layout from `layout_for`."""
+    return gemm if isinstance(gemm, WideGemm) else replace(gemm, layout=layout)
+
+
+def layouts_for(recorder: Recorder, program: Program, *, uses: Uses, value: int) -> set[RowLayout]:
+    """Return the layouts in which products of a step should read a value's rows."""
+    multiplying = [
+        each
+        for node in uses.readers(value)
+        for each in node.parts
+        if each.inputs and uses.source(each.inputs[0]) == value
+    ]
+    found = {
+        layout_for(gemm) for each in multiplying for gemm in _products(recorder, program, each)
+    }
+    return {each for each in found if each is not None}
+
+
+def _products(recorder: Recorder, program: Program, node: Node) -> Iterator[Gemm]:
+    """Yield the product by which a node multiplies its first input, if kernels compute that."""
+    if node.kind in PRODUCTS and is_readable(node):
+        matrix = product_matrix(node)
+        yield recorder.gemm(matrix, matrix.outputs)
+    elif node.kind == "expert_outputs":
+        experts: GatedExperts | PlainExperts = node.weight("experts")
+        try:
+            matrix = ProductMatrix.of(experts.up.weight)
+        except UnsupportedNode:
+            return
+        top = program.values[node.inputs[1]].shape[1]
+        assert isinstance(top, int), "a row has a fixed number of experts"
+        tile = recorder.expert_tile(recorder.max_rows * top, matrix.experts)
+        yield recorder.gemm(matrix, matrix.outputs, tile=tile)
