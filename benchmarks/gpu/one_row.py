@@ -131,18 +131,20 @@ class Clock:
     def wait(self) -> None:
         driver_call("cuStreamSynchronize", self._stream)
 
+    def took(self, graph: Graph, count: int) -> float:
+        """Return the microseconds of so many launches."""
+        driver_call("cuEventRecord", self._events[0], self._stream)
+        self.launch(graph, count)
+        driver_call("cuEventRecord", self._events[1], self._stream)
+        self.wait()
+        took = ctypes.c_float()
+        driver_call("cuEventElapsedTime", ctypes.byref(took), *self._events)
+        return took.value * 1e3
+
     def microseconds(self, graph: Graph) -> float:
         """Return the median time of a launch among others."""
         self.launch(graph, 3)
-        found = []
-        for _ in range(ROUNDS):
-            driver_call("cuEventRecord", self._events[0], self._stream)
-            self.launch(graph, REPEATS)
-            driver_call("cuEventRecord", self._events[1], self._stream)
-            self.wait()
-            took = ctypes.c_float()
-            driver_call("cuEventElapsedTime", ctypes.byref(took), *self._events)
-            found.append(took.value / REPEATS * 1e3)
+        found = [self.took(graph, REPEATS) / REPEATS for _ in range(ROUNDS)]
         return round(statistics.median(found), 2)
 
 
