@@ -15,7 +15,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 from workload import LONG, bursts, drawn, kv_gigabytes, tokens_asked, widths_asked
 
 from quire.attention.backend import Backends
@@ -107,7 +106,9 @@ def main(folder: str, out: Path, what: list[str]) -> None:
         rows.append(run(engine, shared, 32, "8 long, all but a token shared"))
     if "own" in what:
         rows.append(run(engine, [drawn(LONG, n + 2) for n in range(8)], 32, "8 long"))
-    rows.append({"what": "memory", "peak GB": round(mx.get_peak_memory() / 1e9, 1)})
+    rows.append(
+        {"what": "memory", "peak GB": round(current_device().memory()["arrays_peak"] / 1e9, 1)}
+    )
     out.write_text(json.dumps({"model": folder, "options": what, "rows": rows}, indent=1))
 
 

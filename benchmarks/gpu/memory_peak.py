@@ -19,6 +19,7 @@ import mlx.core as mx
 from quire.core.config import EngineConfig
 from quire.core.kv_choice import parse_format
 from quire.core.request import Request, SamplingParams
+from quire.device.device import current_device
 from quire.engine.engine import Engine
 from quire.engine.factory import open_engine
 
@@ -54,7 +55,7 @@ def measure(engine: Engine, weights: int, format: str) -> dict[str, Any]:
     mx.reset_peak_memory()
     claimed = fill(engine, format)
     most = weights + 1.1 * BUDGET
-    peak = mx.get_peak_memory()
+    peak = current_device().memory()["arrays_peak"]
     row = {
         "format": format,
         "weights_bytes": weights,

@@ -36,11 +36,11 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
     if ranks > 1:
         see_one_card(0)
     # MLX looks for cards when it is imported.
-    import mlx.core as mx
     from workload import bursts
 
     from engine import run
     from quire.core.config import EngineConfig
+    from quire.device.device import current_device
     from quire.engine.factory import open_engine
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
@@ -55,7 +55,7 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
     return {
         "device": info.device,
         "open, s": round(opened, 1),
-        "peak GB": round(mx.get_peak_memory() / 1e9, 1),
+        "peak GB": round(current_device().memory()["arrays_peak"] / 1e9, 1),
         "ranks' work, ms": [round(each * 1e3, 3) for each in engine.stats().work_seconds],
         "rows": rows,
     }

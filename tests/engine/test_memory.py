@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import psutil
 import pytest
@@ -19,6 +21,7 @@ from quire.engine import memory
 from quire.engine.factory import open_engine
 from quire.engine.memory import check_context, kv_budget, open_blocks
 from quire.engine.warm_up import _own_engine
+from quire.executor.executor import Executor
 from quire.models.weights.loader import open_model
 from tests.support.tiny_models import tiny_model
 
@@ -29,6 +32,12 @@ def test_the_budget_is_what_was_asked_for_or_a_share_of_what_is_free() -> None:
     assert 0 < kv_budget(EngineConfig(""), 0) < free
 
 
+def executor_of(*, in_place: bool) -> Executor:
+    """Return what tells about pools, whose blocks have a byte each."""
+    told = {"block_bytes": lambda key: 1, "grows_in_place": lambda key, budget: in_place}
+    return cast(Executor, SimpleNamespace(**told))
+
+
 @pytest.mark.parametrize(("prefix_cache", "blocks"), [(True, 125), (False, 16)])
 def test_pools_claim_much_at_first_only_for_a_prefix_cache(
     prefix_cache: bool, blocks: int, monkeypatch: pytest.MonkeyPatch
@@ -36,9 +45,24 @@ def test_pools_claim_much_at_first_only_for_a_prefix_cache(
     """Engines of warm-up have none: the next engine asked for memory that they had claimed."""
     monkeypatch.setattr(current_device(), "kv_first", 0.125)
     config, key = EngineConfig("", prefix_cache=prefix_cache), PoolKey(0, KVFormat())
-    manager = open_blocks(config, 1000, lambda key: 1, disk=None)
+    manager = open_blocks(config, 1000, executor_of(in_place=False), disk=None)
     assert manager.allocate(key, 1) is not None
     assert manager.capacity.pool(key).capacity == blocks
+
+
+@pytest.mark.parametrize(
+    ("in_place", "capacities"), [(True, [125, 250, 375]), (False, [500, 1000, 2000])]
+)
+def test_pools_that_grow_in_place_take_equal_parts(
+    monkeypatch: pytest.MonkeyPatch, capacities: list[int], *, in_place: bool
+) -> None:
+    monkeypatch.setattr(current_device(), "kv_first", 0.125)
+    manager = open_blocks(EngineConfig(""), 4000, executor_of(in_place=in_place), disk=None)
+    pool, found = manager.capacity.pool(PoolKey(0, KVFormat())), list[int]()
+    for _ in capacities:
+        assert manager.allocate(pool.key, len(pool.free) + 1) is not None
+        found.append(pool.capacity)
+    assert found == capacities
 
 
 def test_engines_of_warm_up_claim_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

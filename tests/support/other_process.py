@@ -62,6 +62,9 @@ class OtherProcess(Contents):
     def block_bytes(self, pool: PoolKey) -> int:
         return int(self._ask("block_bytes", pool))
 
+    def grows_in_place(self, pool: PoolKey, budget: int) -> bool:
+        return bool(self._ask("grows_in_place", pool, budget))
+
     def fits(self, pool: PoolKey, block: HostBlock) -> bool:
         return bool(self._ask("fits", pool, block))
 

@@ -29,6 +29,8 @@ class BlockManager:
         disk_accepts: returns whether the disk tier accepts a block of a name; its bytes argument
             counts those already accepted in the step. None without a disk tier.
         first_bytes: bytes that a pool claims at least when it is first used; not one of tails.
+        growth_bytes: returns the bytes that a pool claims at least whenever it grows; 0 if it
+            doubles, so that it is copied a few times only.
     """
 
     def __init__(
@@ -38,9 +40,11 @@ class BlockManager:
         disk_accepts: Callable[[bytes, int], bool] | None = None,
         *,
         first_bytes: int = 0,
+        growth_bytes: Callable[[PoolKey], int] = lambda key: 0,
     ) -> None:
         self.capacity = Capacity(budget, block_bytes)
-        self._disk_accepts, self._first_bytes = disk_accepts, first_bytes
+        self._disk_accepts = disk_accepts
+        self._first_bytes, self._growth_bytes = first_bytes, growth_bytes
         self.releases = 0
         """Number of blocks that lost their last user. While it stands still, there is no more room
         than before.
@@ -151,11 +155,8 @@ class BlockManager:
         """
         if not self.capacity.has_room({pool.key: wanted}):
             return False
-        first = 1  # a sequence has one tail, many others
-        if not pool.key.tail:
-            large = 0 if pool.capacity else self._first_bytes // max(1, pool.block_bytes)
-            first = max(_FIRST_BLOCKS, large)
-        self._grow(pool, max(wanted - len(pool.free), pool.capacity, first))
+        growth, first = self._growth_bytes(pool.key), self._first_bytes
+        self._grow(pool, max(wanted - len(pool.free), _least_growth(pool, growth, first)))
         while len(pool.free) < wanted and pool.kept:
             self._evict(next(iter(pool.kept)))
         if len(pool.free) < wanted:
@@ -201,3 +202,11 @@ class BlockManager:
                 count = max(count, len(other.free) // 2)
                 self._changes.append(self.capacity.shrink(other, count))
                 spare += count * other.block_bytes
+
+
+def _least_growth(pool: Pool, growth_bytes: int, first_bytes: int) -> int:
+    """Return the fewest blocks that a pool grows by; for the bytes see `BlockManager`."""
+    if pool.key.tail:  # a sequence has one tail, many others
+        return max(1, pool.capacity)
+    least = growth_bytes or (0 if pool.capacity else first_bytes)
+    return max(_FIRST_BLOCKS, least // max(1, pool.block_bytes) if least else pool.capacity)

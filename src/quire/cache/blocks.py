@@ -90,12 +90,16 @@ class Resize:
 
     Attributes:
         spare: bytes that may be held twice while arrays are copied; None if any number may.
+        most: the most blocks that the budget allows the pool; 0 if nobody knows.
+        grows: whether the pool had at most `capacity` blocks.
     """
 
     pool: PoolKey
     capacity: int
     moves: tuple[tuple[int, int], ...] = ()
     spare: int | None = None
+    most: int = 0
+    grows: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,8 @@ class Capacity:
         pool.free.extend(range(pool.capacity + extra - 1, pool.capacity - 1, -1))
         pool.blocks.extend([None] * extra)
         self.claimed += extra * pool.block_bytes
-        return Resize(pool.key, pool.capacity, spare=self._spare())
+        most = self.budget // max(1, pool.block_bytes)
+        return Resize(pool.key, pool.capacity, spare=self._spare(), most=most, grows=True)
 
     def shrink(self, pool: Pool, count: int) -> Resize:
         """Remove `count` free blocks from a pool's end, moving others down."""
@@ -124,7 +125,8 @@ class Capacity:
         pool.free = low
         self.claimed -= count * pool.block_bytes
         self.epoch += 1
-        return Resize(pool.key, capacity, tuple(moves), spare=spare)
+        most = self.budget // max(1, pool.block_bytes)
+        return Resize(pool.key, capacity, tuple(moves), spare=spare, most=most)
 
     def _spare(self) -> int:
         """Return the bytes available for copies while a pool is resized."""

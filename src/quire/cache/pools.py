@@ -10,6 +10,7 @@ import numpy as np
 
 from quire.cache.blocks import PoolKey, Resize
 from quire.cache.formats.base import LayerShape, LayerStore
+from quire.cache.formats.paging import ANY_ROOM, Room
 from quire.cache.formats.registry import block_bytes, make_index_store, make_store, store_type
 from quire.cache.specs import KVGroup, recurrent_groups, stored_groups
 from quire.cache.states import StatePool
@@ -17,6 +18,10 @@ from quire.core.arrays import Ints
 from quire.core.kv_format import KVFormat
 from quire.device.cache_operations import RowCopies
 from quire.device.device import current_device
+from quire.device.growing_memory import GrowingMemory
+
+_PAGES = 32
+"""Fewest pages that each array of a pool has in the whole budget, where it grows in place."""
 
 
 class KVPool:
@@ -40,16 +45,16 @@ class KVPool:
         self,
         capacity: int,
         moves: tuple[tuple[int, int], ...],
-        spare: int | None = None,
+        room: Room = ANY_ROOM,
         *,
         tails: bool,
     ) -> None:
         """Resize the arrays as the block manager decided; see `Resize`."""
         for store in self._stores():
             if not tails:
-                store.resize(capacity, moves, spare)
+                store.resize(capacity, moves, room)
             elif store.has_tail:
-                store.resize_tails(capacity, moves, spare)
+                store.resize_tails(capacity, moves, room)
 
     def arrays(self, layers: Container[int] | None = None) -> list[mx.array]:
         """Return every array of these layers; of all by default."""
@@ -97,6 +102,7 @@ class Pools:
         self._recurrent = recurrent_groups(groups)
         self.block_size = block_size
         self.dtype = dtype
+        self._memory = current_device().growing_memory()
         self._kv: dict[tuple[int, KVFormat], KVPool] = {}
         self._states: dict[tuple[int, KVFormat], StatePool] = {}
 
@@ -146,12 +152,46 @@ class Pools:
 
     def resize(self, change: Resize) -> None:
         """Resize a pool's arrays as the block manager decided."""
-        key, wanted = change.pool, (change.capacity, change.moves, change.spare)
+        memory = self._memory_for(change)
+        room = Room(change.spare, memory, change.most)
+        key, wanted = change.pool, (change.capacity, change.moves, room)
         if key.group in self._recurrent:
             self.states(key.group, key.format).resize(*wanted)
         else:
             self.kv(key.group, key.format).resize(*wanted, tails=key.tail)
-        mx.clear_cache()  # MLX would keep freed arrays, whose sizes no array asks for again
+        if memory is None:
+            mx.clear_cache()  # MLX would keep freed arrays, whose sizes no array asks for again
+        self.free_copied()
+
+    def free_copied(self) -> None:
+        """Free the growing memory of arrays that MLX has copied instead of writing to them."""
+        if self._memory is not None:
+            arrays = self.arrays()
+            mx.async_eval(arrays)  # those that are not computed have no addresses
+            self._memory.keep(arrays)
+
+    def moves_arrays(self, change: Resize) -> bool:
+        """Return whether a resize moves arrays or takes memory away, which no step may use then."""
+        return bool(change.moves) or not change.grows or self._memory_for(change) is None
+
+    def grows_in_place(self, key: PoolKey, budget: int) -> bool:
+        """Return whether a pool grows without being copied.
+
+        Not so pools whose arrays, each rounded up to pages, would take much more than the budget,
+        nor states and tails: where a step of MLX reads an array and then writes to it, MLX copies
+        it out of the memory that grows.
+
+        Args:
+            budget: bytes that the pool may claim at most.
+        """
+        if self._memory is None or key.tail or key.group in self._recurrent:
+            return False
+        return budget >= _PAGES * self._memory.page_bytes * len(self._pool(key).arrays())
+
+    def _memory_for(self, change: Resize) -> GrowingMemory | None:
+        """Return the memory in which a pool grows; None if it is copied to grow."""
+        budget = change.most * self.block_bytes(change.pool)
+        return self._memory if self.grows_in_place(change.pool, budget) else None
 
     def copy(self, pairs: Iterable[tuple[PoolKey, int, int]]) -> None:
         """Copy block `from` to block `to` for each (pool, from, to)."""
@@ -186,6 +226,7 @@ class Pools:
         """Forget all blocks, as `BlockManager.reset` does."""
         self._kv.clear()
         self._states.clear()
+        self._memory = current_device().growing_memory()  # frees the former arrays'
 
     def arrays(self, layers: Container[int] | None = None) -> list[mx.array]:
         """Return every array of these layers, in all pools; of all layers by default."""

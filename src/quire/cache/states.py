@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from quire.cache.formats.paging import block_rows, resize
+from quire.cache.formats.paging import ANY_ROOM, Room, block_rows, resize
 from quire.cache.specs import RecurrentState
 from quire.core.arrays import Ints
 from quire.device.cache_operations import RowCopies
@@ -40,16 +40,12 @@ class StatePool:
         )
 
     def resize(
-        self, capacity: int, moves: tuple[tuple[int, int], ...], spare: int | None = None
+        self, capacity: int, moves: tuple[tuple[int, int], ...], room: Room = ANY_ROOM
     ) -> None:
-        """Move slots, then cut or extend the arrays to `capacity` slots.
-
-        Args:
-            spare: see `Resize`.
-        """
+        """Move slots, then cut or extend the arrays to `capacity` slots."""
         places, arrays = list(self._parts), list(self._parts.values())
         self._parts.clear()  # `arrays` has the only references
-        resize(arrays, 1, capacity, moves=moves, spare=spare)
+        resize(arrays, 1, capacity, moves=moves, room=room)
         self._parts.update(zip(places, arrays, strict=True))
 
     def read(self, layer: int, name: str, slots: mx.array) -> mx.array:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache, cached_property, wraps
+from functools import cache, wraps
 from types import MappingProxyType
 from typing import ParamSpec, TypeVar
 
@@ -16,11 +15,14 @@ import mlx.core as mx
 import psutil
 
 from quire.device.blas import OpenBLASOperations, choose_blas
+from quire.device.cpu.heap import keep_large_blocks
 from quire.device.cpu.kernels import CPUKernels, NoKernels, load_kernels
 from quire.device.cpu.operations import KernelOperations
-from quire.device.cuda.extension import Extension, NoExtension, load_extension
+from quire.device.cuda.driver import maps_memory
+from quire.device.cuda.extension import find_extension
 from quire.device.cuda.host_copy import PinnedCopy
 from quire.device.cuda.operations import CUDAOperations
+from quire.device.growing_memory import GrowingMemory
 from quire.device.host_copy import HostCopy
 from quire.device.machine import device_model, device_number
 from quire.device.metal.operations import MetalOperations
@@ -37,11 +39,6 @@ _GPU_CACHE = 2 << 30
 _LEAST_AHEAD = 64 << 20
 """Bytes that results of queued operations may take at least. Waiting for each operation trebles
 the processor time of small steps."""
-_MALLOC = {-3: 32 << 20, -1: 64 << 20}
-"""Options of mallopt(3): the size from which blocks are mapped apart from the heap
-(M_MMAP_THRESHOLD), and the free memory at the heap's end that is returned to the system
-(M_TRIM_THRESHOLD).
-"""
 
 
 class Device(ABC):
@@ -77,7 +74,8 @@ class Device(ABC):
         gathered_bytes: bytes of keys and values that one operation may gather where no kernel reads
             them in place.
         kv_share: of the memory that is free once weights are loaded, what KV blocks take unasked.
-        kv_first: of the memory for KV blocks, what a pool takes when it is first used.
+        kv_first: of the memory for KV blocks, what a pool that is copied to grow takes when it is
+            first used.
     """
 
     fuses: bool
@@ -157,6 +155,10 @@ class Device(ABC):
     def host_copy(self, array: mx.array) -> HostCopy:
         """Return an int32 array that the host will read as soon as it is computed."""
         return HostCopy(array)
+
+    def growing_memory(self) -> GrowingMemory | None:
+        """Return new memory for arrays of KV pools; None if arrays must be copied to grow."""
+        return None
 
     @abstractmethod
     def free_memory(self) -> int:
@@ -261,12 +263,7 @@ class CPU(Device):
 
     def bound_caches(self) -> None:
         mx.set_cache_limit(_CPU_CACHE)
-        if sys.platform == "linux":
-            # A step's larger arrays would be mapped and unmapped again and again: each time the
-            # system clears their pages, which takes a fifth of reading a prompt.
-            libc = ctypes.CDLL(None)
-            for option, value in _MALLOC.items():
-                libc.mallopt(option, value)
+        keep_large_blocks()
 
 
 class GPU(Device):
@@ -308,18 +305,12 @@ class CUDA(GPU):
     read_modes = frozenset({FP8, FP4})
     kernel_language = "cuda"
     keeps_compiled = True
-    kv_first = 0.125  # all graphs are made again when a pool grows, and nobody else has the memory
+    kv_first = 0.125  # all graphs are made again when a pool moves, and nobody else has the memory
 
     def __init__(self) -> None:
         super().__init__()
         self.operations = CUDAOperations()
-
-    @cached_property
-    def _extension(self) -> Extension | None:
-        try:
-            return load_extension()
-        except NoExtension:
-            return None
+        self._extension = find_extension()
 
     def fused(self, function: Callable[P, T]) -> Callable[P, T]:
         return function  # MLX 0.32.4 compiles 5 s for each; graphs have kernels of their own
@@ -328,6 +319,19 @@ class CUDA(GPU):
         if self._extension is None:
             return super().host_copy(array)
         return PinnedCopy(array, self._extension)
+
+    def growing_memory(self) -> GrowingMemory | None:
+        if self._extension is None or not maps_memory():
+            return None
+        return self._extension.GrowingMemory()
+
+    def memory(self) -> dict[str, int]:
+        found = super().memory()
+        if self._extension is not None:
+            mapped, most = self._extension.mapped_bytes()
+            found["arrays"] += mapped
+            found["arrays_peak"] += most
+        return found
 
     def free_memory(self) -> int:
         return device_number("free_memory")

@@ -103,7 +103,7 @@ class Engine:
         self._offered = offered(config.block_size, config.kv_format.group_size)
         check_default(config.kv_format, self._offered, config.block_size)
         check_format(config, self._names.format(wanted=None), executor.serves)
-        manager = open_blocks(config, budget, executor.block_bytes, disk=disk)
+        manager = open_blocks(config, budget, executor, disk=disk)
         lengths, follows = draft_lengths or self._worthwhile, config.ranks == 1
         drafting = Drafting(drafters, lengths, vocabulary, head=self._head, follows=follows)
         limits = Limits(self._groups, manager, config.block_size, max_context=context)

@@ -94,7 +94,7 @@ class EagerExecutor:
         self.model = model
         self._logits, self._follows = logits or model.logits, follows
         self._layers = range(len(model.layout))
-        self.pools = pools
+        self.pools, self.grows_in_place = pools, pools.grows_in_place
         self.contents = contents or Contents()
         self.media = EncoderCache(model.encoders, self.contents.features)
         self.adapters = Adapters(model)
@@ -153,7 +153,9 @@ class EagerExecutor:
             last = self._finished[0]
             plan = resolved(plan, last.rows.kept)
         before, self._running = self._running, None
-        resizes = plan is not None and any(isinstance(each, Resize) for each in plan.changes)
+        resizes = plan is not None and any(
+            isinstance(each, Resize) and self.pools.moves_arrays(each) for each in plan.changes
+        )
         if before is not None and resizes:
             # A pool is resized by copying it array by array, and an old array is freed only if
             # nothing references it.
@@ -161,6 +163,8 @@ class EagerExecutor:
             before = before.without_arrays()
         if resizes:
             self._repeated.clear()
+        if before is not None and not (before.rows.graphed or before.rows.in_place):
+            self.pools.free_copied()
         step = None if plan is None else self._build(plan, before or last)
         started, early = self._started_at, step is not None and step.rows.early
         if step is not None and early:

@@ -49,6 +49,14 @@ class Executor(Protocol):
         """Return the bytes of the KV budget that one block of a pool claims."""
         ...
 
+    def grows_in_place(self, pool: PoolKey, budget: int) -> bool:
+        """Return whether a pool grows without being copied.
+
+        Args:
+            budget: bytes that it may claim at most.
+        """
+        ...
+
     def fits(self, pool: PoolKey, block: HostBlock) -> bool:
         """Return whether contents have the types and shapes of a pool's blocks."""
         ...

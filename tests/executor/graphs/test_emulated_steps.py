@@ -39,6 +39,7 @@ from tests.executor.graphs.test_recording import FAMILIES
 from tests.support.emulated_card import EmulatedCompiler, emulate_card
 from tests.support.emulated_coding import coding_emulated
 from tests.support.emulated_metal import why_not
+from tests.support.growing import SlicedMemory
 from tests.support.grown import grown
 from tests.support.parity import Company, executor_of, prompts
 from tests.support.precise import PreciseOperations
@@ -106,6 +107,32 @@ def test_prompts_are_read_in_steps_of_many_rows(
     further = 1 if format == KVFormat() else CODED
     loaded = opened(config or grown(family))
     compared.assert_agree(loaded, stored, rounds, names, further, counts=[128, 4])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("in_place", [True, False])
+def test_graphs_stay_where_pools_grow_in_place(
+    compared: Compared, monkeypatch: pytest.MonkeyPatch, *, in_place: bool
+) -> None:
+    if in_place:
+        monkeypatch.setattr(current_device(), "growing_memory", SlicedMemory)
+    company = Company(opened(FAMILIES["llama"]), PLAIN)
+    manager = company.engine._scheduler.manager
+
+    def grow() -> None:
+        for pool in manager.capacity.pools.values():
+            manager._grow(pool, 16)
+
+    request = replace(prompts([3], seed=1)[0], max_tokens=3)
+    company.run([replace(request, id="first")])
+    (whole,) = compared.wholes
+    grow()  # the model, which verified the graph, copied the pools
+    company.run([replace(request, id="second", prompt=(7, 8, 9))])
+    made = whole.made
+    grow()
+    company.run([replace(request, id="third")])
+    assert (whole.made == made) == in_place
+    assert company.answers["third"].tokens == company.answers["first"].tokens
 
 
 @pytest.mark.parametrize("family", [pytest.param("llama", marks=pytest.mark.slow), "gemma4_moe"])

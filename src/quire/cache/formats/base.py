@@ -8,7 +8,7 @@ from typing import ClassVar, Protocol
 
 import mlx.core as mx
 
-from quire.cache.formats.paging import block_rows, resize
+from quire.cache.formats.paging import ANY_ROOM, Room, block_rows, resize
 from quire.cache.formats.slots import SlotMapping
 from quire.cache.specs import KVSpec
 from quire.core.arrays import Ints
@@ -251,18 +251,14 @@ class LayerStore(ABC):
         return self.block_arrays
 
     def resize(
-        self, capacity: int, moves: tuple[tuple[int, int], ...], spare: int | None = None
+        self, capacity: int, moves: tuple[tuple[int, int], ...], room: Room = ANY_ROOM
     ) -> None:
-        """Move blocks (from id, to id), then cut or extend the arrays to `capacity` blocks.
-
-        Args:
-            spare: see `Resize`.
-        """
+        """Move blocks (from id, to id), then cut or extend the arrays to `capacity` blocks."""
         for arrays in self.block_arrays:
-            resize(arrays, self.shape.kv_heads, capacity, moves=moves, spare=spare)
+            resize(arrays, self.shape.kv_heads, capacity, moves=moves, room=room)
 
     def resize_tails(
-        self, capacity: int, moves: tuple[tuple[int, int], ...], spare: int | None = None
+        self, capacity: int, moves: tuple[tuple[int, int], ...], room: Room = ANY_ROOM
     ) -> None:
         """Do the same for tail blocks."""
         raise NotImplementedError(f"the format {self.format.scheme} has no tails")

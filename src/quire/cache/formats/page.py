@@ -29,7 +29,7 @@ from quire.cache.formats.packing import (
     affine_parts,
     multiplies_codes,
 )
-from quire.cache.formats.paging import gathered, resize
+from quire.cache.formats.paging import ANY_ROOM, Room, gathered, resize
 from quire.cache.formats.slots import ChunkPlaces, SlotMapping, TailRows
 from quire.core.kv_format import KVFormat
 from quire.device.coding import Chunks, VectorCoding
@@ -144,9 +144,9 @@ class PageStore(PackedStore):
         return self._keys, self._values
 
     def resize_tails(
-        self, capacity: int, moves: tuple[tuple[int, int], ...], spare: int | None = None
+        self, capacity: int, moves: tuple[tuple[int, int], ...], room: Room = ANY_ROOM
     ) -> None:
-        resize(self._tails, self.shape.kv_heads, capacity, moves=moves, spare=spare)
+        resize(self._tails, self.shape.kv_heads, capacity, moves=moves, room=room)
 
     # -- writing -------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from tempfile import TemporaryFile
 
 import mlx.core as mx
@@ -10,9 +11,28 @@ import numpy as np
 
 from quire.core.arrays import Ints
 from quire.device.dtypes import from_host
+from quire.device.growing_memory import GrowingMemory
 
 _PIECE_BYTES = 4 << 20
 """Bytes of an array that are moved, written or read at a time where it may not be held twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Where resized arrays may lie.
+
+    Attributes:
+        spare: bytes that may be held twice while arrays are copied; None if any number may.
+        memory: memory in which arrays grow without being copied, if the device has such.
+        most: the most blocks that the arrays will ever have; for `memory`.
+    """
+
+    spare: int | None = None
+    memory: GrowingMemory | None = None
+    most: int = 0
+
+
+ANY_ROOM = Room()
 
 
 def block_rows(blocks: Ints, rows: int) -> mx.array:
@@ -39,22 +59,29 @@ def resize(
     rows: int,
     capacity: int,
     moves: tuple[tuple[int, int], ...],
-    spare: int | None,
+    room: Room,
 ) -> None:
     """Move blocks (from id, to id), then cut or extend each array to `capacity` blocks.
 
-    The arrays are replaced one after the other, so that only one is held twice meanwhile. One that
-    is too large for that is written to a temporary file, freed, and read back.
+    In memory that grows, arrays stay where they are. Elsewhere they are replaced one after the
+    other, so that only one is held twice meanwhile. One that is too large for that is written to a
+    temporary file, freed, and read back.
 
     Args:
         arrays: the only references to the arrays.
         rows: rows of the first axis per block.
-        spare: bytes that may be held twice; None if any number may.
     """
+    spare = room.spare
     piece = _PIECE_BYTES if spare is None else min(_PIECE_BYTES, spare // 2)
     for number in range(len(arrays)):
         _move(arrays[number], rows, moves, piece=piece)
         have, wanted = arrays[number].shape[0], capacity * rows
+        if room.memory is not None:
+            mx.async_eval(arrays[number])  # one that is not computed has no address
+            if wanted < have:
+                mx.synchronize()  # what is taken away is no longer read
+            arrays[number] = room.memory.resized(arrays[number], wanted, room.most * rows)
+            continue
         if spare is None or min(have, wanted) * _row_bytes(arrays[number]) <= spare:
             arrays[number] = _copied(arrays[number], wanted)
         else:

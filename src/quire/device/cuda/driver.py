@@ -21,6 +21,7 @@ import mlx.core as mx
 
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 _MULTIPROCESSORS = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+_MAPS_MEMORY = 102  # CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
 _SHARED_BY_ASKING = 97  # CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
 _MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: a library may load kernels meanwhile
@@ -402,6 +403,11 @@ def card() -> Card:
     """Return the properties of the process's GPU."""
     shared = _attribute(_SHARED_BY_ASKING)
     return Card(_attribute(_MULTIPROCESSORS), shared, _capability() == _HOPPER)
+
+
+def maps_memory() -> bool:
+    """Return whether memory can be mapped to reserved addresses."""
+    return bool(_attribute(_MAPS_MEMORY))
 
 
 @cache

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from functools import cache
 from importlib.metadata import version
 from typing import Protocol, cast
 
 import mlx.core as mx
 
 from quire.device.cuda.build import sources_digest
+from quire.device.growing_memory import GrowingMemory
 
 
 class Copy(Protocol):
@@ -23,8 +25,14 @@ class Copy(Protocol):
 class Extension(Protocol):
     """The functions of the compiled module, with the argument names of `launch.cpp`."""
 
+    GrowingMemory: type[GrowingMemory]
+
     def pointer(self, array: mx.array) -> int:
         """Return the device address of an array; 0 before it is computed."""
+        ...
+
+    def mapped_bytes(self) -> tuple[int, int]:
+        """Return the bytes of all growing memory, and the most that they ever were."""
         ...
 
     def host_copy(self, array: mx.array) -> tuple[mx.array, Copy]:
@@ -71,3 +79,12 @@ def load_extension() -> Extension:
     if sources_digest() != extension.SOURCES:
         raise NoExtension("the extension was built from other sources")
     return cast(Extension, extension)
+
+
+@cache
+def find_extension() -> Extension | None:
+    """Return the extension; None if there is none for this MLX and these sources."""
+    try:
+        return load_extension()
+    except NoExtension:
+        return None

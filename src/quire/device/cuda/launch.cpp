@@ -8,10 +8,13 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -54,6 +57,23 @@ using mlx::core::array;
 namespace quire {
 namespace {
 
+// As in cuda.h.
+struct MemoryLocation {
+    int type;
+    int id;
+};
+struct MemoryProperties {
+    int type;
+    int handle_types;
+    MemoryLocation location;
+    void* win32;
+    unsigned char flags[8];
+};
+struct MemoryAccess {
+    MemoryLocation location;
+    int flags;
+};
+
 struct Driver {
     int (*copy)(uint64_t to, uint64_t from, size_t bytes, void* stream);
     int (*launch)(void* graph, void* stream);
@@ -62,6 +82,16 @@ struct Driver {
     int (*new_event)(void** event, unsigned flags);
     int (*record)(void* event, void* stream);
     int (*wait)(void* event);
+    int (*granularity)(size_t* bytes, const MemoryProperties* properties, int recommended);
+    int (*reserve)(uint64_t* address, size_t bytes, size_t alignment, uint64_t wanted, uint64_t flags);
+    int (*free_addresses)(uint64_t address, size_t bytes);
+    int (*new_memory)(uint64_t* handle, size_t bytes, const MemoryProperties* properties, uint64_t flags);
+    int (*release)(uint64_t handle);
+    int (*map)(uint64_t address, size_t bytes, size_t offset, uint64_t handle, uint64_t flags);
+    int (*unmap)(uint64_t address, size_t bytes);
+    int (*allow)(uint64_t address, size_t bytes, const MemoryAccess* access, size_t count);
+    int (*fill)(uint64_t address, unsigned char value, size_t bytes, void* stream);
+    int (*finish)();
 };
 
 const Driver& driver() {
@@ -80,6 +110,16 @@ const Driver& driver() {
         find(names.new_event, "cuEventCreate");
         find(names.record, "cuEventRecord");
         find(names.wait, "cuEventSynchronize");
+        find(names.granularity, "cuMemGetAllocationGranularity");
+        find(names.reserve, "cuMemAddressReserve");
+        find(names.free_addresses, "cuMemAddressFree");
+        find(names.new_memory, "cuMemCreate");
+        find(names.release, "cuMemRelease");
+        find(names.map, "cuMemMap");
+        find(names.unmap, "cuMemUnmap");
+        find(names.allow, "cuMemSetAccess");
+        find(names.fill, "cuMemsetD8Async");
+        find(names.finish, "cuCtxSynchronize");
         return names;
     }();
     return found;
@@ -271,6 +311,163 @@ std::pair<array, std::shared_ptr<HostCopy>> host_copy(array of) {
     return {array(shape, dtype, std::move(copied), {std::move(of)}), std::move(copy)};
 }
 
+// Bytes of memory that all address ranges have, and the most that they ever had. Used by the one thread
+// that owns MLX.
+std::pair<size_t, size_t> mapped_bytes_{0, 0};
+
+// Counts mapped memory, and takes it from what MLX may allocate before operations wait for others.
+void count_mapped(int64_t bytes) {
+    mapped_bytes_.first += bytes;
+    mapped_bytes_.second = std::max(mapped_bytes_.second, mapped_bytes_.first);
+    const auto limit = static_cast<int64_t>(mlx::core::get_memory_limit()) - bytes;
+    mlx::core::set_memory_limit(static_cast<size_t>(std::max<int64_t>(limit, 0)));
+}
+
+// Memory of this device, in the process that allocates it.
+MemoryProperties properties_of(int device) { return {1, 0, {1, device}, nullptr, {}}; }
+
+size_t page_bytes(int device) {
+    size_t bytes = 0;
+    const MemoryProperties properties = properties_of(device);
+    check(driver().granularity(&bytes, &properties, 0), "asking for the size of pages");
+    return bytes;
+}
+
+// Addresses for all rows that an array may ever have. Memory is mapped to the first of them, in pieces,
+// so an array grows and shrinks where it is.
+class AddressRange {
+public:
+    AddressRange(size_t bytes, int device) : properties_(properties_of(device)), page_(page_bytes(device)) {
+        size_ = rounded(std::max<size_t>(bytes, 1));
+        check(driver().reserve(&address_, size_, 0, 0, 0), "reserving addresses");
+    }
+    AddressRange(const AddressRange&) = delete;
+    ~AddressRange() {
+        while (!ends_.empty()) unmap_last();
+        driver().free_addresses(address_, size_);
+    }
+    uint64_t address() const { return address_; }
+    size_t size() const { return size_; }
+    size_t mapped() const { return ends_.empty() ? 0 : ends_.back(); }
+
+    // Maps memory to the first `bytes` addresses. New memory is filled with zeros on the stream. Pieces
+    // of which nothing is needed are unmapped, and nothing may use these then.
+    void resize(size_t bytes, void* stream) {
+        while (!ends_.empty() && (ends_.size() > 1 ? ends_.end()[-2] : 0) >= bytes) unmap_last();
+        const size_t piece = rounded(std::max<size_t>(size_ / kPieces, 1)), begin = mapped();
+        while (mapped() < bytes) map_next(std::min(piece, rounded(bytes) - mapped()));
+        if (mapped() == begin) return;
+        const MemoryAccess all{properties_.location, 3};  // CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        check(driver().allow(address_ + begin, mapped() - begin, &all, 1), "allowing access to memory");
+        check(driver().fill(address_ + begin, 0, mapped() - begin, stream), "filling memory");
+    }
+
+private:
+    // What shrinking leaves mapped is less than one piece of what the array may ever have.
+    static constexpr size_t kPieces = 32;
+
+    size_t rounded(size_t bytes) const { return (bytes + page_ - 1) / page_ * page_; }
+
+    void map_next(size_t bytes) {
+        uint64_t handle = 0;
+        if (driver().new_memory(&handle, bytes, &properties_, 0)) {
+            mlx::core::clear_cache();  // freed arrays that MLX keeps
+            check(driver().finish(), "waiting for memory");
+            check(driver().new_memory(&handle, bytes, &properties_, 0), "taking memory for KV blocks");
+        }
+        const int failed = driver().map(address_ + mapped(), bytes, 0, handle, 0);
+        driver().release(handle);  // the mapping keeps the memory
+        check(failed, "mapping memory");
+        ends_.push_back(mapped() + bytes);
+        count_mapped(static_cast<int64_t>(bytes));
+    }
+    void unmap_last() {
+        const size_t end = mapped();
+        ends_.pop_back();
+        driver().unmap(address_ + mapped(), end - mapped());
+        count_mapped(-static_cast<int64_t>(end - mapped()));
+    }
+
+    MemoryProperties properties_;
+    size_t page_;
+    size_t size_ = 0;
+    uint64_t address_ = 0;
+    std::vector<size_t> ends_;  // of the mapped pieces, in bytes
+};
+
+bool computed(const array& of) {
+    return of.status() != array::Status::unscheduled && of.data_shared_ptr() != nullptr;
+}
+
+// Returns an array at an address whose memory is not MLX's. Its buffer has the size 0, so that MLX
+// writes to it in place as to its own, and frees nothing. The host must not read it, nor a view of it:
+// MLX would move the buffer to memory that the host can reach.
+array array_at(uint64_t address, int device, mlx::core::Shape shape, mlx::core::Dtype dtype) {
+    mlx::core::allocator::Data data = mlx::core::allocator::malloc(0);
+    auto* buffer = static_cast<mlx::core::cu::CudaBuffer*>(data.buffer().ptr());
+    buffer->data = reinterpret_cast<void*>(address);
+    buffer->device = device;
+    return array(std::move(data), std::move(shape), dtype);
+}
+
+// The memory of arrays that grow in place. It must outlive them.
+class GrowingMemory {
+public:
+    GrowingMemory() = default;
+    GrowingMemory(const GrowingMemory&) = delete;
+    ~GrowingMemory() {
+        if (!ranges_.empty()) driver().finish();  // steps may still run
+    }
+    size_t page_bytes() const {
+        const auto device = mlx::core::default_stream(mlx::core::default_device()).device;
+        return quire::page_bytes(device.index);
+    }
+    array resized(const array& of, int rows, int most_rows) {
+        const auto stream = mlx::core::default_stream(mlx::core::default_device());
+        auto& encoder = mlx::core::cu::get_command_encoder(stream);
+        encoder.device().make_current();
+        encoder.commit();  // MLX knows arrays by their buffers, and this one gets another
+        auto shape = of.shape();
+        size_t row_bytes = of.itemsize();
+        for (size_t axis = 1; axis < shape.size(); axis++) row_bytes *= shape[axis];
+        const uint64_t before = computed(of) ? address(of) : 0;
+        auto found = ranges_.find(before);
+        if (found == ranges_.end() || row_bytes * rows > found->second->size()) {
+            auto made = std::make_unique<AddressRange>(row_bytes * std::max(rows, most_rows), stream.device.index);
+            made->resize(row_bytes * rows, encoder.stream());
+            const size_t copied = row_bytes * std::min(rows, shape[0]);
+            if (copied) {
+                check(driver().copy(made->address(), before, copied, encoder.stream()), "copying blocks");
+                check(driver().finish(), "copying blocks");  // before MLX frees them
+            }
+            found = ranges_.emplace(made->address(), std::move(made)).first;
+        } else {
+            found->second->resize(row_bytes * rows, encoder.stream());
+        }
+        shape[0] = rows;
+        return array_at(found->first, stream.device.index, std::move(shape), of.dtype());
+    }
+
+    // Frees the memory that none of these arrays uses: MLX has copied arrays that lay there.
+    void keep(const std::vector<array>& arrays) {
+        std::set<uint64_t> used;
+        for (const array& each : arrays) used.insert(computed(each) ? address(each) : 0);
+        bool waited = false;
+        for (auto each = ranges_.begin(); each != ranges_.end();) {
+            if (used.count(each->first)) {
+                ++each;
+                continue;
+            }
+            if (!waited) driver().finish();  // steps may still run
+            waited = true;
+            each = ranges_.erase(each);
+        }
+    }
+
+private:
+    std::map<uint64_t, std::unique_ptr<AddressRange>> ranges_;
+};
+
 uint64_t pointer(const array& of) {
     if (of.status() == array::Status::unscheduled) return 0;
     if (!of.flags().row_contiguous) throw std::invalid_argument("the array has gaps");
@@ -299,6 +496,12 @@ NB_MODULE(_cuda, m) {
                             "." + std::to_string(MLX_VERSION_PATCH);
     m.attr("SOURCES") = QUIRE_SOURCES;
     nb::class_<quire::HostCopy>(m, "HostCopy").def("read", &quire::HostCopy::read);
+    nb::class_<quire::GrowingMemory>(m, "GrowingMemory")
+        .def(nb::init<>())
+        .def_prop_ro("page_bytes", &quire::GrowingMemory::page_bytes)
+        .def("resized", &quire::GrowingMemory::resized, nb::arg("array"), nb::arg("rows"), nb::arg("most_rows"))
+        .def("keep", &quire::GrowingMemory::keep, nb::arg("arrays"));
+    m.def("mapped_bytes", [] { return quire::mapped_bytes_; });
     m.def("pointer", &quire::pointer, nb::arg("array"));
     m.def("host_copy", &quire::host_copy, nb::arg("array"));
     m.def("replay", &quire::replay, nb::arg("graph"), nb::arg("inputs"), nb::arg("targets"),
