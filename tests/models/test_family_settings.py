@@ -147,6 +147,14 @@ def test_layers_of_experts_by_their_first_key() -> None:
     assert types.description == first.description
 
 
+def test_dbrx_has_its_rotary_base_within_the_settings_of_attention() -> None:
+    config = CONFIGS["dbrx"]
+    model = build(config | {"attn_config": config["attn_config"] | {"rope_theta": 5e5}})
+    assert isinstance(model, DecoderModel)
+    ((_, rope),) = {mixer.rotation for mixer in model.description.mixers}
+    assert rope.rope_theta == 5e5
+
+
 def test_mimo_as_it_is_published() -> None:
     """The keys are those of Xiaomi's own code, where a window does not count the query."""
     ours = CONFIGS["mimo_v2_flash"]
