@@ -25,11 +25,16 @@ from quire.program.values import Program
 from quire.program.wanted_rows import FIELD, WANTED
 from tests.models.test_family_parity import with_published_names
 from tests.support.families import CONFIGS as DESCRIBED
+from tests.support.families import HELD_AGAINST_MLX_LM
 from tests.support.parity import Company, Generated, executor_of, prompts
 from tests.support.tiny_models import CONFIGS as TINY
 from tests.support.tiny_models import write_model
 
-CONFIGS: dict[str, dict[str, Any]] = {**{name: make() for name, make in TINY.items()}, **DESCRIBED}
+CONFIGS: dict[str, dict[str, Any]] = {
+    **{name: make() for name, make in TINY.items()},
+    **DESCRIBED,
+    **HELD_AGAINST_MLX_LM,
+}
 
 Pass = Callable[[Program], Program]
 
