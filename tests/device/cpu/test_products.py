@@ -223,13 +223,13 @@ def test_what_is_not_finite_stays_in_its_row(ops: Any, value: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
-@pytest.mark.parametrize(("depth", "columns"), [(100, 70), (32, 1), (2176, 33)])
+@pytest.mark.parametrize(("depth", "columns"), [(100, 71), (32, 1), (2176, 33)])
 def test_float_weights(ops: Any, dtype: mx.Dtype, depth: int, columns: int) -> None:
     weight = drawn(columns, depth).astype(dtype)
     x = drawn(300, depth, seed=1)
     y = ops.product(x, weight)
     assert relative_error(y, x, weight.astype(mx.float32)) < 2e-6
-    for rows in (1, 3, 8, 9, 200):
+    for rows in (*range(1, 10), 200):
         assert mx.array_equal(ops.product(x[:rows], weight), y[:rows])
 
 
