@@ -207,6 +207,7 @@ CONFIGS: dict[str, dict[str, Any]] = HYBRIDS | {
         layer_types=MIXED,
         rope_parameters={FULL: YARN, SLIDING: ROPE["rope_parameters"]},
     ),
+    "flex_olmo": config("flex_olmo", num_experts=6, num_experts_per_tok=2),
     "olmoe": config("olmoe", **EXPERTS, clip_qkv=1.5),
     "glm": config("glm", head_dim=16),
     "glm4": config("glm4", head_dim=16),

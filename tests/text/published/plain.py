@@ -209,6 +209,7 @@ PLAIN: tuple[Published, ...] = (
         {"<|endoftext|>": 100257, "<|im_end|>": 100279},
         {"<|im_start|>": 100278},
     ),
+    Published(("flex_olmo",), "allenai/FlexOlmo-7x7B-1T", "none", ends={"<|endoftext|>": 100257}),
     Published(("bailing_moe_linear",), "inclusionAI/Ring-mini-linear-2.0", "none"),
     Published(("jais2",), "inceptionai/Jais-2-8B-Chat", "none"),
     Published(("joyai_llm_flash",), "jdopensource/JoyAI-LLM-Flash", "none"),

@@ -1,4 +1,6 @@
-"""OLMo (arXiv:2402.00838), OLMo 2 (arXiv:2501.00656), OLMo 3 and OLMoE (arXiv:2409.02060)."""
+"""OLMo (arXiv:2402.00838), OLMo 2 (arXiv:2501.00656), OLMo 3, OLMoE (arXiv:2409.02060) and
+FlexOlmo (arXiv:2507.07024).
+"""
 
 from __future__ import annotations
 
@@ -73,11 +75,21 @@ def olmoe(s: Settings) -> LanguageModel:
     )
 
 
+def flex_olmo(s: Settings) -> LanguageModel:
+    """Build FlexOlmo: OLMo 2 with OLMoE's experts."""
+    s, norm = s.filled(num_experts=7, num_experts_per_tok=5), rms(s)
+    usual = attention(s, qk_norm=QKNorm(norm, Over.ALL_HEADS), rope=s.rope(theta=5e5))
+    experts = softmax_mixture(s, width=s.integer("intermediate_size"))
+    layers = uniform_layers(s, usual, experts)
+    return decoder(s, layers, norm=norm, placement=NormPlacement.POST)
+
+
 def _clip(s: Settings) -> float | None:
     return s.number("clip_qkv") if s.has("clip_qkv") else None
 
 
 FAMILIES = (
+    Family("flex_olmo", "FlexOlmo", flex_olmo),
     Family("olmo", "OLMo", olmo),
     Family("olmo2", "OLMo 2", olmo2),
     Family("olmo3", "OLMo 3", olmo3),
