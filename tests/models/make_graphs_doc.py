@@ -99,8 +99,9 @@ CHECKPOINTS = """
 
 How a matrix of a checkpoint is stored on CUDA, the kernel that multiplies by it in graphs of so
 many rows on Hopper (elsewhere `wide_gemm` takes the place of `warpgroup_gemm`), and what does
-outside of graphs. "4 bits" and "8 bits" are affine codes. On Hopper, graphs of 256 rows and more of
-dense models in bfloat16 multiply with cuBLASLt.
+outside of graphs. "4 bits" and "8 bits" are affine codes. On Hopper, graphs of 128 rows and more of
+dense models in bfloat16 multiply with cuBLASLt, at once by matrices that multiply the same rows;
+so do graphs of 256 rows and more of mixtures in bfloat16, whose experts may be in codes.
 
 """
 FAMILIES = ("llama", "gemma4_text", "gpt_oss", "qwen3_5_moe_text", "deepseek_v3")

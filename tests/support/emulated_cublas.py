@@ -14,7 +14,10 @@ import pytest
 from quire.device.cuda import cublas
 
 VERSION = 131_000
-_SIZES = {"MatmulDesc": {3: 4}, "MatmulPreference": {1: 8, 3: 4, 5: 4, 6: 4, 7: 4, 8: 4}}
+_SIZES = {
+    "MatmulDesc": {3: 4, 7: 4, 8: 8},
+    "MatmulPreference": {1: 8, 3: 4, 5: 4, 6: 4, 7: 4, 8: 4},
+}
 """Bytes of attributes by number, from `cublasLt.h`."""
 
 
@@ -76,13 +79,18 @@ class EmulatedCublas:
         algorithm: Any,
         *workspace: Any,
     ) -> int:
-        """Compute D = A B, or A^T B; layouts count columns first."""
+        """Compute D = A B, or A^T B, and add a bias to its columns; layouts count columns first."""
         assert (one._obj.value, zero._obj.value, algorithm._obj.algorithm[0]) == (1, 0, 7)
         assert (c.value, c_layout.value) == (d.value, d_layout.value)
         left, right = self._matrix(a, a_layout), self._matrix(b, b_layout)
-        left = left.T if self._of(description).attributes.get(3) else left
+        attributes = self._of(description).attributes
+        left = left.T if attributes.get(3) else left
         sums = _numbers(left) @ _numbers(right)
         self.products.append((*sums.shape, right.shape[0]))
+        if attributes.get(7):
+            assert attributes[7] == 4, "CUBLASLT_EPILOGUE_BIAS"
+            bias = (ctypes.c_uint16 * len(sums)).from_address(attributes[8])
+            sums = sums + _numbers(np.array(bias))[:, None]
         result = mx.array(np.ascontiguousarray(sums.T)).astype(mx.bfloat16).view(mx.uint16)
         self._matrix(d, d_layout)[...] = np.array(result).T
         return 0

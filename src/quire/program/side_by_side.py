@@ -8,10 +8,11 @@ from itertools import accumulate
 
 import mlx.core as mx
 
+from quire.device.weights import JoinedMatrix
 from quire.program.values import ROWS, Node, Program, Value, Weight
 
-Joined = Mapping[tuple[str, ...], mx.array]
-"""Matrices side by side, `[outputs of all, inputs]`, by their paths in order."""
+Joined = Mapping[tuple[str, ...], JoinedMatrix]
+"""Matrices side by side, by the paths of their weights in order."""
 
 
 def with_matrices_joined(program: Program, joined: Joined) -> Program:
@@ -42,8 +43,12 @@ def _joined(nodes: Sequence[Node], joined: Joined, values: dict[int, Value]) -> 
     widths = [values[each].shape[-1] for each in outputs]
     cuts = tuple(accumulate(width for width in widths if isinstance(width, int)))
     values[whole] = replace(values[outputs[0]], shape=(*values[outputs[0]].shape[:-1], cuts[-1]))
-    weight = Weight("+".join(paths), joined[paths])
-    product = replace(nodes[0], outputs=(whole,), attributes={"weight": weight, "bias": None})
+    found = {"weight": joined[paths].weight, "bias": joined[paths].bias}
+    named = {
+        role: None if each is None else Weight("+".join(_path(node, role) for node in nodes), each)
+        for role, each in found.items()
+    }
+    product = replace(nodes[0], outputs=(whole,), attributes=named)
     axis = len(values[whole].shape) - 1
     return [product, Node("Split", (whole,), tuple(outputs), arguments=(cuts[:-1], axis))]
 
@@ -52,7 +57,7 @@ def _alike(program: Program) -> list[list[Node]]:
     """Return the products of all rows with plain matrices, by the value that they multiply."""
     found: dict[int, list[Node]] = {}
     for node in program.nodes:
-        if node.kind != "linear" or node.weight("bias") is not None or len(node.inputs) > 1:
+        if node.kind != "linear" or len(node.inputs) > 1:
             continue
         weight = node.weight("weight")
         rows = program.values[node.outputs[0]].shape[0] == ROWS
@@ -61,5 +66,5 @@ def _alike(program: Program) -> list[list[Node]]:
     return [nodes for nodes in found.values() if len(nodes) > 1]
 
 
-def _path(product: Node) -> str:
-    return str(product.attributes["weight"])
+def _path(product: Node, role: str = "weight") -> str:
+    return str(product.attributes[role])

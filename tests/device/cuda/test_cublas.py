@@ -17,17 +17,21 @@ from tests.support.emulated_cublas import VERSION, emulate_cublas
 from tests.support.emulated_steps import memory_of
 
 
-def test_the_library_multiplies_rows_by_a_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("biased", [False, True])
+def test_the_library_multiplies_rows_by_a_matrix(
+    biased: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     library = emulate_cublas(monkeypatch)
     x, weight = (
         mx.random.normal((n, 64), key=mx.random.key(n)).astype(mx.bfloat16) for n in (24, 40)
     )
-    y = np.zeros((24, 40), np.uint16)
-    product = LibraryProduct(rows=24, inputs=64, outputs=40)
+    y, bias = np.zeros((24, 40), np.uint16), 10 * mx.arange(40).astype(mx.bfloat16)
+    product = LibraryProduct(rows=24, inputs=64, outputs=40, biased=biased)
     addresses = *(memory_of(each).ctypes.data for each in (x, weight)), y.ctypes.data
     for _ in range(2):
-        product.enqueue(0, addresses)
-    expected = (x.astype(mx.float32) @ weight.astype(mx.float32).T).astype(mx.bfloat16)
+        product.enqueue(0, (*addresses, *[memory_of(bias).ctypes.data] * biased))
+    expected = x.astype(mx.float32) @ weight.astype(mx.float32).T + bias * biased
+    expected = expected.astype(mx.bfloat16)
     found = mx.array(y).view(mx.bfloat16).astype(mx.float32)
     assert mx.allclose(found, expected.astype(mx.float32), rtol=2e-2, atol=1e-2)
     assert len(library.preferences) == 1, "the algorithm is chosen once"

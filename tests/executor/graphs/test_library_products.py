@@ -17,7 +17,12 @@ from quire.device import verified
 from quire.device.cuda.cublas import Library, LibraryProduct
 from quire.device.verified import VerifiedKernels
 from quire.executor.graphs import graph_cache, library_products
-from quire.executor.graphs.library_products import has_plain_weights, open_library
+from quire.executor.graphs.library_products import (
+    LEAST_ROWS,
+    LEAST_ROWS_BESIDE_EXPERTS,
+    least_library_rows,
+    open_library,
+)
 from quire.executor.graphs.recorder import Kernel
 from quire.executor.graphs.runner import CUDAGraphs
 from quire.program.passes import recordable
@@ -30,7 +35,7 @@ from tests.support.emulated_cublas import VERSION, EmulatedCublas, emulate_cubla
 from tests.support.emulated_metal import why_not
 from tests.support.emulated_steps import EmulatedRunner
 from tests.support.grown import grown
-from tests.support.packed_models import in_codes, join_matrices, packed_model
+from tests.support.packed_models import experts_in_mxfp4, in_codes, join_matrices, packed_model
 from tests.support.parity import prompts
 
 ROWS = 128
@@ -99,28 +104,44 @@ def test_products_of_wanted_rows_stay_with_own_kernels() -> None:
     assert whole.total() - ending.total() == 4, "attention's output, and the MLP of the last layer"
 
 
-@pytest.mark.parametrize("case", ["fewer rows", "codes", "no algorithm", "biases"])
+@pytest.mark.parametrize("case", ["fewer rows", "codes", "no algorithm"])
 def test_other_products_stay_with_own_kernels(case: str, library: EmulatedCublas) -> None:
-    model = packed_model(
-        grown("qwen2") if case == "biases" else LLAMA, in_codes if case == "codes" else as_it_is
-    )
+    model = packed_model(LLAMA, in_codes if case == "codes" else as_it_is)
     library.algorithms = int(case != "no algorithm")
     rows = ROWS // 2 if case == "fewer rows" else ROWS
-    found = by_library(recorder_of(model, rows, library=Library(VERSION, ROWS)).kernels)
-    biased = case == "biases"
-    assert bool(found) == biased, "of a layer with biases three products have them"
-    assert found.total() == (4 * grown("qwen2")["num_hidden_layers"] if biased else 0)
+    assert not by_library(recorder_of(model, rows, library=Library(VERSION, ROWS)).kernels)
+
+
+def test_the_library_adds_biases() -> None:
+    """Those of queries, keys and values, which are stored as one."""
+    model = packed_model(grown("qwen2"), as_it_is)
+    join_matrices(model)
+    kernels = recorder_of(model, ROWS, library=Library(VERSION, ROWS)).kernels
+    biased = [
+        each.arguments
+        for each in kernels
+        if isinstance(each.source, LibraryProduct) and each.source.biased
+    ]
+    assert len(biased) == grown("qwen2")["num_hidden_layers"]
+    assert by_library(kernels).total() == 4 * len(biased)
+    assert {len(each) for each in biased} == {4}
 
 
 @pytest.mark.parametrize(
-    ("family", "pack", "plain"),
-    [("llama", as_it_is, True), ("llama", in_codes, False), ("qwen3_moe", as_it_is, False)],
+    ("family", "pack", "rows"),
+    [
+        ("llama", as_it_is, LEAST_ROWS),
+        ("llama", in_codes, None),
+        ("qwen3_moe", as_it_is, LEAST_ROWS_BESIDE_EXPERTS),
+        ("qwen3_moe", experts_in_mxfp4, LEAST_ROWS_BESIDE_EXPERTS),
+        ("qwen3_moe", in_codes, None),
+    ],
 )
-def test_programs_with_codes_or_experts_are_not_plain(
-    family: str, pack: Callable[[nn.Module], None], plain: bool
+def test_the_library_serves_wide_graphs_whose_dense_weights_are_plain(
+    family: str, pack: Callable[[nn.Module], None], rows: int | None
 ) -> None:
     body = recordable(trace(packed_model(FAMILIES[family], pack)).body)
-    assert has_plain_weights(body) == plain
+    assert least_library_rows(body) == rows
 
 
 class Runner(EmulatedRunner):
@@ -143,7 +164,6 @@ class Runner(EmulatedRunner):
 def test_the_library_is_used_where_it_agrees(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(library_products, "LEAST_ROWS", ROWS)
     assert open_library(Runner(0), RTX_4090) is None
     assert open_library(Runner(0), H200) == Library(VERSION, ROWS)
     with caplog.at_level(logging.WARNING, "quire.engine"):
@@ -157,19 +177,29 @@ def test_the_library_is_not_used_where_it_is_missing(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
-@pytest.mark.parametrize("invariant", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("family", "invariant"),
+    [
+        ("llama", False),
+        pytest.param("llama", True, marks=pytest.mark.slow),
+        pytest.param("gpt_oss", False, marks=pytest.mark.slow),
+    ],
+)
 def test_steps_by_the_library_compute_what_the_model_does(
+    family: str,
     invariant: bool,
     wholes: list[CUDAGraphs],
     library: EmulatedCublas,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     emulate_card(monkeypatch)
-    monkeypatch.setattr(library_products, "LEAST_ROWS", 2)
-    monkeypatch.setattr(graph_cache, "open_library", lambda runner, _: open_library(runner, H200))
+    monkeypatch.setattr(
+        graph_cache, "open_library", lambda runner, *_: open_library(runner, H200, least_rows=2)
+    )
     config = EngineConfig("", kv_memory=64 << 20, prefix_cache=False, batch_invariant=invariant)
     wanted = [replace(each, max_tokens=3) for each in prompts([3, 2])]
-    loaded = opened(LLAMA, as_it_is)
+    mixture = family == "gpt_oss"  # with biases, beside experts in codes
+    loaded = opened(grown(family), experts_in_mxfp4) if mixture else opened(LLAMA, as_it_is)
     join_matrices(loaded.model)
     served(loaded, wanted, config)
     (whole,) = wholes

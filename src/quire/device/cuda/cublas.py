@@ -13,6 +13,8 @@ _FLOAT32_SUMS = 68  # CUBLAS_COMPUTE_32F
 _FLOAT32, _BFLOAT16 = 0, 14  # CUDA_R_32F, CUDA_R_16BF
 _TRANSPOSE_A = 3  # CUBLASLT_MATMUL_DESC_TRANSA
 _TRANSPOSED = 1  # CUBLAS_OP_T
+_EPILOGUE, _BIAS_ADDRESS = 7, 8  # CUBLASLT_MATMUL_DESC_*: EPILOGUE, BIAS_POINTER
+_ADDS_BIAS = 4  # CUBLASLT_EPILOGUE_BIAS
 _WORKSPACE_BYTES, _REDUCTIONS = 1, 3  # CUBLASLT_MATMUL_PREF_*: MAX_WORKSPACE_BYTES, ..._SCHEME_MASK
 _ALIGNMENTS = (5, 6, 7, 8)  # CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES to ..._D_BYTES
 ALIGNMENT = 16
@@ -34,7 +36,7 @@ class _Algorithm(ctypes.Structure):
 @dataclass(frozen=True, slots=True)
 class LibraryProduct(LibraryFunction):
     """The product of `rows` rows with a matrix in bfloat16: arguments are x `[rows, inputs]`, the
-    matrix `[outputs, inputs]` and y `[rows, outputs]`.
+    matrix `[outputs, inputs]`, y `[rows, outputs]` and, with `biased`, what is added `[outputs]`.
 
     The library's first proposal computes it: always the same for a shape, a version and a card. No
     parts of a sum are added up in memory, so that no workspace is needed and bits do not vary.
@@ -43,6 +45,7 @@ class LibraryProduct(LibraryFunction):
     rows: int
     inputs: int
     outputs: int
+    biased: bool = False
 
     @property
     def is_supported(self) -> bool:
@@ -54,8 +57,8 @@ class LibraryProduct(LibraryFunction):
         return True
 
     def enqueue(self, stream: int, arguments: tuple[int, ...]) -> None:
-        x, weight, y = map(ctypes.c_void_p, arguments)
-        _plan(self).enqueue(stream, x, weight=weight, y=y)
+        x, weight, y, *bias = map(ctypes.c_void_p, arguments)
+        _plan(self).enqueue(stream, x, weight=weight, y=y, bias=bias[0] if self.biased else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,9 @@ class _Plan:
         rows, inputs, outputs = product.rows, product.inputs, product.outputs
         self._description = _created("MatmulDesc", _FLOAT32_SUMS, _FLOAT32)
         _set("MatmulDesc", self._description, _TRANSPOSE_A, value=ctypes.c_int32(_TRANSPOSED))
+        if product.biased:
+            epilogue = ctypes.c_uint32(_ADDS_BIAS)
+            _set("MatmulDesc", self._description, _EPILOGUE, value=epilogue)
         # The library counts columns first: for it these arrays are W^T, x^T and y^T = W x^T.
         self._weight = _layout(inputs, outputs)
         self._x, self._y = _layout(inputs, rows), _layout(outputs, rows)
@@ -103,8 +109,16 @@ class _Plan:
             raise DriverError(f"cuBLASLt has no algorithm for {product}")
 
     def enqueue(
-        self, stream: int, x: ctypes.c_void_p, weight: ctypes.c_void_p, y: ctypes.c_void_p
+        self,
+        stream: int,
+        x: ctypes.c_void_p,
+        *,
+        weight: ctypes.c_void_p,
+        y: ctypes.c_void_p,
+        bias: ctypes.c_void_p | None,
     ) -> None:
+        if bias is not None:
+            _set("MatmulDesc", self._description, _BIAS_ADDRESS, value=bias)
         one, zero = (ctypes.byref(ctypes.c_float(each)) for each in (1, 0))
         left, right = (weight, self._weight), (x, self._x)
         sums, result = (y, self._y), (y, self._y)

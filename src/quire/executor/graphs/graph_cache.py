@@ -26,7 +26,7 @@ from quire.executor.graphs.coding_check import DeviceRunner
 from quire.executor.graphs.coverage import Survey
 from quire.executor.graphs.indexers import has_indexers
 from quire.executor.graphs.layout import InputLayout
-from quire.executor.graphs.library_products import has_plain_weights, open_library
+from quire.executor.graphs.library_products import least_library_rows, open_library
 from quire.executor.graphs.operands import UnsupportedNode, attention_heads
 from quire.executor.graphs.places import Place
 from quire.executor.graphs.pool_kinds import kind_of
@@ -107,8 +107,8 @@ class GraphCache:
         self._inputs: dict[int, InputLayout] = {}
         self._workspaces = Workspaces(layout, pools.block_size)
         runner = DeviceRunner(self._compiler, extension)
-        by_library = has_plain_weights(programs.body) and not batch_invariant
-        self.library = open_library(runner, card()) if by_library else None
+        least = None if batch_invariant else least_library_rows(programs.body)
+        self.library = None if least is None else open_library(runner, card(), least)
         positions = programs.body.values[programs.body.fields["positions"]].shape
         self._axes = bound(positions, {"T": 1})[1] if len(positions) > 1 else 0
         hidden = programs.body.values[programs.body.outputs[0]]

@@ -109,18 +109,18 @@ def matrix_of(layer: Any) -> Matrix:
     return Matrix(weight, layer.get("bias"), _joined(layer))
 
 
-def joined_matrices(model: nn.Module) -> dict[tuple[str, ...], mx.array]:
-    """Return the matrices that store those of several layers, `[out of all, in]`, by the paths of
-    the layers' weights in order: plain ones, of layers without biases.
+def joined_matrices(model: nn.Module) -> dict[tuple[str, ...], JoinedMatrix]:
+    """Return the plain matrices that store those of several layers, by the paths of the layers'
+    weights in order.
     """
-    found: dict[tuple[str, ...], mx.array] = {}
+    found: dict[tuple[str, ...], JoinedMatrix] = {}
     for path, module in model.named_modules():
         for names in module.same_rows if isinstance(module, Module) else ():
             own = [name for name in names if name in module]
             joined = {id(each): each for each in (_joined(module[name]) for name in own)}
             (whole,) = joined.values() if len(joined) == 1 else (None,)
-            if whole is not None and whole.bias is None and isinstance(whole.weight, mx.array):
-                found[tuple(f"{path}.{name}.weight" for name in own)] = whole.weight
+            if whole is not None and isinstance(whole.weight, mx.array):
+                found[tuple(f"{path}.{name}.weight" for name in own)] = whole
     return found
 
 
