@@ -62,6 +62,8 @@ LEVEL = (
     "olmoe",
     "phi3",
     "deepseek_v3",
+    "bailing_moe-2.0",
+    "mimo",
 )
 """Configurations whose steps launch no more than mlx-lm's."""
 _TURNS, _TURN = 30, 6
