@@ -63,8 +63,8 @@ class StepTimes:
         steps.append((rows, seconds / rows))
         known = self._own.pop(end, None) is not None
         mean = sum([rows for rows, _ in steps]) / len(steps)
-        each = sorted([each for _, each in steps])
-        self._own[end] = mean, mean * each[(len(each) - 1) // 2]
+        row_s = sorted([row_s for _, row_s in steps])
+        self._own[end] = mean, mean * row_s[(len(row_s) - 1) // 2]  # the median, or below
         self._ordered = []
         self._unread += 1
         in_use = self._curve_used and self._curve_in_use
