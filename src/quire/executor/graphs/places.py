@@ -238,7 +238,7 @@ class ValueRecording:
         )
 
     def _fitting(self, gemm: Gemm, x: int | None = None) -> Gemm:
-        """Return a product as it reads the rows of `x`: in the layout for it if they are so there.
+        """Return a product that reads the rows of `x` in its layout, if they were written so.
 
         Raises:
             UnsupportedNode: the card has too little shared memory for it.

@@ -1,4 +1,4 @@
-"""Finds the layouts in which products could read rows faster than as they are."""
+"""Finds the layouts in which products of a step should read rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from quire.program.values import Node, Program
 
 
 def layout_for(gemm: Gemm) -> RowLayout | None:
-    """Return the layout in which a product should read rows; None if that is as they are."""
+    """Return the layout in which a product should read rows; None for plain rows."""
     if isinstance(gemm, SkinnyGemm) and takes_digits(gemm):
         return RowLayout.DIGITS
     if isinstance(gemm, WarpgroupGemm) and takes_interleaved(gemm):

@@ -47,7 +47,7 @@ class RowKernel:
         text: the source of `kernel`. Its first argument is the number of rows; `arguments` follow.
         threads: threads of a thread block.
         cuts: the cut of rows for each `blockIdx.y`.
-        layouts: the values whose rows it also writes in a layout that products read faster.
+        layouts: for values whose rows it also writes in another layout, that layout.
     """
 
     text: str
