@@ -36,13 +36,14 @@ def over_http() -> Series:
 
 
 def beside_vllm() -> Series:
-    """Return tokens/s while all streams generate, by `STREAMS`, of 26B-A4B in 4 bits on an H100.
+    """Return tokens/s while all streams generate, by `STREAMS`, of Llama 3.1 8B in 4 bits on an
+    H200, both engines in one lease.
 
     The quicker round of each counts.
     """
     rounds: dict[tuple[str, int], dict[str, Any]] = {}
-    for row in _read("versus.json")["rows"]:
-        if row["shape"] != "gemma-4-26b-a4b" or row["load"] != "bursts":
+    for row in _read("versus-h200.json")["rows"]:
+        if row["shape"] != "llama-3.1-8b" or row["load"] != "bursts":
             continue
         key = row["system"], row["streams"]
         rounds[key] = min(rounds.get(key, row), row, key=lambda each: each["seconds"])
@@ -56,7 +57,7 @@ def draw(target: Path = TARGET) -> None:
     # The same figures give the same file.
     matplotlib.rcParams.update({"svg.hashsalt": "quire", "font.size": 9, "svg.fonttype": "none"})
     figure, panels = pyplot.subplots(1, 2, figsize=(8, 2.6), layout="constrained")
-    titles = ("Gemma 4 26B-A4B, 4 bits, one H100: engine", "Tiny Llama, 2 CPU cores: over HTTP")
+    titles = ("Llama 3.1 8B, 4 bits, one H200: engine", "Tiny Llama, 2 CPU cores: over HTTP")
     for panel, title, series in zip(panels, titles, (beside_vllm(), over_http()), strict=True):
         _bars(panel, series)
         panel.set_title(title, fontsize=9, loc="left")

@@ -171,4 +171,4 @@ def test_kernels_of_sums_compile(ranks: int, rows: int, tmp_path: Path) -> None:
     Recording(recorder, {}, cast(Any, None), states={}).record(program, given, outputs)
     for text in {each.source for each in recorder.kernels}:
         assert isinstance(text, str)
-        assert_compiles(text, tmp_path, spilled=16)
+        assert_compiles(text, tmp_path, spilled=32)  # before the loop
