@@ -33,7 +33,7 @@ __device__ __forceinline__ void weigh(Weights* to, const float* stats, int count
   }
 }
 // Neighbouring elements that a thread takes, by one load; 128 threads take all of them.
-constexpr int ELEMENTS = V_DIM > 256 ? 4 : V_DIM > 128 ? 2 : 1;
+constexpr int ELEMENTS = V_DIM > 512 ? 8 : V_DIM > 256 ? 4 : V_DIM > 128 ? 2 : 1;
 static_assert(V_DIM <= 128 * ELEMENTS, "one thread block joins a head");
 struct __align__(4 * ELEMENTS) Elements { float x[ELEMENTS]; };
 // Those of the first splits, which are on their way while the weights are found.
