@@ -16,7 +16,7 @@ from quire.executor.graphs.rows import RowKernel, row_kernel
 from quire.executor.graphs.source import NotGenerated
 from quire.program.passes import prepared
 from quire.program.trace import trace
-from quire.program.values import FUSED, Form, Node, Program, Value
+from quire.program.values import FUSED, Constant, Form, Node, Program, Value
 from tests.executor.graphs.emulated import difference
 from tests.program.programs import CONFIGS, opened
 from tests.support.emulated_metal import why_not
@@ -100,6 +100,44 @@ def alone(
     node = Node(kind, inputs, (len(shapes),), roles, arguments, attributes)
     fields = {f"in{id}": id for id in inputs}
     return Program(("T",), fields, {}, values, (node,), node.outputs), node
+
+
+def weighted(rows: Form, parts: int) -> tuple[Program, Node]:
+    """Return a program of one weighted sum, `[rows, parts, 64]` by `[rows, parts]`."""
+    x, weights = ((rows, parts, 64), mx.bfloat16), ((rows, parts), mx.float32)
+    program, node = alone("weighted_sum", [x, weights], ((rows, 64), mx.bfloat16))
+    return program, replace(node, roles=("x", "weights"))
+
+
+@pytest.mark.parametrize("rows", [T, Form(0, (("T", 2),))], ids=str)
+def test_weighted_sums(rows: Form) -> None:
+    """Llama 4 sums over twice as many rows where it has two experts a token."""
+    program, node = weighted(rows, 3)
+    assert difference(program, node, row_kernel(program, node), 3) <= 2**-7
+
+
+def through(program: Program, node: Node, view: str, source: Value, *arguments: object) -> Program:
+    """Return a program whose node reads its last input through a view of another value."""
+    *others, viewed = node.inputs
+    root = max(program.values) + 1
+    made = Node(view, (root,), (viewed,), arguments=arguments)
+    attributes = {"what": "rows"}
+    region = Node(FUSED, (*others, root), node.outputs, (), (made, node), attributes)
+    return replace(program, values=program.values | {root: source}, nodes=(region,))
+
+
+def test_one_constant_weighs_all_rows() -> None:
+    """Llama 4 weighs the inputs of experts, and their outputs by ones."""
+    program = through(*weighted(T, 2), "Broadcast", Value((), mx.float32), (T, 2))
+    (region,) = program.nodes
+    program = replace(program, constants={region.inputs[-1]: Constant("", mx.array(0.75))})
+    assert difference(program, region, row_kernel(program, region), 3) <= 2**-7
+
+
+def test_weights_at_distances_of_all_rows_are_refused() -> None:
+    program = through(*weighted(T, 2), "Transpose", Value((2, T), mx.float32), (1, 0))
+    with pytest.raises(NotGenerated, match="depends on the number of rows"):
+        row_kernel(program, *program.nodes)
 
 
 @pytest.mark.parametrize("width", everyday([2816, 8192, 5376, 40, 5120], (40, 5376).__contains__))

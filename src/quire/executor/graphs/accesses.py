@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from math import gcd, prod
 
@@ -107,14 +107,44 @@ class Rows:
         Raises:
             NotGenerated: not at distances that are fixed.
         """
-        few, more = self._places(value, 2), self._places(value, 3)
-        row = int(few[1, 0] - few[0, 0])
-        if not (more == more[:1] + row * np.arange(3)[:, None]).all() or (more[:2] != few).any():
-            raise NotGenerated("the distance of elements depends on the number of rows")
-        return Access(int(few[0, 0]), row, _steps(few[0] - few[0, 0]))
+        return _access(self._places(value, 2), self._places(value, 3))
+
+    def parts(self, value: int) -> list[Access]:
+        """Return the accesses of the parts of a value, one for each index of its second axis.
+
+        A part is as wide as a row. Where it has fewer elements, neighbours of a row read the same.
+
+        Raises:
+            NotGenerated: elements are not at distances that are fixed.
+        """
+        few, more = self._part_places(value, 2), self._part_places(value, 3)
+        first, starts = _access(few[:, 0], more[:, 0]), few[0, :, :1]
+        if (more != more[:, :1] + (starts - starts[0])).any():
+            raise NotGenerated("the distance of parts depends on the number of rows")
+        return [replace(first, offset=int(start)) for start in starts[:, 0]]
 
     def _places(self, value: int, rows: int) -> np.ndarray:
         """Return the index in the root of each element, `[rows, width]`."""
+        flat = self._indices(value, rows).reshape(-1)
+        if depends_on_sizes(self._program.values[value].shape):
+            if flat.size != rows * self.width:
+                raise NotGenerated(f"{flat.size / rows:g} elements beside {self.width} a row")
+            return flat.reshape(rows, self.width)
+        if self.width % flat.size:
+            raise NotGenerated(f"{flat.size} elements beside {self.width} a row")
+        return np.tile(flat, (rows, self.width // flat.size))
+
+    def _part_places(self, value: int, rows: int) -> np.ndarray:
+        """Return the index in the root of each element of the parts, `[rows, parts, width]`."""
+        indices = self._indices(value, rows).swapaxes(0, 1)  # [parts, m * rows, ...]
+        indices = indices.reshape(len(indices), rows, -1).swapaxes(0, 1)
+        elements = indices.shape[-1]
+        if self.width % elements:
+            raise NotGenerated(f"{elements} elements of a part beside {self.width} a row")
+        return indices.repeat(self.width // elements, axis=-1)
+
+    def _indices(self, value: int, rows: int) -> np.ndarray:
+        """Return the index in the root of each element, in the value's shape."""
         sizes = dict.fromkeys(self._program.symbols, rows)
         chain, root = list[Node](), value
         while (node := self._makers.get(root)) is not None and node.kind in VIEWS:
@@ -125,14 +155,7 @@ class Rows:
         outputs = [value, *(node.inputs[0] for node in chain)]
         for node, output in zip(reversed(chain), reversed(outputs[:-1]), strict=True):
             places = self._viewed(node, output, places, sizes=sizes)
-        flat = np.array(places).reshape(-1)
-        if depends_on_sizes(self._program.values[value].shape):
-            if flat.size != rows * self.width:
-                raise NotGenerated(f"{flat.size / rows:g} elements beside {self.width} a row")
-            return flat.reshape(rows, self.width)
-        if self.width % flat.size:
-            raise NotGenerated(f"{flat.size} elements beside {self.width} a row")
-        return np.tile(flat, (rows, self.width // flat.size))
+        return np.array(places)
 
     def _viewed(
         self, node: Node, output: int, source: mx.array, sizes: Mapping[str, int]
@@ -143,6 +166,14 @@ class Rows:
             node.kind, [source], bound(node.arguments, sizes), shape=shape, dtypes=dtypes
         )
         return made[node.outputs.index(output)]
+
+
+def _access(few: np.ndarray, more: np.ndarray) -> Access:
+    """Describe the indices of the elements of two and of three rows, `[rows, width]`."""
+    row = int(few[1, 0] - few[0, 0])
+    if not (more == more[:1] + row * np.arange(3)[:, None]).all() or (more[:2] != few).any():
+        raise NotGenerated("the distance of elements depends on the number of rows")
+    return Access(int(few[0, 0]), row, _steps(few[0] - few[0, 0]))
 
 
 def _steps(places: np.ndarray) -> tuple[tuple[int, int], ...]:

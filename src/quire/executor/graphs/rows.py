@@ -161,18 +161,17 @@ class _Generator:
     def _term(self, id: int) -> Term:
         root = self._rows.root(id)
         if (node := self._computed.get(root)) is None:
-            return self._read(id, root)
+            return self._read(root, self._rows.access(id))
         if root != id and not self._rows.access(id).is_whole:
             raise NotGenerated("elements of a computed value change their places")
         if root not in self._terms:
             self._terms[root] = self._made(node)
         return self._terms[root]
 
-    def _read(self, id: int, root: int) -> Term:
+    def _read(self, root: int, access: Access) -> Term:
         constant = self._program.constants.get(root)
         if constant is not None and constant.array.size == 1 and not constant.name:
             return Term(literal_of(constant.array), 0)
-        access = self._rows.access(id)
         return self._leaf(
             root, self._program.values[root].dtype, access, fixed=constant is not None
         )
@@ -256,23 +255,19 @@ class _Generator:
         return self._variable("float", text, given, phase=phase + 1)
 
     def _weighted_sum(self, node: Node) -> Term:
-        """Return the sum of `[T, k, width]` over k, weighted by `[T, k]`, in the order of k."""
-        x, weights = map(self._rows.root, node.inputs)
-        dtype, (_, count, width) = self._program.values[x].dtype, self._program.values[x].shape
-        assert isinstance(count, int), "a row has a fixed number of experts"
-        assert isinstance(width, int), "rows have a fixed width"
-        if x in self._computed or weights in self._computed:
+        """Return the sum of `[R, k, width]` over k, weighted by `[R, k]`, in the order of k. R is a
+        multiple of the rows.
+        """
+        roots = x, _ = [self._rows.root(each) for each in node.inputs]
+        if any(each in self._computed for each in roots):
             raise NotGenerated("a weighted sum of computed values")
         given, text = list[Term](), ""
-        for k in range(count):
-            part = Access(k * width, count * width, ((width, 1),))
-            share = Access(k, count, ((width, 0),))
-            given += [
-                self._leaf(x, dtype, part, fixed=False),
-                self._leaf(weights, self._program.values[weights].dtype, share, fixed=False),
-            ]
-            term = f"{given[-1].name} * {given[-2].name}"
+        for accesses in zip(*map(self._rows.parts, node.inputs), strict=True):
+            part, weight = map(self._read, roots, accesses)
+            given += [part, weight]
+            term = f"{weight.name} * {part.name}"
             text = f"{text} + {term}" if text else term
+        dtype = self._program.values[x].dtype
         return self._variable("float", rounded(text, dtype), given)
 
     def _summed(self, node: Node) -> Term:
