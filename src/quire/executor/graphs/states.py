@@ -109,12 +109,17 @@ def write_states(inputs: StepRecord, group: int, rows: Sequence[ScheduledSequenc
 
 
 class _Kept(NamedTuple):
-    """Some rows of an array of a layer, and their contents."""
+    """Some rows of an array of a layer, and their contents.
+
+    Attributes:
+        used: in tails, whether a token is of the sequence after the step: `[rows, tokens, 1]`.
+    """
 
     layer: int
     array: mx.array
     rows: mx.array
     contents: mx.array
+    used: mx.array | None
 
 
 class KeptStates:
@@ -125,11 +130,7 @@ class KeptStates:
     """
 
     def __init__(self, pools: Pools, layout: KVLayout, rows: Sequence[ScheduledSequence]) -> None:
-        self._kept = [
-            _Kept(layer, array, numbers, contents=array[numbers])
-            for group in layout.groups
-            for layer, array, numbers in _written_rows(pools, group, rows)
-        ]
+        self._kept = [each for group in layout.groups for each in _written_rows(pools, group, rows)]
         mx.eval([each.contents for each in self._kept])
 
     def restore(self) -> None:
@@ -139,6 +140,18 @@ class KeptStates:
     def of_layer(self, layer: int | None) -> list[mx.array]:
         """Return copies of a layer's states and tails as they are now."""
         found = [each.array[each.rows] for each in self._kept if each.layer == layer]
+        mx.eval(found)
+        return found
+
+    def written(self, layer: int | None) -> list[mx.array]:
+        """Return copies as `of_layer` does, with zeros behind sequences' last tokens in tails:
+        nothing reads what is there.
+        """
+        masks = [each.used for each in self._kept if each.layer == layer]
+        found = [
+            each if used is None else mx.where(used, each, 0)
+            for each, used in zip(self.of_layer(layer), masks, strict=True)
+        ]
         mx.eval(found)
         return found
 
@@ -156,10 +169,8 @@ def _write(kept: Iterable[_Kept]) -> None:
     mx.eval(arrays)
 
 
-def _written_rows(
-    pools: Pools, group: KVGroup, rows: Sequence[ScheduledSequence]
-) -> list[tuple[int, mx.array, mx.array]]:
-    """Return a group's layers and arrays, and the rows of the sequences' states or tails."""
+def _written_rows(pools: Pools, group: KVGroup, rows: Sequence[ScheduledSequence]) -> list[_Kept]:
+    """Return the rows of the sequences' states or tails in each array of a group's layers."""
     number, format = group.index, rows[0].format
     if group.spec.recurrent is not None:
         slots = {each.block_ids(number)[0] for each in rows}
@@ -167,14 +178,20 @@ def _written_rows(
         numbers = block_rows(np.array(sorted(slots), np.int32), 1)
         pool = pools.states(number, format)
         return [
-            (layer, array, numbers)
+            _Kept(layer, array, numbers, contents=array[numbers], used=None)
             for layer in group.layers
             for array in pool.parts(layer).values()
         ]
     if not format.has_tail or group.spec.attention is None:
         return []
-    found = [each.tail_block(number) for each in rows]
-    tails = np.array([each for each in found if each is not None], np.int32)
-    numbers = block_rows(tails, pools.shape(number).kv_heads)
-    stores = pools.kv(number, format).layers.items()
-    return [(layer, array, numbers) for layer, store in stores for array in store.own_tails()]
+    found = [(each.tail_block(number), each.start + each.count) for each in rows]
+    tails = [(tail, end % pools.block_size) for tail, end in found if tail is not None]
+    heads = pools.shape(number).kv_heads
+    numbers = block_rows(np.array([tail for tail, _ in tails], np.int32), heads)
+    counts = mx.repeat(mx.array([count for _, count in tails], mx.int32), heads)
+    used = mx.arange(pools.block_size)[:, None] < counts[:, None, None]
+    return [
+        _Kept(layer, array, numbers, contents=array[numbers], used=used)
+        for layer, store in pools.kv(number, format).layers.items()
+        for array in store.own_tails()
+    ]

@@ -243,14 +243,14 @@ class StepCheck:
         found = buffered(node.program, node.results, output, rows=rows)
         if layer is not None:
             mx.eval(output)
-        written = self.before.of_layer(layer)
+        written = self.before.written(layer)
         self.before.write(layer, states)
         known = node.alone.run(output, rows, self._inputs)
         pairs = _compared(node.node, found, known)
         if layer is not None:
             mx.eval(pairs)
             self._evaluate_pools()
-            pairs += zip(written, self.before.of_layer(layer), strict=True)
+            pairs += zip(written, self.before.written(layer), strict=True)
         error = mx.stack([mx.array(0.0), *(worst_row(*each) for each in pairs)]).max()
         if rows > _FEW_ROWS:  # results take much memory
             mx.eval(output, error)
