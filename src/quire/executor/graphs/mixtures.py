@@ -95,12 +95,19 @@ class MixtureRecording(ValueRecording):
             )
             self._group(chosen, grouped, experts)
 
-    def _groups(self, chosen: int, experts: int, reads: Sequence[Buffer]) -> Routed:
-        """Return room for a value's pairs of row and expert, of which kernels know."""
+    def _groups(
+        self, chosen: int, experts: int, reads: Sequence[Buffer], *, repeated: bool = False
+    ) -> Routed:
+        """Return room for a value's pairs of row and expert, of which kernels know.
+
+        Args:
+            repeated: whether a row may name an expert several times.
+        """
         recorder = self._recorder
         pairs = recorder.max_rows * self._width(chosen, 1)
         tile = recorder.expert_tile(pairs, experts)
-        max_tiles = min(pairs, experts + pairs // tile)
+        most = min(tile, recorder.max_rows) if repeated else tile
+        max_tiles = min(pairs, experts + pairs // most)
         order, tiles = (recorder.buffer(size, reads) for size in (4 * pairs, 12 * max_tiles))
         routed = Routed(order, tiles, pairs, max_tiles=max_tiles, tile=tile)
         self._routed[chosen] = routed
@@ -109,9 +116,8 @@ class MixtureRecording(ValueRecording):
     def _group(self, chosen: Buffer, routed: Routed, experts: int) -> None:
         """Record the kernel that groups chosen experts."""
         recorder = self._recorder
-        source = grouping(
-            experts, routed.pairs // recorder.max_rows, routed.max_tiles, tile=routed.tile
-        )
+        most = min(routed.tile, recorder.max_rows)  # products read no more pairs of a tile
+        source = grouping(experts, routed.pairs // recorder.max_rows, routed.max_tiles, tile=most)
         recorder.add(
             source,
             (1, 1, 1),
@@ -129,7 +135,7 @@ class MixtureRecording(ValueRecording):
             if place is None:
                 raise UnsupportedNode("experts that no kernel chooses")
             count = ProductMatrix.of(experts.down.weight).experts
-            self._group(place, self._groups(chosen, count, [place]), count)
+            self._group(place, self._groups(chosen, count, [place], repeated=True), count)
         routed = self._routed[chosen]
         order, tiles = routed.order, routed.tiles
         down = ProductMatrix.of(experts.down.weight)
