@@ -21,7 +21,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -81,7 +80,7 @@ class Answers:
             else 0
             for row in rows
         ]
-        return replace(own, tokens=mx.minimum(own.tokens, 0) + mx.array(wanted, dtype=mx.int32))
+        return own._replace(tokens=mx.minimum(own.tokens, 0) + mx.array(wanted, dtype=mx.int32))
 
 
 class Parts:

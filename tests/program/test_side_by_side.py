@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
 from quire.device.device import open_device
+from quire.device.weights import JoinedMatrix
 from quire.models.base import named_parameters
 from quire.program.folding import simplified
 from quire.program.passes import prepared
@@ -29,7 +31,9 @@ def test_joined_products_change_no_logit(wanted: bool, tmp_path: Path) -> None:
     for layer in range(len(loaded.model.layout)):
         for part, names in GROUPS:
             paths = tuple(f"model.layers.{layer}.{part}.{name}.weight" for name in names)
-            joined[paths] = mx.concatenate([weights[path] for path in paths])
+            matrices = [weights[path] for path in paths]
+            ends = tuple(accumulate(len(each) for each in matrices))
+            joined[paths] = JoinedMatrix(mx.concatenate(matrices), None, ends)
 
     def passes(program: Program) -> Program:
         body = simplified(program)

@@ -200,7 +200,9 @@ def test_guesses_that_were_made_cost_nothing_more() -> None:
     parts = SequenceParts(drafters=frozenset({"mtp"}))
     sequence = Sequence(Request("r", (1, 2)), KVFormat(), b"", 0, parts)
     assert drafting.worth_guessing([sequence]) > 0
-    drafter.observe(StepPlan(guess=1), StepResult(guesses={0: (5,)}, seconds=11.0), 1.0)
+    result = StepResult(guesses={0: (5,)}, seconds=11.0)
+    drafter.take(result.guesses)
+    drafter.observe(StepPlan(guess=1), result, 1.0)
     assert drafter.token_s(1) == 10.0
     assert drafting.drafts([(sequence, 4)], 1, 9)[0].tokens == (5,)
     assert drafting.worth_guessing([sequence]) == 0
@@ -214,6 +216,6 @@ def test_the_time_of_drafters_that_compute_is_told_apart() -> None:
     drafting = Drafting((drafter,), EveryDraft(), 100, clock=lambda: float(next(now)))
     parts = SequenceParts(drafters=frozenset({"mtp"}))
     sequence = Sequence(Request("r", (1, 2)), KVFormat(), b"", 0, parts)
-    drafter.observe(StepPlan(guess=1), StepResult(guesses={0: (5, 6)}), 1.0)
+    drafter.take({0: (5, 6)})
     assert drafting.drafts([(sequence, 4)], 1, 9)[0].tokens == (5, 6)
     assert drafting.computing_s == 1.0

@@ -79,7 +79,7 @@ def test_cuda_devices_join_plain_matrices_alone(
     assert len(joined) == (0 if packs else 2 * config["num_hidden_layers"])
     weights = named_parameters(model)
     for paths, whole in joined.items():
-        assert mx.array_equal(mx.concatenate([weights[path] for path in paths]), whole)
+        assert mx.array_equal(mx.concatenate([weights[path] for path in paths]), whole.weight)
 
 
 def test_layers_that_differ_are_not_joined() -> None:

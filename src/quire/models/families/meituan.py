@@ -91,7 +91,7 @@ def _prepared(weights: Weights, latents: LatentAttention, factor: float, experts
     ready: Weights = {}
     for name, array in latents.absorbed(weights).items():
         if name.endswith(".kv_a_layernorm.weight"):
-            array = array.astype(mx.float32) * factor
+            array = (array.astype(mx.float32) * factor).astype(array.dtype)
         elif name.endswith(".experts.gate_up_proj"):
             array = array[:experts]
         if not (match := _NUMBERED.fullmatch(name)) or int(match[1]) < experts:
