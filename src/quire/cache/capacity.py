@@ -106,8 +106,9 @@ class Capacity:
         pool.free.extend(range(pool.capacity + extra - 1, pool.capacity - 1, -1))
         pool.blocks.extend([None] * extra)
         self.claimed += extra * pool.block_bytes
-        most = self.budget // max(1, pool.block_bytes)
-        return Resize(pool.key, pool.capacity, spare=self._spare(), most=most, grows=True)
+        return Resize(
+            pool.key, pool.capacity, spare=self._spare(), most=self._most(pool), grows=True
+        )
 
     def shrink(self, pool: Pool, count: int) -> Resize:
         """Remove `count` free blocks from a pool's end, moving others down."""
@@ -125,8 +126,11 @@ class Capacity:
         pool.free = low
         self.claimed -= count * pool.block_bytes
         self.epoch += 1
-        most = self.budget // max(1, pool.block_bytes)
-        return Resize(pool.key, capacity, tuple(moves), spare=spare, most=most)
+        return Resize(pool.key, capacity, tuple(moves), spare=spare, most=self._most(pool))
+
+    def _most(self, pool: Pool) -> int:
+        """Return the most blocks that the budget allows a pool."""
+        return self.budget // max(1, pool.block_bytes)
 
     def _spare(self) -> int:
         """Return the bytes available for copies while a pool is resized."""

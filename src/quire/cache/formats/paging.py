@@ -19,7 +19,7 @@ _PIECE_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Where resized arrays may lie.
+    """The memory that a resize of arrays may use.
 
     Attributes:
         spare: bytes that may be held twice while arrays are copied; None if any number may.

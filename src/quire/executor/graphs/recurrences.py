@@ -25,7 +25,7 @@ _AT_ONCE = 128
 launch 131,000 thread blocks for a convolution of 8,192 channels if each row had its own.
 """
 _FEW_AT_ONCE = 32
-"""The same for the short sequences of a step whose long ones advance in chunks: often none."""
+"""Most short sequences that advance token by token at once, where long ones advance in chunks."""
 _EACH_SEQUENCE = (
     "for (int sequence = blockIdx.y; sequence < *rows; sequence += gridDim.y) {",
     "const int first = firsts[sequence], count = counts[sequence];",
