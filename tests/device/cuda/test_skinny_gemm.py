@@ -131,12 +131,13 @@ def test_digits_of_one_row_get_the_cuts_that_were_measured() -> None:
     assert cut(4096, 2816) == Cut(2, 16, 4, 1)
     assert cut(2112, 2816) == Cut(2, 9, 4, 1)
     assert cut(8192, 2816) == Cut(2, 16, 4, 2)
-    assert cut(14_336, 4096) == cut(2048, 512, True) == Cut(1, 16, 4, 2)
+    assert cut(14_336, 4096) == Cut(2, 8, 4, 3)
+    assert cut(2048, 512, True) == cut(14_336, 2816) == Cut(1, 16, 4, 2)
     assert cut(2560, 3072) == Cut(1, 4, 4, 2)
     assert cut(2816, 8192) == cut(4096, 6144) == Cut(2, 8, 4, 2)
     assert cut(2816, 9216) == Cut(2, 11, 4, 1)
     assert cut(8192, 10_240) == Cut(2, 8, 2, 2)
-    assert cut(4096, 4096) == Cut(1, 16, 2, 2)
+    assert cut(4096, 4096) == Cut(2, 8, 4, 2)
     assert cut(2816, 128) == Cut(1, 8, 2, 3)
 
 

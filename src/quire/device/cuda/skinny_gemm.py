@@ -334,9 +334,8 @@ def _cut_of_digits(gemm: SkinnyGemm) -> Cut:
 
     Short rows of a matrix are copied whole at once, so that little of them is left to copy once x
     is there, and no shared memory is held for more: the next kernels' thread blocks then have
-    theirs early. The cuts for 26B-A4B are those of a search by the time of its whole graph on an
-    H200 (`benchmarks/results/gpu-h200-2026-11-27-joint-cuts.json`), those of larger matrices were
-    chosen one by one on an H100 (`benchmarks/results/gpu-h100-2026-11-27-digits.json`).
+    theirs early. Most cuts for 26B-A4B and Llama 3.1 8B are those of searches by the time of whole
+    graphs on H200s (`benchmarks/results/gpu-h200-2026-11-27-joint-cuts.json`, `-llama.json`).
     """
     most, groups, blocks = gemm.card.multiprocessors, gemm.inputs // 64, gemm.outputs // 16
     is_short = gemm.inputs <= _SHORT_DIGITS
@@ -358,9 +357,9 @@ def _cut_of_digits(gemm: SkinnyGemm) -> Cut:
         chunks = -(-groups // 4)
         rounds = -(-chunks // 16)
         return Cut(2, -(-chunks // rounds), 4, stages=rounds)
-    if is_short and not few:
-        return Cut(1, 4, 4, stages=2)
-    return Cut(1, 16, 4 if groups > 64 else 2, stages=2)
+    if few:
+        return Cut(1, 16, 4 if groups > 64 else 2, stages=2)
+    return Cut(1, 4, 4, stages=2) if is_short else Cut(2, 8, 4, stages=min(3, -(-groups // 32)))
 
 
 def _cut_of_expert_digits(gemm: SkinnyGemm) -> Cut:
