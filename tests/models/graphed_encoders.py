@@ -39,7 +39,8 @@ of their products have kernels.
 def line(name: str, kind: str) -> str:
     """Return the table's line of an encoder of a configuration."""
     model = packed_model(CONFIGS[name], lambda model: None)
-    program = RowProgram.of(trace_encoder(model, kind, shape_for(model.encoders[kind])), 1)
+    traced = at_once(trace_encoder(model, kind, shape_for(model.encoders[kind])))
+    program = at_once(RowProgram.of(traced, 1))
     given = 64, id, InputLayout(0, 1, 1, id)
     front = f"| `{CONFIGS[name]['model_type']}` | {kind} |"
     try:

@@ -11,6 +11,7 @@ from quire.device.device import current_device, open_device
 from quire.models.base import LanguageModel, named_parameters
 from quire.models.weights.loader import open_model
 from quire.program.encoder_rows import RowProgram
+from quire.program.pieces import at_once
 from quire.program.trace import NotLinear, trace_encoder
 from tests.program.programs import replay
 from tests.support.media_items import CONFIGS, encoders, random_features, shape_for
@@ -39,13 +40,13 @@ def _differences(model: LanguageModel, kind: str) -> list[float]:
     """
     encoder = model.encoders[kind]
     shape = shape_for(encoder)
-    program, operations = trace_encoder(model, kind, shape), current_device().operations
+    operations, program = current_device().operations, at_once(trace_encoder(model, kind, shape))
     assert bool(program.symbols) == encoder.takes_several
     found: list[float] = []
     for items in (1, 3) if encoder.takes_several else (1,):
         features = random_features(model, kind, shape, items)
         expected = encoder(features, shape)
-        given, of_rows = {"features": features}, RowProgram.of(program, items)
+        given, of_rows = {"features": features}, at_once(RowProgram.of(program, items))
         sizes = {"T": of_rows.rows}
         for rows in (
             replay(program, operations, given, {"N": items}),
@@ -95,7 +96,7 @@ def test_items_that_one_call_encodes_have_the_rows_of_each_alone(name: str, tmp_
 def test_tracing_leaves_the_encoder_as_it_was(tmp_path: Path) -> None:
     model = _opened("gemma4, pictures", tmp_path)
     before = named_parameters(model)
-    trace_encoder(model, "image", (4, 8))
+    at_once(trace_encoder(model, "image", (4, 8)))
     after = named_parameters(model)
     assert all(after[name] is array for name, array in before.items())
 
@@ -107,4 +108,4 @@ def test_an_encoder_that_depends_on_the_items_otherwise_is_refused(
     tower = type(model.encoders["image"].vision_tower)  # type: ignore[attr-defined]
     monkeypatch.setattr(tower, "pooled", lambda self, x, columns: x * mx.array(float(len(x))))
     with pytest.raises(NotLinear):
-        trace_encoder(model, "image", (4, 8))
+        at_once(trace_encoder(model, "image", (4, 8)))

@@ -88,6 +88,7 @@ def _program(model: str | None) -> str:
     from quire.device.device import open_device
     from quire.media.processors import open_processors
     from quire.models.weights.loader import open_model
+    from quire.program.pieces import at_once
     from quire.program.trace import trace, trace_encoder
 
     open_device("auto")
@@ -97,7 +98,7 @@ def _program(model: str | None) -> str:
     for kind, processor in open_processors(loaded.path, loaded.model.encoders).items():
         for shape in dict.fromkeys(each.item.shape for each in processor.example() or ()):
             title = f"encoder of {kind} items of shape {shape}"
-            texts.append(f"{title}\n{trace_encoder(loaded.model, kind, shape)}")
+            texts.append(f"{title}\n{at_once(trace_encoder(loaded.model, kind, shape))}")
     return "\n".join(texts)
 
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 
 from quire.program.folding import simplified
-from quire.program.passes import PRODUCTS, Uses, recordable_in_pieces
-from quire.program.pieces import at_once
+from quire.program.passes import PRODUCTS, Uses, prepared_in_pieces, split_experts
 from quire.program.values import FUSED, ROWS, Node, Program, Value, bound
 
 
@@ -33,13 +32,8 @@ class RowProgram:
     tables: Mapping[str, mx.array]
 
     @staticmethod
-    def of(program: Program, items: int) -> RowProgram:
-        """Return an encoder's program for a number of items, ready to be recorded."""
-        return at_once(RowProgram.in_pieces(program, items))
-
-    @staticmethod
-    def in_pieces(program: Program, items: int) -> Generator[None, None, RowProgram]:
-        """Make an encoder's program for a number of items ready to be recorded.
+    def of(program: Program, items: int) -> Generator[None, None, RowProgram]:
+        """Make an encoder's program for a number of items ready to be recorded, in pieces.
 
         T stands for the number of rows that most products multiply.
         """
@@ -72,7 +66,7 @@ class RowProgram:
             values={**fixed.values, **values},
         )
         arrays = {name: fixed.constants[id].array for name, id in tables.items()}
-        ready = yield from recordable_in_pieces(of_rows)
+        ready = yield from prepared_in_pieces(split_experts(of_rows))
         return RowProgram(ready, rows, arrays)
 
     def has_rows(self, node: Node) -> bool:

@@ -219,7 +219,6 @@ def split_experts(program: Program) -> Program:
                 (x, chosen),
                 outputs=(made,),
                 roles=("x", "chosen"),
-                arguments=(),
                 attributes=node.attributes,
             ),
             Node("weighted_sum", (made, weights), outputs=node.outputs, roles=("x", "weights")),
@@ -358,20 +357,18 @@ def _between(
 
 def recordable(program: Program) -> Program:
     """Run all passes. The result is for executors that record kernels."""
-    return at_once(recordable_in_pieces(program))
-
-
-def recordable_in_pieces(program: Program) -> Generator[None, None, Program]:
-    """Run all passes, one in each piece; see `recordable`."""
-    return _passed(split_experts(program))
+    return prepared(split_experts(program))
 
 
 def prepared(program: Program) -> Program:
-    """Run only the passes whose result `replay` can run."""
-    return at_once(_passed(program))
+    """Run the passes that leave a program's results as they are to the bit: all but
+    `split_experts`.
+    """
+    return at_once(prepared_in_pieces(program))
 
 
-def _passed(program: Program) -> Generator[None, None, Program]:
+def prepared_in_pieces(program: Program) -> Generator[None, None, Program]:
+    """Run the passes of `prepared`, one in each piece."""
     passes: Sequence[Callable[[Program], Program]] = (
         simplified,
         join_products,

@@ -71,7 +71,7 @@ def trace(model: LanguageModel, variant: Variant | None = None) -> StepPrograms:
     def rows(sizes: Mapping[str, int]) -> dict[str, mx.array]:
         return {"hidden": mx.zeros((sizes["R"], width), hidden.dtype)}
 
-    return StepPrograms(whole, _trace(model, head, ("R",), fields=rows))
+    return StepPrograms(whole, at_once(_traced(model, head, ("R",), fields=rows)))
 
 
 def trace_body(model: LanguageModel, variant: Variant | None = None) -> Program:
@@ -81,7 +81,7 @@ def trace_body(model: LanguageModel, variant: Variant | None = None) -> Program:
     def body(operations: TracedOperations, given: Mapping[str, mx.array]) -> list[mx.array]:
         return [model(TracedStep(operations, model, how, given=given))]
 
-    return _trace(model, body, ("T",), fields=lambda sizes: how.fields(sizes["T"]))
+    return at_once(_traced(model, body, ("T",), fields=lambda sizes: how.fields(sizes["T"])))
 
 
 def steps_of(model: LanguageModel) -> Variant:
@@ -112,15 +112,10 @@ def trace_rows(module: nn.Module, fields: Mapping[str, Field]) -> Program:
     def rows(sizes: Mapping[str, int]) -> dict[str, mx.array]:
         return {name: mx.zeros((sizes["T"], *row), dtype) for name, (row, dtype) in fields.items()}
 
-    return _trace(module, run, ("T",), fields=rows)
+    return at_once(_traced(module, run, ("T",), fields=rows))
 
 
-def trace_encoder(model: LanguageModel, kind: str, shape: tuple[int, ...]) -> Program:
-    """Trace the program that encodes items of one shape; see `trace_encoder_in_pieces`."""
-    return at_once(trace_encoder_in_pieces(model, kind, shape))
-
-
-def trace_encoder_in_pieces(
+def trace_encoder(
     model: LanguageModel, kind: str, shape: tuple[int, ...]
 ) -> Generator[None, None, Program]:
     """Trace the program that encodes items of one shape. The model may run between two pieces.
@@ -146,7 +141,7 @@ def trace_encoder_in_pieces(
         return {"features": mx.zeros(sizes.get("N", 1) * size, dtype=mx.uint8)}
 
     symbols = ("N",) if encoder.takes_several else ()
-    return _trace_in_pieces(model, encode, symbols, fields=features)
+    return _traced(model, encode, symbols, fields=features)
 
 
 def multiplied(model: LanguageModel) -> frozenset[str]:
@@ -172,16 +167,7 @@ def _text_step(model: LanguageModel, weights: KnownWeights) -> tuple[mx.array, l
     return hidden, operations.calls
 
 
-def _trace(
-    model: nn.Module,
-    function: Traced,
-    symbols: tuple[str, ...],
-    fields: Callable[[Mapping[str, int]], dict[str, mx.array]],
-) -> Program:
-    return at_once(_trace_in_pieces(model, function, symbols, fields=fields))
-
-
-def _trace_in_pieces(
+def _traced(
     model: nn.Module,
     function: Traced,
     symbols: tuple[str, ...],
@@ -268,14 +254,7 @@ class _Assembly:
             own = tuple(self._computed(next(outputs)) for _ in call.operands)
             roles = tuple(call.operands)
             self._nodes.append(
-                Node(
-                    call.kind,
-                    own,
-                    tuple(made),
-                    roles=roles,
-                    arguments=(),
-                    attributes=call.attributes,
-                )
+                Node(call.kind, own, tuple(made), roles=roles, attributes=call.attributes)
             )
         final = tuple(self._computed(name) for name in outputs)
         read = {id for node in self._nodes for id in node.inputs} | set(final)

@@ -24,7 +24,7 @@ from quire.executor.graphs.executor import GraphExecutor
 from quire.executor.graphs.recording import Recording
 from quire.models.base import LanguageModel, finished
 from quire.program import passes, trace
-from quire.program.trace import trace_encoder_in_pieces
+from quire.program.trace import trace_encoder
 from quire.program.values import FUSED, Program
 from quire.scheduler.plan import EncoderWork, StepPlan, StepResult
 from tests.engine.test_image_parity import showing
@@ -152,9 +152,9 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         model: LanguageModel, kind: str, shape: tuple[int, ...]
     ) -> Generator[None, None, Program]:
         found.append(shape)
-        return trace_encoder_in_pieces(model, kind, shape)
+        return trace_encoder(model, kind, shape)
 
-    monkeypatch.setattr(encoders, "trace_encoder_in_pieces", noted)
+    monkeypatch.setattr(encoders, "trace_encoder", noted)
     return found
 
 

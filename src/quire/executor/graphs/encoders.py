@@ -39,7 +39,7 @@ from quire.executor.graphs.step_graphs import RecordedStep, StepGraphs, StepLaun
 from quire.models.base import Encoding, LanguageModel
 from quire.program.encoder_rows import RowProgram
 from quire.program.passes import PRODUCTS, RESHAPES
-from quire.program.trace import trace_encoder_in_pieces
+from quire.program.trace import trace_encoder
 from quire.program.values import FUSED, Node, Program, bound
 
 log = logging.getLogger("quire.engine")
@@ -189,7 +189,7 @@ class EncoderGraphs:
         """Trace and record the graphs of a number of items, in pieces."""
         try:
             if known.program is None:
-                known.program = yield from trace_encoder_in_pieces(self._model, kind, shape)
+                known.program = yield from trace_encoder(self._model, kind, shape)
                 yield
             known.graphs[items] = yield from self._record(known.program, items)
         except Exception as problem:  # an extension's encoder may raise any, traced
@@ -257,7 +257,7 @@ class EncoderGraphs:
         Raises:
             UnsupportedNode: kernels compute too little of the program, or memory does not suffice.
         """
-        program = yield from RowProgram.in_pieces(traced, items)
+        program = yield from RowProgram.of(traced, items)
         if not 0 < program.rows <= MOST_ROWS:
             raise UnsupportedNode(f"its products have {program.rows} rows")
         yield
