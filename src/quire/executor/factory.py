@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from quire.cache.disk_transfer import SpillTo
 from quire.cache.pools import Pools
@@ -105,17 +106,10 @@ def open_executor(
     found = (graphs or SharedGraphs()).open(
         loaded, pools, batch_invariant=config.batch_invariant, compiling=compiling
     )
+    others: dict[str, Any] = {"guesser": guesser, "spill": spill, "observe": observe}
     if segments is not None:
-        return SegmentExecutor(
-            model, pools, segments, guesser=guesser, spill=spill, observe=observe
-        )
+        return SegmentExecutor(model, pools, segments, **others)
+    encoders = None if config.batch_invariant else open_encoder_graphs(model)
     return GraphExecutor(
-        model,
-        pools,
-        found,
-        encoders=None if config.batch_invariant else open_encoder_graphs(model),
-        guesser=guesser,
-        spill=spill,
-        observe=observe,
-        identity=loaded.fingerprint,
+        model, pools, found, encoders=encoders, identity=loaded.fingerprint, **others
     )

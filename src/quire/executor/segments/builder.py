@@ -146,7 +146,6 @@ class SegmentBuilder(StateInstructions, TableInstructions):
         x = self._whole(nodes[0].inputs[0])
         outs = [self._new(node.outputs[0]) for node in nodes]
         self._native.products(x, matrices, outs)
-        self.instructions += 1
         self.computed |= {node.outputs[0] for node in nodes}
 
     def finish(self, wanted: Sequence[int]) -> Segment:
@@ -205,12 +204,10 @@ class SegmentBuilder(StateInstructions, TableInstructions):
         y, x, numbers = (self._whole(id) for id in node.inputs)
         inner, outer = node.weight("inner"), node.weight("outer")
         self._native.add_low_rank(y, x, numbers, self._new(node.outputs[0]), inner, outer)
-        self.instructions += 1
 
     def _floats(self, node: Node) -> None:
         x = self._whole(node.inputs[0])
         self._native.floats(x, self._new(node.outputs[0]))
-        self.instructions += 1
 
     def _rms_norm(self, node: Node) -> None:
         weight = self._weight(node, "weight")
@@ -222,7 +219,6 @@ class SegmentBuilder(StateInstructions, TableInstructions):
         out = self._new(node.outputs[0])
         heads = prod(shape[:-1])
         self._native.rms_norm(x, number, out, node.attributes["eps"], heads, shape[-1])
-        self.instructions += 1
 
     def _rotate(self, node: Node) -> None:
         x, cosines, sines = (node.input(role) for role in ("x", "cosines", "sines"))
@@ -233,7 +229,6 @@ class SegmentBuilder(StateInstructions, TableInstructions):
         numbers = [self._whole(each) for each in (x, cosines, sines)]
         neighbours = node.attributes["neighbours"]
         self._native.rotate(*numbers, self._new(node.outputs[0]), heads, dim, half, neighbours)
-        self.instructions += 1
 
     def _activated(self, node: Node) -> None:
         """Add an activation, or a gate that activates one of two values."""
@@ -248,7 +243,6 @@ class SegmentBuilder(StateInstructions, TableInstructions):
             self._native.activate(*values, self._new(out), name)
         else:
             self._native.gate(*values, self._new(out), name, width)
-        self.instructions += 1
 
     def _experts(self, node: Node) -> None:
         experts = node.weight("experts")
@@ -274,7 +268,6 @@ class SegmentBuilder(StateInstructions, TableInstructions):
         outputs = self._native.value(k * width)
         self._native.experts(joined, ids, down, outputs, k, False)
         self._native.mix(outputs, self._whole(weights), self._new(node.outputs[0]), k)
-        self.instructions += 5
 
     def _route(self, node: Node) -> None:
         logits, routing = node.input("logits"), node.attributes["router"].routing
@@ -290,13 +283,11 @@ class SegmentBuilder(StateInstructions, TableInstructions):
         whole = self._whole(logits)
         made = [self._new(id) for id in node.outputs]
         self._native.route(whole, added, factors, *made, **asdict(routing))
-        self.instructions += 1
 
     def _unary(self, name: str, node: Node) -> None:
         row_shape(self._program.values[node.inputs[0]])
         x = self._whole(node.inputs[0])
         self._native.unary(name, x, self._new(node.outputs[0]))
-        self.instructions += 1
 
     def _binary(self, name: str, node: Node) -> None:
         whole = row_shape(self._program.values[node.outputs[0]])
@@ -305,7 +296,6 @@ class SegmentBuilder(StateInstructions, TableInstructions):
         shape, strides = joined_axes([*places, self._places[node.outputs[0]]])
         (a, b), (x, y, _) = places, strides
         self._native.binary(name, a.value, x, b.value, y, out, shape)
-        self.instructions += 1
 
     def _operand(self, id: int, shape: tuple[int, ...]) -> Place:
         """Return an operand of elements, as a place of the result's shape without an offset."""
@@ -344,7 +334,6 @@ class SegmentBuilder(StateInstructions, TableInstructions):
         for vectors, pool in zip(written, pools, strict=True):
             if vectors is not None:
                 self._native.write(vectors, pool, rows, spec.kv_heads)
-                self.instructions += 1
         self._native.attend(
             number,
             sinks,
@@ -356,4 +345,3 @@ class SegmentBuilder(StateInstructions, TableInstructions):
             own["scale"],
             own.get("softcap") or 0.0,
         )
-        self.instructions += 1

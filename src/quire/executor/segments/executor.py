@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 from weakref import WeakKeyDictionary
 
-from quire.cache.disk_transfer import SpillTo
 from quire.cache.pools import Pools
 from quire.executor.adapters import AdaptedRows, Factors
-from quire.executor.eager import EagerExecutor, Observe
-from quire.executor.guessing import Guesser
+from quire.executor.eager import EagerExecutor
 from quire.executor.inputs import StepInputs
 from quire.executor.segments.runner import StepSegments
 from quire.executor.step import Computed
@@ -20,6 +19,9 @@ class SegmentExecutor(EagerExecutor):
     """Runs steps by segments of their program. Implements `Executor`.
 
     Steps that segments do not serve, such as those with media, run eagerly.
+
+    Args:
+        others: further arguments of `EagerExecutor`.
     """
 
     def __init__(
@@ -27,21 +29,11 @@ class SegmentExecutor(EagerExecutor):
         model: LanguageModel,
         pools: Pools,
         segments: StepSegments,
-        *,
-        guesser: Guesser | None = None,
-        spill: SpillTo | None = None,
-        observe: Observe | None = None,
+        **others: Any,
     ) -> None:
-        super().__init__(
-            model,
-            pools,
-            guesser=guesser,
-            spill=spill,
-            observe=observe,
-            logits=segments.logits_of,
-            # Positions of observed logits are the host's.
-            follows=segments.follows if observe is None else lambda plan: False,
-        )
+        if others.get("observe") is None:  # positions of observed logits are the host's
+            others["follows"] = segments.follows
+        super().__init__(model, pools, logits=segments.logits_of, **others)
         self.segments = segments
         self._adapted: WeakKeyDictionary[Factors, StepSegments | None] = WeakKeyDictionary()
         """Segments of steps with adapters, for as long as these are in memory."""

@@ -15,6 +15,7 @@ from quire.executor.segments.builder import Segment, SegmentBuilder
 from quire.executor.segments.places import UnsupportedNode
 from quire.models.base import ForwardContext
 from quire.program.passes import PRODUCTS
+from quire.program.primitives import VIEWS
 from quire.program.replay import run_node
 from quire.program.values import Node, Program
 
@@ -90,12 +91,12 @@ def staged(
         pending = _without(pending, alone)
         batch = _ready(pending, known, lambda node: id(node) not in outside)
         pending = _without(pending, batch)
+        if all(node.kind in VIEWS for node in batch):
+            order += batch
+            continue
         builder = SegmentBuilder(program, layout, ops)
         for nodes in _instructions(batch):
             _add(builder, nodes)
-        if not builder.instructions:  # views alone
-            order += batch
-            continue
         read = {value for node in pending for value in node.inputs} | set(program.outputs)
         order.append(builder.finish(sorted(builder.computed & read)))
         inside += len(batch)

@@ -39,7 +39,6 @@ class StateInstructions(SegmentValues):
             kernel,
             node.attributes["silu"],
         )
-        self.instructions += 1
 
     def _delta_rule(self, node: Node) -> None:
         own, shape = node.attributes, self._delta_shape(node)
@@ -61,7 +60,6 @@ class StateInstructions(SegmentValues):
             own["most_correction"],
             own.get("most_forgotten") or 0.0,
         )
-        self.instructions += 1
 
     def _state_space(self, node: Node) -> None:
         rows = [node.input(name) for name in ("values", "keys", "queries", "steps")]
@@ -82,7 +80,6 @@ class StateInstructions(SegmentValues):
             [heads, dim, size],
             rates.ndim == 2,
         )
-        self.instructions += 1
 
     def _weight(self, node: Node, name: str) -> Any:
         """Return the weight or constant that a node is passed as a parameter; None if neither."""

@@ -29,16 +29,13 @@ class TableInstructions(SegmentValues):
             self._native.embed(tokens, matrix, self._new(node.outputs[0]))
         else:
             raise UnsupportedNode("tables of such codes")
-        self.instructions += 1
 
     def _best(self, node: Node) -> None:
         logits = self._whole(node.inputs[0])
         self._native.best(logits, self._new(node.outputs[0]))
-        self.instructions += 1
 
     def _join(self, node: Node) -> None:
         if node.arguments[0] != 1:
             raise UnsupportedNode("joins of rows, or of inner axes")
         parts = [self._whole(id) for id in node.inputs]
         self._native.join(parts, self._new(node.outputs[0]))
-        self.instructions += 1

@@ -16,14 +16,10 @@ class SegmentValues:
 
     Args:
         native: the extension's segment.
-
-    Attributes:
-        instructions: number of instructions that are no copies.
     """
 
     def __init__(self, program: Program, native: Any) -> None:
         self._program, self._native = program, native
-        self.instructions = 0
         self._places: dict[int, Place] = {}
         self._constants: dict[int, int] = {}
         self._given: dict[int, int] = {}
