@@ -21,6 +21,7 @@ from quire.device.device import current_device
 from quire.device.ranks import Part
 from quire.device.verified import VerifiedKernels
 from quire.engine import invariance
+from quire.executor import agreement
 from quire.executor.graphs import (
     coding_check,
     encoders,
@@ -31,7 +32,6 @@ from quire.executor.graphs import (
     step_check,
     step_graphs,
 )
-from quire.executor.graphs.pools import LayerPool
 from quire.executor.graphs.recorder import Kernel
 from tests.support.emulated_steps import launch, memory_of
 from tests.support.lockstep import Lockstep
@@ -169,7 +169,7 @@ def emulate_card(monkeypatch: pytest.MonkeyPatch) -> EmulatedExtension:
     extension = EmulatedExtension(compiler)
     monkeypatch.setattr(current_device(), "operations", PreciseOperations())
     extension.spoil = fill_new_memory(monkeypatch).spoil
-    monkeypatch.setattr(LayerPool, "tolerance", _TOLERANCE)
+    monkeypatch.setattr(agreement, "_TOLERANCE", _TOLERANCE)
     monkeypatch.setattr(step_check, "NODE_TOLERANCE", _TOLERANCE)
     for module in (opening, invariance):
         monkeypatch.setattr(module, "current_device", _CUDA)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -147,6 +148,43 @@ def problem_unless_verified(
     if problem is None:
         verified_kernels().add(verification)
     return problem
+
+
+class SoundKernels:
+    """Kinds of kernels, each checked at its first use. One that differs is not used.
+
+    Args:
+        log: gets a warning for a kind that differs.
+        name: of the kernels, for the warning.
+        instead: says in it what takes their place.
+    """
+
+    def __init__(self, log: logging.Logger, name: str, instead: str) -> None:
+        self._log, self._name, self._instead = log, name, instead
+        self._known: dict[Hashable, bool] = {}
+
+    def holds(
+        self,
+        kind: Hashable,
+        check: Callable[[], str | None],
+        verification: Verification | None = None,
+    ) -> bool:
+        """Return whether a kind agrees with what it replaces.
+
+        Args:
+            check: returns how it differs; None if it agrees.
+            verification: under which a success is kept for other starts; None keeps none.
+        """
+        if kind not in self._known:
+            if verification is None:
+                problem = problem_of(check)
+            else:
+                problem = problem_unless_verified(verification, check)
+            if problem is not None:
+                named = self._name, kind, self._instead, problem
+                self._log.warning("%s disabled for %s, %s: %s", *named)
+            self._known[kind] = problem is None
+        return self._known[kind]
 
 
 def _sources() -> str:

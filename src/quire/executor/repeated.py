@@ -19,8 +19,7 @@ from quire.cache.pools import Pools
 from quire.core.kv_format import KVFormat
 from quire.device.dtypes import noting
 from quire.device.verified import Check, Verification, verified_kernels
-from quire.executor.agreement import whole_error
-from quire.executor.graphs.pool_kinds import kind_of
+from quire.executor.agreement import tolerance_of, whole_error
 from quire.executor.inputs import StepInputs, StepUses
 from quire.executor.step import Computed
 from quire.models.base import ForwardContext
@@ -156,7 +155,7 @@ class RepeatedSteps:
         mx.eval(expected)
         error = max(whole_error(*each) for each in zip(found, expected, strict=True))
         log.debug("compiled step of %d rows: relative error %.2g", len(hidden), error)
-        if error > kind_of(format).tolerance:
+        if error > tolerance_of(format):
             self._stop(f"relative error {error:.2g} against the model's code")
             return computed
         self._graphs[key] = graph

@@ -73,7 +73,7 @@ def test_operations_use_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object, **__: object) -> None:
         raise AssertionError("many launches a token")
 
-    monkeypatch.setattr(delta_rule, "_agrees", lambda rule, types: True)
+    monkeypatch.setattr(delta_rule, "difference_of", lambda rule, types: None)
     monkeypatch.setattr(recurrence, "delta_rule", refused)
     found = CUDAOperations().gated_delta(mixed, gates, state, key_heads=2, eps=UNIT_EPS)
     for got, own in zip(found, expected, strict=True):

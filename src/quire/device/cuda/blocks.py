@@ -12,8 +12,8 @@ import numpy as np
 
 from quire.device.coding import ChunkBlocks, Chunks, CodedChunks, VectorCoding
 from quire.device.cuda.encoding import LONGEST, Encoder, Kind, coding_text
-from quire.device.gpu_kernels import Kernel, cuda_kernel, kernel_text, problem_of
-from quire.device.verified import disagreement
+from quire.device.gpu_kernels import Kernel, cuda_kernel, kernel_text
+from quire.device.verified import SoundKernels, disagreement
 
 log = logging.getLogger("quire.device")
 
@@ -64,7 +64,7 @@ class BlockEncoder:
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder = encoder
-        self._sound: dict[BlockKind, bool] = {}
+        self._sound = SoundKernels(log, "Encoding of KV blocks", "slower operations do")
 
     def code(self, chunks: Chunks, codings: Sequence[VectorCoding]) -> CodedChunks | None:
         """Code blocks as `Operations.code_blocks` does. Return None if unsupported."""
@@ -77,18 +77,8 @@ class BlockEncoder:
         kind = BlockKind(
             tails[0].dtype, key_dim, Kind.of(_TOKENS, keys), values=Kind.of(value_dim, values)
         )
-        if kind not in self._sound:
-            self._sound[kind] = self._tried(kind, codings)
-        return _coded(kind, chunks, values) if self._sound[kind] else None
-
-    def _tried(self, kind: BlockKind, codings: Sequence[VectorCoding]) -> bool:
-        difference = problem_of(lambda: blocks_differ(kind, codings, self._encoder))
-        if difference is not None:
-            log.warning(
-                "the kernel that encodes KV blocks is disabled, slower operations encode them: %s",
-                difference,
-            )
-        return difference is None
+        sound = self._sound.holds(kind, lambda: blocks_differ(kind, codings, self._encoder))
+        return _coded(kind, chunks, values) if sound else None
 
 
 def _made_for(tails: Sequence[mx.array], codings: Sequence[VectorCoding]) -> bool:

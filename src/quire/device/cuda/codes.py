@@ -22,14 +22,25 @@ SCALES: Mapping[tuple[str, int], tuple[mx.Dtype, tuple[int, ...]]] = {
 
 def readable(weight: PackedWeight) -> bool:
     """Return whether the kernels read a matrix, or a stack of them."""
-    packing, (*_, outputs, words) = weight.packing, weight.codes.shape
+    (*_, outputs, words), bits = weight.codes.shape, weight.packing.bits
+    return unreadable(weight) is None and fit_tiles(outputs, words * 32 // bits)
+
+
+def unreadable(weight: PackedWeight) -> str | None:
+    """Return what of a matrix's codes the kernels do not read; None if they read all."""
+    packing = weight.packing
     known = SCALES.get((packing.mode, packing.bits))
     if known is None or weight.tiled:
-        return False
+        return f"codes of {packing.bits} bits in mode {packing.mode}"
     dtype, groups = known
     if weight.scales.dtype != dtype or packing.group_size not in groups:
-        return False
-    return outputs % 16 == 0 and words * 32 // packing.bits % 64 == 0
+        return f"scales of {weight.scales.dtype} in groups of {packing.group_size}"
+    return None
+
+
+def fit_tiles(outputs: int, inputs: int) -> bool:
+    """Return whether the kernels' tiles divide a matrix `[outputs, inputs]`."""
+    return outputs % 16 == 0 and inputs % 64 == 0
 
 
 def scale_defines(mode: str) -> dict[str, int]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 import mlx.core as mx
 
 from quire.device import recurrence
 from quire.device.gpu_kernels import Kernel, cuda_kernel, kernel_text
 from quire.device.recurrence import DeltaGates
-from quire.device.verified import Check, Verification, disagreement, problem_unless_verified
+from quire.device.verified import Check, SoundKernels, Verification, disagreement
 
 log = logging.getLogger("quire.device")
 
@@ -108,7 +108,7 @@ class DeltaRules:
     """
 
     def __init__(self) -> None:
-        self._sound: dict[tuple[DeltaRule, tuple[mx.Dtype, ...]], bool] = {}
+        self._sound = SoundKernels(log, "The delta rule", "MLX advances states")
 
     def advance(
         self, mixed: mx.array, gates: DeltaGates, state: mx.array, key_heads: int, eps: float
@@ -127,9 +127,11 @@ class DeltaRules:
             own=own_values(value_dim, mixed.shape[0] * mixed.shape[1]),
         )
         types = tuple(each.dtype for each in (mixed, *_arrays(gates), state))
-        if (rule, types) not in self._sound:
-            self._sound[rule, types] = rule.served and _agrees(rule, types)
-        return _advanced(rule, mixed, gates, state=state) if self._sound[rule, types] else None
+        kind, check = (rule, types), partial(difference_of, rule, types)
+        verification = Verification(Check.RECURRENCES_AGREE, kind)
+        if rule.served and self._sound.holds(kind, check, verification):
+            return _advanced(rule, mixed, gates, state=state)
+        return None
 
 
 def _arrays(gates: DeltaGates) -> tuple[mx.array, ...]:
@@ -176,15 +178,6 @@ def _kernel(rule: DeltaRule) -> Kernel:
 
 
 # -- held against MLX's ----------------------------------------------------------------------------
-
-
-def _agrees(rule: DeltaRule, types: tuple[mx.Dtype, ...]) -> bool:
-    """Return whether the kernel agrees with MLX's operations, here or at an earlier start."""
-    verification = Verification(Check.RECURRENCES_AGREE, (rule, types))
-    problem = problem_unless_verified(verification, lambda: difference_of(rule, types))
-    if problem is not None:
-        log.warning("the kernel of %s is disabled, MLX advances states: %s", rule, problem)
-    return problem is None
 
 
 def difference_of(rule: DeltaRule, types: tuple[mx.Dtype, ...]) -> str | None:

@@ -11,13 +11,8 @@ from math import prod
 import mlx.core as mx
 
 from quire.device.coding import VectorCoding
-from quire.device.gpu_kernels import (
-    Kernel,
-    cuda_kernel,
-    in_device_memory,
-    kernel_text,
-    problem_of,
-)
+from quire.device.gpu_kernels import Kernel, cuda_kernel, in_device_memory, kernel_text
+from quire.device.verified import SoundKernels
 
 log = logging.getLogger("quire.device")
 
@@ -73,7 +68,7 @@ class Encoder:
     """
 
     def __init__(self) -> None:
-        self._sound: dict[Kind, bool] = {}
+        self._sound = SoundKernels(log, "Encoding of KV vectors", "MLX encodes them")
         self._plans: dict[tuple[tuple[int, mx.Dtype, VectorCoding], ...], _Plan | None] = {}
 
     def encode(
@@ -93,18 +88,7 @@ class Encoder:
         fits = coding.size <= LONGEST and coding.group_size % 32 == 0
         if not fast or not fits or x.dtype not in (mx.float32, mx.float16, mx.bfloat16):
             return False
-        kind = Kind.of(x.shape[-1], coding)
-        if kind not in self._sound:
-            self._sound[kind] = self._tried(coding)
-        return self._sound[kind]
-
-    def _tried(self, coding: VectorCoding) -> bool:
-        difference = problem_of(lambda: encoding_differs(coding))
-        if difference is not None:
-            log.warning(
-                "the kernel that encodes KV vectors is disabled, MLX encodes them: %s", difference
-            )
-        return difference is None
+        return self._sound.holds(Kind.of(x.shape[-1], coding), lambda: encoding_differs(coding))
 
 
 @dataclass(frozen=True, slots=True)

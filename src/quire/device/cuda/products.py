@@ -15,7 +15,7 @@ import mlx.core as mx
 from quire.device.cuda import packed
 from quire.device.cuda.codes import SCALES, readable
 from quire.device.cuda.packed import ACTIVATIONS
-from quire.device.verified import Check, Verification, disagreement, problem_unless_verified
+from quire.device.verified import Check, SoundKernels, Verification, disagreement
 from quire.device.weights import PackedWeight, Packing, random_codes
 
 log = logging.getLogger("quire.device")
@@ -59,15 +59,14 @@ class Products:
     """
 
     def __init__(self) -> None:
-        self._sound: dict[Kind, bool] = {}
+        self._sound = SoundKernels(log, "Products of packed weights", "MLX multiplies")
 
     def sound(self, kind: Kind) -> bool:
         """Return whether a kind of kernels agrees with MLX's products on this machine. The first
         call compiles some of them.
         """
-        if kind not in self._sound:
-            self._sound[kind] = _agrees(kind)
-        return self._sound[kind]
+        verification = Verification(Check.PRODUCTS_AGREE, tuple(kind))
+        return self._sound.holds(kind, lambda: difference_of(kind), verification)
 
     def linear(self, x: mx.array, weight: PackedWeight) -> mx.array | None:
         """Multiply rows, `[..., in]` -> `[..., out]`. Return None if no kernel supports the
@@ -160,18 +159,6 @@ def _unpacks(packing: Packing) -> bool:
 
 
 # -- held against MLX's ----------------------------------------------------------------------------
-
-
-def _agrees(kind: Kind) -> bool:
-    """Return whether a kind of kernels agrees with MLX's products, here or at an earlier start."""
-    verification = Verification(Check.PRODUCTS_AGREE, tuple(kind))
-    problem = problem_unless_verified(verification, lambda: difference_of(kind))
-    if problem is not None:
-        log.warning(
-            "kernels for packed weights are disabled, MLX multiplies them: %s%s: %s",
-            *(kind.name, "" if kind.packing is None else f" in {kind.packing}", problem),
-        )
-    return problem is None
 
 
 def difference_of(kind: Kind) -> str | None:

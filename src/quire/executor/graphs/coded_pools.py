@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import mlx.core as mx
 
@@ -207,10 +206,6 @@ class TokenPool(CodedPool):
     Attributes:
         store: the layer's store.
     """
-
-    # A number at the edge between two codes may get the other one, in a token that the step itself
-    # reads. 0.13 was seen, of a tiny model.
-    tolerance: ClassVar[float] = 0.2
 
     store: TokenStore
 

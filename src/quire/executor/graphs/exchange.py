@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -14,7 +13,7 @@ from quire.device.ranks import Part
 from quire.executor.graphs import rank_sums
 from quire.executor.graphs.operands import UnsupportedNode, row_width
 from quire.executor.graphs.places import ValueRecording
-from quire.executor.graphs.recorder import Buffer, Recorder
+from quire.executor.graphs.recorder import Recorder
 from quire.executor.graphs.rows import RowKernel, row_kernel
 from quire.executor.graphs.source import C_TYPES, ROUNDED, NotGenerated, own_text, source_text
 from quire.program.passes import RESHAPES
@@ -85,23 +84,6 @@ class Exchange:
         return source_text(parameters, body, THREADS, constants=constants, functions=_SENDING)
 
 
-def record_exchange(
-    recorder: Recorder, kernel: Exchange, x: int, y: int, reads: Sequence[Buffer], to: Buffer
-) -> None:
-    """Record an exchange. Exchanges follow each other in one order, the same on all ranks.
-
-    Args:
-        x: address of this rank's rows.
-        y: address of the result.
-    """
-    assert recorder.inboxes is not None, "the ranks share memory"
-    arguments = [recorder.rows, recorder.copied(recorder.inboxes.table), x, y]
-    writes = [to, recorder.exchanged]
-    recorder.add(
-        kernel.text, kernel.grid, kernel.threads, arguments=arguments, reads=reads, writes=writes
-    )
-
-
 class ExchangeRecording(ValueRecording):
     """Records sums of ranks' rows, and ranks' columns side by side.
 
@@ -160,7 +142,9 @@ class ExchangeRecording(ValueRecording):
         return recorder.inboxes
 
     def _exchange(self, node: Node) -> None:
-        """Record a sum of all ranks' rows, or the ranks' rows side by side."""
+        """Record a sum of all ranks' rows, or the ranks' rows side by side. Exchanges follow each
+        other in one order, the same on all ranks.
+        """
         recorder = self._recorder
         (x,) = node.inputs
         value, inboxes = self._program.values[x], recorder.inboxes
@@ -175,7 +159,15 @@ class ExchangeRecording(ValueRecording):
         )
         reads = self._read([x])
         y = self._written(node.outputs[0], reads)
-        record_exchange(recorder, kernel, self._place(x).address, y=y.address, reads=reads, to=y)
+        arguments = [recorder.rows, recorder.copied(inboxes.table), self._place(x).address]
+        recorder.add(
+            kernel.text,
+            kernel.grid,
+            kernel.threads,
+            arguments=[*arguments, y.address],
+            reads=reads,
+            writes=[y, recorder.exchanged],
+        )
 
 
 def _total(region: Node) -> Node | None:

@@ -8,7 +8,7 @@ from math import prod
 import mlx.core as mx
 
 from quire.device.activations import Gating
-from quire.device.cuda.codes import SCALES
+from quire.device.cuda.codes import fit_tiles, unreadable
 from quire.device.cuda.packed import ACTIVATIONS
 from quire.device.weights import PackedWeight, Packing
 from quire.program.passes import Uses
@@ -159,22 +159,16 @@ class ProductMatrix:
             UnsupportedNode: no kernel reads it.
         """
         if isinstance(weight, PackedWeight):
-            packing = weight.packing
-            read = SCALES.get((packing.mode, packing.bits))
-            if read is None or weight.tiled:
-                raise UnsupportedNode(f"codes of {packing.bits} bits in mode {packing.mode}")
-            dtype, groups = read
-            if weight.scales.dtype != dtype or packing.group_size not in groups:
-                raise UnsupportedNode(
-                    f"scales of {weight.scales.dtype} in groups of {packing.group_size}"
-                )
+            if (problem := unreadable(weight)) is not None:
+                raise UnsupportedNode(problem)
             arrays = weight.codes, weight.scales, weight.biases
-            found = ProductMatrix(tuple(each for each in arrays if each is not None), packing)
+            own = tuple(each for each in arrays if each is not None)
+            found = ProductMatrix(own, weight.packing)
         elif weight.dtype == mx.bfloat16:
             found = ProductMatrix((weight,), UNPACKED)
         else:
             raise UnsupportedNode(f"a product with a matrix of {weight.dtype}")
-        if found.outputs % 16 or found.inputs % 64:
+        if not fit_tiles(found.outputs, found.inputs):
             raise UnsupportedNode(f"a matrix of {found.outputs} x {found.inputs}")
         return found
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import mlx.core as mx
 
@@ -69,10 +68,7 @@ class LayerPool(ABC):
         arrays: addresses of the store's arrays.
         index: address of the keys of the layer's indexer; 0 without one.
         workspace: number of the workspace for the layer's decoded blocks, see `Workspaces`.
-        tolerance: largest error of a step's result, see `agreement.whole_error`.
     """
-
-    tolerance: ClassVar[float] = 5e-2
 
     group: int
     block_size: int

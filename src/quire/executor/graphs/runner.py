@@ -30,7 +30,6 @@ from quire.executor.graphs.graph_cache import MAX_ROWS, WIDE_ROWS, GraphCache
 from quire.executor.graphs.indexers import most_keys
 from quire.executor.graphs.layout import step_numbers
 from quire.executor.graphs.operands import UnsupportedNode
-from quire.executor.graphs.pool_kinds import kind_of
 from quire.executor.graphs.sizes import GraphSizes
 from quire.executor.graphs.step_check import NodeGraphs, StepCheck
 from quire.executor.graphs.step_graphs import StepGraphs, StepLaunch
@@ -371,10 +370,7 @@ class CUDAGraphs:
         """
         format = inputs.sequences[0].format
         self._kernels.start_all(self._most_rows(format), format)
-        tolerance = kind_of(format).tolerance
-        check = StepCheck(
-            self._layout, self._pools, inputs, run_eagerly=run_eagerly, tolerance=tolerance
-        )
+        check = StepCheck(self._layout, self._pools, inputs, run_eagerly=run_eagerly)
         difference = _problem_of(partial(self._cache.graph, max_rows, format))
         compiled = bool(agreed(int(difference is None), self._part))
         if compiled:

@@ -19,12 +19,12 @@ from quire.cache.specs import KVLayout
 from quire.device.cuda.driver import DriverError, Graph
 from quire.device.device import current_device
 from quire.device.ranks import Part, agreed
-from quire.executor.agreement import number_of, whole_error, worst_row
+from quire.executor.agreement import number_of, tolerance_of, whole_error, worst_row
 from quire.executor.graphs.between import MLXSegment, RecordedNode, buffered
 from quire.executor.graphs.places import shown
-from quire.executor.graphs.states import KeptStates
 from quire.executor.graphs.step_graphs import RecordedStep, StepLaunch
 from quire.executor.inputs import StepInputs
+from quire.executor.kept_states import KeptStates
 from quire.program.low_rank import NUMBERS
 from quire.program.replay import run_node
 from quire.program.values import Node, Program, bound
@@ -85,7 +85,6 @@ class StepCheck:
     Args:
         inputs: the step's sequences, all of one format.
         run_eagerly: runs the model, whose states and tails stay in the end.
-        tolerance: largest error of the graph's result.
 
     Attributes:
         before: states and tails before the step.
@@ -99,10 +98,9 @@ class StepCheck:
         inputs: StepInputs,
         *,
         run_eagerly: Callable[[], mx.array],
-        tolerance: float,
     ) -> None:
         self._layout, self._pools, self._inputs = layout, pools, inputs
-        self._tolerance = tolerance
+        self._tolerance = tolerance_of(inputs.sequences[0].format)
         self._evaluate_pools()
         mx.synchronize()
         self.before = self._states()

@@ -16,8 +16,8 @@ from quire.cache.pools import Pools
 from quire.cache.specs import KVLayout
 from quire.device.device import current_device
 from quire.device.dtypes import int32
-from quire.executor.graphs.states import KeptStates
 from quire.executor.inputs import StepInputs
+from quire.executor.kept_states import KeptStates
 from quire.executor.segments.builder import Segment
 from quire.executor.segments.exact import refused_nodes
 from quire.executor.segments.rows import LogitsSegment
