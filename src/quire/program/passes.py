@@ -14,8 +14,6 @@ from quire.program.pieces import at_once
 from quire.program.primitives import ELEMENTWISE
 from quire.program.values import FUSED, Form, Node, Program, Size, Value
 
-_identity = id  # `id` names values here
-
 PRODUCTS = frozenset({"linear", "packed_linear"})
 RESHAPES = frozenset({"Reshape", "Flatten", "Unflatten", "ExpandDims", "Squeeze", "StopGradient"})
 _READ_THROUGH = RESHAPES | {"Broadcast", "Slice", "Split"}
@@ -73,51 +71,42 @@ def fuse(program: Program, groups: Sequence[tuple[str, Sequence[Node]]]) -> Prog
             may both depend on it and be needed by it.
     """
     uses = Uses(program)
-    place = {_identity(node): number for number, node in enumerate(program.nodes)}
-    member = {_identity(node): number for number, (_, nodes) in enumerate(groups) for node in nodes}
-    fused: dict[int, Node] = {}
-    last: dict[int, int] = {}
-    for number, (what, nodes) in enumerate(groups):
-        ordered = sorted(nodes, key=lambda n: place[_identity(n)])
-        fused[number] = _fused(program, uses, place, what=what, nodes=ordered)
-        last[number] = _identity(ordered[-1])
-    order: list[Node] = []
-    for node in program.nodes:
-        number = member.get(_identity(node), -1)
-        if number < 0:
-            order.append(node)
-        elif last[number] == _identity(node):
-            order.append(fused[number])
-    return pruned(_in_order(replace(program, nodes=tuple(order))))
+    place = {node: number for number, node in enumerate(program.nodes)}
+    gone, fused = set[Node](), dict[Node, Node]()
+    for what, nodes in groups:
+        ordered = sorted(nodes, key=place.__getitem__)
+        gone.update(nodes)
+        fused[ordered[-1]] = _fused(program, uses, place, what=what, nodes=ordered)
+    left = [node for node in program.nodes if node not in gone or node in fused]
+    order = tuple(fused.get(node, node) for node in left)
+    return pruned(_in_order(replace(program, nodes=order)))
 
 
 def _fused(
-    program: Program, uses: Uses, place: Mapping[int, int], *, what: str, nodes: Sequence[Node]
+    program: Program, uses: Uses, place: Mapping[Node, int], *, what: str, nodes: Sequence[Node]
 ) -> Node:
     """Return the node of a group.
 
     Args:
-        place: the number of each node of the program, by the node's identity.
+        place: the number of each node of the program.
         nodes: in order.
     """
     made = {id for node in nodes for id in node.outputs}
-    views: dict[int, Node] = {}
+    views = set[Node]()
     pending = [id for node in nodes for id in node.inputs]
     while pending:  # the views through which the group reads
         maker = uses.makers.get(pending.pop())
-        if maker is not None and maker.kind in _READ_THROUGH and maker.outputs[0] not in views:
-            views |= dict.fromkeys(maker.outputs, maker)
+        if maker is not None and maker.kind in _READ_THROUGH and maker not in views:
+            views.add(maker)
             pending += maker.inputs
-    between = {_identity(view): view for view in views.values()}
-    body = sorted([*nodes, *between.values()], key=lambda n: place[_identity(n)])
-    inside = {_identity(node) for node in nodes}
-    own = made | views.keys()
+    body = sorted({*nodes, *views}, key=place.__getitem__)
+    own = made.union(*(view.outputs for view in views))
     read = dict.fromkeys(id for node in body for id in node.inputs if id not in own)
     given = tuple(
         value
         for node in nodes
         for value in node.outputs
-        if uses.is_output(value) or any(_identity(r) not in inside for r in uses.readers(value))
+        if uses.is_output(value) or not set(nodes).issuperset(uses.readers(value))
     )
     inputs = tuple(id for id in read if id not in program.constants)
     return Node(FUSED, inputs, given, arguments=tuple(body), attributes={"what": what})
@@ -255,30 +244,26 @@ def join_rows(program: Program) -> Program:
     All values of a region have the same number of elements a step, and its norms one width.
     """
     uses = Uses(program)
-    region: dict[int, list[Node]] = {}
+    region: dict[Node, tuple[Node, ...]] = {}
     after = _followers(program)
-    place = {_identity(node): number for number, node in enumerate(program.nodes)}
+    place = {node: number for number, node in enumerate(program.nodes)}
     for node in program.nodes:
         if node.kind not in {*_OF_ROWS, "summed"} or _elements(program, node) is None:
             continue
-        region[_identity(node)] = [node]
+        region[node] = (node,)
         if node.kind == "summed":
             continue  # all rows are computed before they are exchanged
         for value in node.inputs:
             maker = uses.maker(value)
-            if maker is None or _identity(maker) not in region:
+            if maker is None or maker not in region:
                 continue
-            a, b = region[_identity(maker)], region[_identity(node)]
+            a, b = region[maker], region[node]
             if a is b or not _compatible(program, [*a, *b]) or _between(a, b, after, place=place):
                 continue
-            merged = a + b
-            region.update({_identity(each): merged for each in merged})
-    distinct = {
-        _identity(nodes): nodes
-        for nodes in region.values()
-        if any(each.kind != "summed" for each in nodes)
-    }
-    return fuse(program, [("rows", nodes) for nodes in distinct.values()])
+            region.update(dict.fromkeys(a + b, a + b))
+    distinct = dict.fromkeys(region.values())
+    groups = [nodes for nodes in distinct if any(each.kind != "summed" for each in nodes)]
+    return fuse(program, [("rows", nodes) for nodes in groups])
 
 
 def _elements(program: Program, node: Node) -> tuple[Size, ...] | None:
@@ -306,18 +291,20 @@ def _compatible(program: Program, nodes: Iterable[Node]) -> bool:
     return len(elements) == 1 and len(widths) <= 1 and sums <= 1
 
 
-def _followers(program: Program) -> Mapping[int, list[Node]]:
-    """Return the nodes that read each node's outputs, keyed by the node's identity."""
+def _followers(program: Program) -> Mapping[Node, list[Node]]:
+    """Return the nodes that read each node's outputs, and behind each node that uses pools the next
+    one.
+    """
     maker = {id: node for node in program.nodes for id in node.outputs}
-    after: dict[int, list[Node]] = {}
+    after: dict[Node, list[Node]] = {}
     last: Node | None = None
     for node in program.nodes:
         for value in node.inputs:
             if value in maker:
-                after.setdefault(_identity(maker[value]), []).append(node)
+                after.setdefault(maker[value], []).append(node)
         if node.uses_pools:
             if last is not None:
-                after.setdefault(_identity(last), []).append(node)
+                after.setdefault(last, []).append(node)
             last = node
     return after
 
@@ -325,31 +312,29 @@ def _followers(program: Program) -> Mapping[int, list[Node]]:
 def _between(
     a: Sequence[Node],
     b: Sequence[Node],
-    after: Mapping[int, list[Node]],
-    place: Mapping[int, int],
+    after: Mapping[Node, list[Node]],
+    place: Mapping[Node, int],
 ) -> bool:
     """Whether some node outside two groups depends on one of them and is needed by the other.
 
     Args:
-        after: the nodes that read each node's outputs, by its identity.
-        place: the number of each node, by its identity. Nothing behind both groups is needed.
+        after: see `_followers`.
+        place: the number of each node. Nothing behind both groups is needed.
     """
-    inside = {_identity(each) for each in (*a, *b)}
+    inside = {*a, *b}
     end = max(place[each] for each in inside)
 
     def leads_back(start: Sequence[Node]) -> bool:
-        pending = [n for each in start for n in after.get(_identity(each), ())]
-        pending = [n for n in pending if _identity(n) not in inside]
-        seen = set[int]()
+        pending = [n for each in start for n in after.get(each, ()) if n not in inside]
+        seen = set[Node]()
         while pending:
-            node = _identity(pending.pop())
+            node = pending.pop()
             if node in seen or place[node] > end:
                 continue
             seen.add(node)
-            for each in after.get(node, ()):
-                if _identity(each) in inside:
-                    return True
-                pending.append(each)
+            if not inside.isdisjoint(after.get(node, ())):
+                return True
+            pending += after.get(node, ())
         return False
 
     return leads_back(a) or leads_back(b)

@@ -86,10 +86,10 @@ def staged(
     pending, inside = list(program.nodes), 0
     while pending:
         # What segments cannot compute comes first: the next segment is longer then.
-        alone = _ready(pending, known, lambda node: id(node) in outside)
+        alone = _ready(pending, known, lambda node: node in outside)
         order += alone
         pending = _without(pending, alone)
-        batch = _ready(pending, known, lambda node: id(node) not in outside)
+        batch = _ready(pending, known, lambda node: node not in outside)
         pending = _without(pending, batch)
         if all(node.kind in VIEWS for node in batch):
             order += batch
@@ -103,20 +103,18 @@ def staged(
     return Stages(program, tuple(order), inside)
 
 
-def _outside(
-    program: Program, layout: KVLayout, ops: Any, refused: Collection[str]
-) -> frozenset[int]:
-    """Return the identities of the nodes that no instruction computes."""
+def _outside(program: Program, layout: KVLayout, ops: Any, refused: Collection[str]) -> set[Node]:
+    """Return the nodes that no instruction computes."""
     trial = SegmentBuilder(program, layout, ops)
-    found = set[int]()
+    found = set[Node]()
     for node in program.nodes:
         try:
             if node.kind in refused:
                 raise UnsupportedNode(node.kind)
             trial.add(node)
         except UnsupportedNode:
-            found.add(id(node))
-    return frozenset(found)
+            found.add(node)
+    return found
 
 
 def _ready(pending: Sequence[Node], known: set[int], wanted: Callable[[Node], bool]) -> list[Node]:
@@ -137,8 +135,8 @@ def _ready(pending: Sequence[Node], known: set[int], wanted: Callable[[Node], bo
 
 
 def _without(pending: Sequence[Node], taken: Sequence[Node]) -> list[Node]:
-    gone = set(map(id, taken))
-    return [node for node in pending if id(node) not in gone]
+    gone = set(taken)
+    return [node for node in pending if node not in gone]
 
 
 def _instructions(batch: Sequence[Node]) -> list[list[Node]]:
