@@ -19,7 +19,7 @@ from quire.engine.engine import Engine
 from quire.engine.factory import open_engine
 from quire.scheduler.draft_lengths import Candidate, WorthwhileDrafts
 
-_TOKENS, _FROM = 96, 16
+_TOKENS, _FROM = 128, 16
 """Tokens of each answer, and the first step whose calls are counted, once all have begun."""
 
 
@@ -70,7 +70,7 @@ def _calls(
         engine.flush()
         begun |= {each.request_id for each in outputs if each.token_ids}
         ended = ended or any(each.finish is not None for each in outputs)
-    assert counted > _TOKENS // 8
+    assert counted > 12
     return calls["call"] / counted, calls["c_call"] / counted
 
 

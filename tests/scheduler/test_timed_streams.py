@@ -122,6 +122,17 @@ def test_another_answer_is_asked_for_at_once() -> None:
     assert sorted(set(asked)) == asked, "each answer of 16 tokens was asked for"
 
 
+def test_an_answer_is_asked_for_at_each_of_its_first_tokens() -> None:
+    """What it repeats is found from its fourth token on."""
+    oracle = _AskedInVain(0.3e-3)
+    streams = TimedStreams({1: 1e-3, 64: 2e-3}, lambda sequences, rows: 0.0, oracle)
+    oracle.streams = streams
+    for number in range(20):
+        before = oracle.asked
+        streams.serve(1, 6, first=number)
+        assert oracle.asked - before >= 4
+
+
 def test_an_answer_that_begins_is_asked_for_without_its_neighbours() -> None:
     """Answers begin one after the other, as those of many clients do."""
     oracle = _AskedInVain(0.3e-3)

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from quire.scheduler.draft_lengths import DraftLengths
 
+PATIENCE = 4
+"""Number of questions in vain that no pause follows, where drafters look for the last tokens of an
+answer elsewhere: its first ones, and those behind a text that it repeated, are too few.
+"""
+
 
 class Pauses:
     """Spaces out questions that find no draft worth its rows, so that asking takes little time.
 
     The first pauses are short, and those after drafts: a few more tokens may agree with an earlier
     text.
+
+    Args:
+        patience: number of questions in vain, one after the other, that no pause follows.
     """
 
-    def __init__(self, lengths: DraftLengths) -> None:
-        self._lengths = lengths
+    def __init__(self, lengths: DraftLengths, patience: int = 0) -> None:
+        self._lengths, self._patience = lengths, patience
         self._left = self._in_vain = 0
         self.steps = 1
         """Number of steps since the last question, this one included."""
@@ -30,5 +38,6 @@ class Pauses:
         """Note how long asking took; for the times see `DraftLengths.steps_to_pass`."""
         self.steps = 1
         self._in_vain = self._in_vain + 1 if in_vain else 0
-        pause = self._lengths.steps_to_pass(asking_s, step_s) if in_vain else 0
-        self._left = min(pause, (1 << self._in_vain) - 1)
+        beyond = max(0, self._in_vain - self._patience)
+        pause = self._lengths.steps_to_pass(asking_s, step_s) if beyond else 0
+        self._left = min(pause, (1 << beyond) - 1)

@@ -15,7 +15,7 @@ from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
 from quire.scheduler.draft_lengths import Candidate, DraftLengths, most_drafts
-from quire.scheduler.draft_pauses import Pauses
+from quire.scheduler.draft_pauses import PATIENCE, Pauses
 from quire.scheduler.draft_rates import REGAINED, AcceptanceRates
 from quire.scheduler.drafts import (
     UNREAD,
@@ -83,7 +83,7 @@ class Drafting:
         """Time of the last plan for which the engine asked `wants_tokens`."""
         self._step_s = 0.0
         """Seconds between the last two of these times."""
-        self._asking, self._guessing = Pauses(lengths), Pauses(lengths)
+        self._asking, self._guessing = Pauses(lengths, PATIENCE), Pauses(lengths)
         """Pauses between questions to drafters ahead, and between those whether a head should
         guess.
         """
@@ -130,7 +130,7 @@ class Drafting:
             if len(fresh) < len(running):
                 asked, steps = fresh, 1
             else:
-                self._asking = Pauses(self._lengths)
+                self._asking = Pauses(self._lengths, PATIENCE)
         rows = sum(each.progress.generated > 0 for each in running)
         wants = self._pays_ahead(asked, rows, steps)
         if wants or asked is running:
