@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from quire.executor.graphs.operands import UnsupportedNode
-from quire.executor.graphs.places import Place
-from quire.executor.graphs.recorder import Buffer
 from quire.executor.graphs.recording import Recording
 from quire.program.passes import RESHAPES
 from quire.program.values import Node, Program
@@ -20,10 +16,8 @@ class Survey(Recording):
         unsupported: its nodes without kernels, with the reason.
     """
 
-    def _start(
-        self, program: Program, given: Mapping[str, Place], outputs: Sequence[Buffer]
-    ) -> None:
-        super()._start(program, given, outputs)
+    def _begin(self, program: Program) -> None:
+        super()._begin(program)
         self.nodes = 0
         self.unsupported: list[tuple[Node, str]] = []
 

@@ -12,12 +12,11 @@ from quire.device.gpu_kernels import kernel_text
 from quire.device.ranks import Part
 from quire.executor.graphs import rank_sums
 from quire.executor.graphs.operands import UnsupportedNode, row_width
-from quire.executor.graphs.places import ValueRecording
-from quire.executor.graphs.recorder import Recorder
+from quire.executor.graphs.places import NodeKinds, ValueRecording
 from quire.executor.graphs.rows import RowKernel, row_kernel
 from quire.executor.graphs.source import C_TYPES, ROUNDED, NotGenerated, own_text, source_text
 from quire.program.passes import RESHAPES
-from quire.program.values import FUSED, Node
+from quire.program.values import FUSED, Node, Program
 
 _PIECES = {8: "uint2", 4: "unsigned", 2: "unsigned short"}
 """Types by their bytes, of what a thread sends at once."""
@@ -91,8 +90,13 @@ class ExchangeRecording(ValueRecording):
     it. It waits for products of other ranks alone, and these wait for nothing that comes later.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__(recorder)
+    @property
+    def kinds(self) -> NodeKinds:
+        exchanges = dict.fromkeys(("summed", "gathered"), self._exchange)
+        return {**super().kinds, "rows": self._rows, **exchanges}
+
+    def _begin(self, program: Program) -> None:
+        super()._begin(program)
         self._summing: dict[int, RowKernel] = {}
         """Kernels of regions that sum rows which a product sends, by the region's first output."""
 

@@ -6,7 +6,7 @@ import mlx.core as mx
 
 from quire.executor.graphs import product_kernels
 from quire.executor.graphs.operands import ProductMatrix, UnsupportedNode
-from quire.executor.graphs.places import ValueRecording
+from quire.executor.graphs.places import NodeKinds, ValueRecording
 from quire.executor.graphs.source import C_TYPES, own_text, source_text
 from quire.program.values import Node
 
@@ -15,6 +15,10 @@ _THREADS = 128
 
 class HeadRecording(ValueRecording):
     """Records nodes that work on single heads."""
+
+    @property
+    def kinds(self) -> NodeKinds:
+        return {**super().kinds, "by_head": self._by_head, "rotate": self._rotate}
 
     def _by_head(self, node: Node) -> None:
         """Record the products of heads, each with its own matrix."""

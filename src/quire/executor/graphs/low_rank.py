@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from quire.executor.graphs.operands import UnsupportedNode
-from quire.executor.graphs.places import ValueRecording, shown
+from quire.executor.graphs.places import NodeKinds, ValueRecording, shown
 from quire.executor.graphs.source import C_TYPES, NotGenerated, source_text
 from quire.program.values import Node
 
@@ -135,6 +135,10 @@ class LowRankProduct:
 
 class LowRankRecording(ValueRecording):
     """Records low-rank products; see `program.low_rank`."""
+
+    @property
+    def kinds(self) -> NodeKinds:
+        return {**super().kinds, "add_low_rank": self._low_rank}
 
     def _low_rank(self, node: Node) -> None:
         plain, x, numbers = node.inputs

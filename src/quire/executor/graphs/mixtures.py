@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -12,7 +12,7 @@ from quire.device.weights import GatedExperts, PlainExperts
 from quire.executor.graphs import product_kernels
 from quire.executor.graphs.arithmetic import activated, gated
 from quire.executor.graphs.operands import ProductMatrix, UnsupportedNode, is_plain
-from quire.executor.graphs.places import Place, ValueRecording
+from quire.executor.graphs.places import NodeKinds, ValueRecording
 from quire.executor.graphs.recorder import Buffer
 from quire.executor.graphs.routes import ROUTE_THREADS, SCORING_THREADS, Route, grouping
 from quire.executor.graphs.row_layouts import layout_for, with_layout
@@ -47,10 +47,12 @@ class Routed:
 class MixtureRecording(ValueRecording):
     """Records the nodes of mixtures of experts."""
 
-    def _start(
-        self, program: Program, given: Mapping[str, Place], outputs: Sequence[Buffer]
-    ) -> None:
-        super()._start(program, given, outputs)
+    @property
+    def kinds(self) -> NodeKinds:
+        return {**super().kinds, "route": self._route, "expert_outputs": self._experts}
+
+    def _begin(self, program: Program) -> None:
+        super()._begin(program)
         self._routed: dict[int, Routed] = {}
         """By the value of chosen experts."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import mlx.core as mx
@@ -54,6 +54,8 @@ class Operand:
         return f"const {C_TYPES[self.dtype]}* {name}"
 
 
+NodeKinds = dict[str, Callable[[Node], None]]
+"""Functions that record the kernels of a node, by `Node.name`."""
 _READ_PARTS = frozenset({"by_head", "rotate", "convolve", "delta_rule", "state_space"})
 """Kinds of nodes whose kernels can read parts of rows in place."""
 
@@ -64,6 +66,11 @@ class ValueRecording:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
 
+    @property
+    def kinds(self) -> NodeKinds:
+        """The functions that record nodes."""
+        return dict.fromkeys(("Split", "Slice", "Transpose", "Broadcast"), self._copied)
+
     def _start(
         self, program: Program, given: Mapping[str, Place], outputs: Sequence[Buffer]
     ) -> None:
@@ -73,6 +80,14 @@ class ValueRecording:
         """Addresses of the rows of values in the layouts in which their kernels also write them."""
         self._places = {id: given[name] for name, id in program.fields.items()}
         self._targets = dict(zip(map(self._uses.source, program.outputs), outputs, strict=True))
+        self._begin(program)
+
+    def _begin(self, program: Program) -> None:
+        """Forget what was recorded of the program before."""
+
+    def _inside(self, node: Node) -> Program:
+        """Return the program of a fused node's own nodes."""
+        return replace(self._program, nodes=node.arguments, outputs=())
 
     def _choose_rows(self, node: Node) -> None:
         """Let the kernels recorded next compute all rows, or the wanted ones if a node does."""

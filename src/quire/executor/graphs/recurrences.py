@@ -15,7 +15,7 @@ from quire.device.cuda.delta_rule import DeltaRule, own_values
 from quire.device.gpu_kernels import kernel_text
 from quire.device.recurrence import UNIT_EPS
 from quire.executor.graphs.operands import UnsupportedNode
-from quire.executor.graphs.places import Operand, ValueRecording
+from quire.executor.graphs.places import NodeKinds, Operand, ValueRecording
 from quire.executor.graphs.source import C_TYPES, ROUNDED, own_text, source_text
 from quire.executor.graphs.states import MAX_TARGETS, LayerStates, StateArray
 from quire.program.values import Node
@@ -65,6 +65,11 @@ class StateRecording(ValueRecording):
 
     _layout: KVLayout
     _states: Mapping[int, LayerStates]
+
+    @property
+    def kinds(self) -> NodeKinds:
+        own = {"delta_rule": self._delta_rule, "state_space": self._state_space}
+        return {**super().kinds, "convolve": self._convolve, **own}
 
     def _convolve(self, node: Node) -> None:
         state = self._state(node, "conv")
