@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import mlx.core as mx
@@ -173,6 +173,10 @@ class Program:
     values: Mapping[int, Value]
     nodes: tuple[Node, ...]
     outputs: tuple[int, ...]
+
+    def inside(self, node: Node) -> Program:
+        """Return the program of a fused node's own nodes."""
+        return replace(self, nodes=node.parts, outputs=())
 
     def __str__(self) -> str:
         """Print one node a line, the nodes of a fused one indented below it."""

@@ -45,7 +45,7 @@ class AttentionRecording(IndexerRecording):
         layer = own["layer"]
         spec = self._layout.groups[self._layout.group[layer]].spec.attention
         assert spec is not None, "layers that attend keep keys"
-        inner = self._inside(node)
+        inner = self._program.inside(node)
         roles = ("q", "k") if spec.value_in_key else ("q", "k", "v")
         heads = {role: HeadOperand.of(inner, attend, role) for role in roles}
         q, k, v = heads["q"], heads["k"], heads.get("v")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
 import mlx.core as mx
@@ -17,8 +17,7 @@ from quire.executor.graphs.row_layouts import layout_for, layouts_for, with_layo
 from quire.executor.graphs.rows import LaidOutRows, RowKernel, row_kernel
 from quire.executor.graphs.source import C_TYPES, NotGenerated
 from quire.program.passes import Uses
-from quire.program.values import FUSED, Form, Node, Program, Value
-from quire.program.wanted_rows import FIELD, WANTED
+from quire.program.values import FUSED, Node, Program, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,35 +83,6 @@ class ValueRecording:
 
     def _begin(self, program: Program) -> None:
         """Forget what was recorded of the program before."""
-
-    def _inside(self, node: Node) -> Program:
-        """Return the program of a fused node's own nodes."""
-        return replace(self._program, nodes=node.arguments, outputs=())
-
-    def _choose_rows(self, node: Node) -> None:
-        """Let the kernels recorded next compute all rows, or the wanted ones if a node does."""
-        self._recorder.rows = self._recorder.inputs.rows
-        shapes = (self._program.values[id].shape for id in node.outputs)
-        symbols = {name for s in shapes for n in s if isinstance(n, Form) for name, _ in n.terms}
-        if FIELD in self._program.fields and WANTED in symbols:
-            self._recorder.rows = self._recorder.inputs.wanted_rows
-
-    def _last_reads(self, program: Program) -> Mapping[int, list[int]]:
-        """For each node by number, return the values that no later node reads."""
-        last: dict[int, int] = {}
-        for number, node in enumerate(program.nodes):
-            for value in (*node.inputs, *node.outputs):
-                source = self._uses.source(value)
-                last[source] = number
-                while (maker := self._uses.makers.get(source)) is not None and maker.kind in PARTS:
-                    source = self._uses.source(maker.inputs[0])
-                    last[source] = number
-        kept = set(self._targets) | set(program.fields.values())
-        found: dict[int, list[int]] = {}
-        for value, number in last.items():
-            if value not in kept:
-                found.setdefault(number, []).append(value)
-        return found
 
     def _place(self, value: int) -> Place:
         source = self._uses.source(value)

@@ -132,7 +132,7 @@ class ProductRecording(ExchangeRecording, LibraryRecording):
 
     def _multiplied_part(self, node: Node, join: Node) -> Part | None:
         """Return the part of a value that a gate multiplies; None if kernels cannot read it."""
-        inner, value = self._inside(node), join.input("y")
+        inner, value = self._program.inside(node), join.input("y")
         assert value is not None, "gates multiply a value"
         try:
             return Part.of(inner, Uses(inner), value)

@@ -13,7 +13,7 @@ from quire.executor.graphs.head_nodes import HeadRecording
 from quire.executor.graphs.joined import joined_kernel
 from quire.executor.graphs.low_rank import LowRankRecording
 from quire.executor.graphs.mixtures import MixtureRecording
-from quire.executor.graphs.operands import UnsupportedNode
+from quire.executor.graphs.operands import PARTS, UnsupportedNode
 from quire.executor.graphs.places import NodeKinds, Place, shown
 from quire.executor.graphs.pools import LayerPool
 from quire.executor.graphs.product_nodes import ProductRecording
@@ -24,7 +24,8 @@ from quire.executor.graphs.small_sums import reduced_kernel, small_product_kerne
 from quire.executor.graphs.states import LayerStates
 from quire.program.passes import RESHAPES
 from quire.program.pieces import at_once
-from quire.program.values import Node, Program
+from quire.program.values import Form, Node, Program
+from quire.program.wanted_rows import FIELD, WANTED
 
 NODES_A_PIECE = 100
 _GENERATED: Mapping[str, Callable[[Program, Node], RowKernel]] = {
@@ -117,6 +118,23 @@ class Recording(
                     self._recorder.release(place.buffer)
             done.clear()
 
+    def _last_reads(self, program: Program) -> Mapping[int, list[int]]:
+        """For each node by number, return the values that no later node reads."""
+        last: dict[int, int] = {}
+        for number, node in enumerate(program.nodes):
+            for value in (*node.inputs, *node.outputs):
+                source = self._uses.source(value)
+                last[source] = number
+                while (maker := self._uses.makers.get(source)) is not None and maker.kind in PARTS:
+                    source = self._uses.source(maker.inputs[0])
+                    last[source] = number
+        kept = set(self._targets) | set(program.fields.values())
+        found: dict[int, list[int]] = {}
+        for value, number in last.items():
+            if value not in kept:
+                found.setdefault(number, []).append(value)
+        return found
+
     def _segment(self, node: Node) -> None:
         """Let MLX compute a node behind the kernels recorded so far."""
         recorder = self._recorder
@@ -165,6 +183,14 @@ class Recording(
         for each in view.inputs:
             self._read_by_mlx(segment, each)
         segment.nodes.append(view)
+
+    def _choose_rows(self, node: Node) -> None:
+        """Let the kernels recorded next compute all rows, or the wanted ones if a node does."""
+        self._recorder.rows = self._recorder.inputs.rows
+        shapes = (self._program.values[id].shape for id in node.outputs)
+        symbols = {name for s in shapes for n in s if isinstance(n, Form) for name, _ in n.terms}
+        if FIELD in self._program.fields and WANTED in symbols:
+            self._recorder.rows = self._recorder.inputs.wanted_rows
 
     def _record(self, node: Node) -> None:
         """Record the kernels of a node.
