@@ -28,9 +28,9 @@ from quire.executor.graphs import (
     formats,
     graph_cache,
     opening,
-    runner,
     step_check,
     step_graphs,
+    verifications,
 )
 from quire.executor.graphs.recorder import Kernel
 from tests.support.emulated_steps import launch, memory_of
@@ -179,7 +179,7 @@ def emulate_card(monkeypatch: pytest.MonkeyPatch) -> EmulatedExtension:
     for module in (graph_cache, formats, encoders):
         monkeypatch.setattr(module, "compiler", lambda: compiler)
     monkeypatch.setattr(opening, "load_extension", lambda: extension)
-    for module in (runner, formats):
+    for module in (verifications, formats):
         monkeypatch.setattr(module, "verified_kernels", lambda: VerifiedKernels(None, ""))
     for module in (step_graphs, coding_check):
         monkeypatch.setattr(module, "Graph", EmulatedGraph)

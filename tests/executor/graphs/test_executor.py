@@ -13,8 +13,8 @@ import pytest
 from quire.core.kv_format import KVFormat
 from quire.executor.factory import open_pools
 from quire.executor.graphs.executor import GraphExecutor
-from quire.executor.graphs.formats import LongContexts
 from quire.executor.graphs.runner import CUDAGraphs
+from quire.executor.graphs.verifications import LongContexts
 from quire.executor.inputs import StepInputs
 from quire.executor.step import Computed
 from quire.models.weights.loader import open_model
@@ -64,13 +64,14 @@ def test_a_step_in_which_a_graph_is_verified_says_so(monkeypatch: pytest.MonkeyP
     """Also if the graph was made long before: of rows over codes, when contexts double."""
     inputs = cast(StepInputs, SimpleNamespace(sequences=[SimpleNamespace(format=PAGE, end=5000)]))
     hidden = mx.zeros((128, 8))
-    found = {"_serves": True, "_graph_rows": 128, "_known_by_all": True, "_verified": hidden}
+    found = {"_serves": True, "_graph_rows": 128, "_verified": hidden}
     for name, value in found.items():
         monkeypatch.setattr(CUDAGraphs, name, lambda *_, value=value: value)
     monkeypatch.setattr(CUDAGraphs, "_computed", lambda *_, **__: Computed(hidden, graphed=True))
     graphs = CUDAGraphs.__new__(CUDAGraphs)
     graphs._batch_invariant, graphs._long_contexts = False, LongContexts()
     graphs._kernels = cast(Any, SimpleNamespace(has=lambda *_: True))
+    graphs._known = cast(Any, SimpleNamespace(of_all=lambda *_: True))
     recorded = []
     for _ in range(2):
         computed = graphs.compute(inputs, lambda: hidden)

@@ -14,9 +14,9 @@ from quire.attention.paged.tiling import Tiling
 from quire.cache.specs import AttentionSpec, FullKV, KVLayout, WindowKV
 from quire.core.kv_format import KVFormat
 from quire.executor.graphs import coded_pools, prompt_rows
-from quire.executor.graphs.formats import LongContexts
 from quire.executor.graphs.layout import InputLayout, step_numbers
 from quire.executor.graphs.prompt_rows import PromptRows
+from quire.executor.graphs.verifications import LongContexts
 from tests.attention.rows import HandRows
 from tests.engine.rows import scheduled
 from tests.executor.graphs.layers import HeldLayer

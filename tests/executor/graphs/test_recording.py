@@ -25,7 +25,6 @@ from quire.device.cuda.driver import Card
 from quire.device.cuda.skinny_gemm import VAST, SkinnyGemm
 from quire.device.weights import PackedWeight, Packing
 from quire.executor.graphs.coded_pools import PagePool
-from quire.executor.graphs.formats import in_one_block
 from quire.executor.graphs.graph_cache import MAX_ROWS
 from quire.executor.graphs.layout import (
     InputLayout,
@@ -39,6 +38,7 @@ from quire.executor.graphs.pool_kinds import kind_of
 from quire.executor.graphs.pools import LayerPool, PlainPool
 from quire.executor.graphs.recorder import Buffer, Kernel, Recorder, launches
 from quire.executor.graphs.recording import Recording
+from quire.executor.graphs.sizes import in_one_block
 from quire.executor.graphs.states import unplaced_states
 from quire.models.base import LanguageModel
 from quire.models.layers.linear import joined_matrices, use_device_products

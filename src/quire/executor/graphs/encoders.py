@@ -35,7 +35,7 @@ from quire.executor.graphs.operands import UnsupportedNode
 from quire.executor.graphs.places import Place
 from quire.executor.graphs.recorder import Buffer, Recorder
 from quire.executor.graphs.recording import Recording
-from quire.executor.graphs.step_graphs import RecordedStep, StepGraphs, StepLaunch
+from quire.executor.graphs.step_graphs import RecordedStep, StepLaunch
 from quire.models.base import Encoding, LanguageModel
 from quire.program.encoder_rows import RowProgram
 from quire.program.passes import PRODUCTS, RESHAPES
@@ -70,7 +70,6 @@ class _Graphs:
         program: what they compute.
         features: where they read the features.
         outputs: where they leave the rows, by value.
-        graphs: made when the kernels are compiled.
         nbytes: of features, outputs and tables.
         serves: whether they compute the encoder's rows in less time; None before that is known.
     """
@@ -80,7 +79,6 @@ class _Graphs:
     nbytes: int
     features: Buffer
     outputs: Mapping[int, Buffer]
-    graphs: StepGraphs | None = None
     serves: bool | None = None
 
 
@@ -199,17 +197,15 @@ class EncoderGraphs:
         """Return graphs that serve or may serve, when their kernels are compiled."""
         if found is None or found.serves is False:
             return None
-        if found.graphs is None:
+        if not found.step.functions:
             if not self._compiler.start(found.step.sources):
                 return None
-            functions = self._compiler.functions(found.step.sources)
-            found.graphs = found.step.graphs((), functions)
+            found.step.functions = self._compiler.functions(found.step.sources)
         return found
 
     def _run(self, graphs: _Graphs, features: mx.array) -> Encoded:
         """Launch the graphs of items; return their rows."""
         program, rows = graphs.program.program, graphs.program.rows
-        assert graphs.graphs is not None, "kernels are compiled"
         (given,) = mx.depends([features], self._last) if self._last else (features,)
         first = {
             "inputs": [given],
@@ -218,7 +214,7 @@ class EncoderGraphs:
             "numbers_target": self._inputs.rows,
         }
         launch = StepLaunch(self._extension, self._done, rows, first=first)
-        output = launch.run(graphs.graphs)
+        output = launch.run(graphs.step.graphs(()))
         found = buffered(program, graphs.outputs, output, rows=rows)
         self._last = tuple(found[id] + 0 for id in program.outputs)  # copies
         return self._last

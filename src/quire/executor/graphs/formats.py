@@ -14,14 +14,9 @@ from quire.device.cuda.compiled import compiler
 from quire.device.cuda.extension import Extension
 from quire.device.verified import Check, Verification, verified_kernels
 from quire.executor.graphs.coding_check import DeviceRunner
-from quire.executor.graphs.graph_cache import MAX_ROWS
 from quire.executor.graphs.pool_kinds import kind_of
-from quire.scheduler.plan import ScheduledSequence
 
 log = logging.getLogger("quire.engine")
-
-_SHORT_CONTEXT = 1 << 12
-"""Most tokens of a context with which a graph is verified once."""
 
 
 def serves_format(
@@ -63,35 +58,6 @@ def reads_prompts(
     """
     cases = _attention_cases(heads, layout, block_size, format=format)
     return all(kind_of(each.format).reads_prompts(each) for each in cases)
-
-
-class LongContexts:
-    """The long contexts that graphs of many rows over codes have been verified with.
-
-    Such a step decodes as many blocks as its contexts have, and the step that a graph is verified
-    in may have short ones. So it is verified again each time the longest context has doubled.
-    """
-
-    def __init__(self) -> None:
-        self._seen: set[tuple[KVFormat, int, int]] = set()
-
-    def first(self, format: KVFormat, max_rows: int, longest: int) -> bool:
-        """Return whether a graph computes its first step of a context as long as this step's.
-
-        Args:
-            longest: tokens of the step's longest context.
-        """
-        coded = max_rows > MAX_ROWS and format.scheme != "plain"
-        key = format, max_rows, longest.bit_length()
-        if not coded or longest <= _SHORT_CONTEXT or key in self._seen:
-            return False
-        self._seen.add(key)
-        return True
-
-
-def in_one_block(rows: ScheduledSequence, block_size: int) -> bool:
-    """Whether all rows of each sequence lie in one block."""
-    return rows.start % block_size + rows.count <= block_size
 
 
 def _attention_cases(

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import mlx.core as mx
 
@@ -18,7 +18,7 @@ from quire.cache.pools import Pools
 from quire.cache.specs import KVLayout, recurrent_groups
 from quire.core.kv_format import KVFormat
 from quire.device.cuda.compiled import compiler
-from quire.device.cuda.driver import Function, Graph, card
+from quire.device.cuda.driver import Graph, card
 from quire.device.cuda.extension import Extension
 from quire.device.cuda.inboxes import Inboxes
 from quire.executor.graphs import device_memory
@@ -55,14 +55,6 @@ _INPUT_ROWS = (MAX_ROWS, 512, WIDE_ROWS)
 """
 _MAX_ENTRIES = 1 << 18
 """Most entries of all block tables of a step together."""
-
-
-@dataclass(slots=True)
-class _Graphs:
-    """CUDA graphs of one KV format, by row count. Invalid once the pools are reallocated."""
-
-    addresses: Addresses
-    graphs: dict[int, StepGraphs] = field(default_factory=dict)
 
 
 class GraphCache:
@@ -124,12 +116,9 @@ class GraphCache:
         """Each row's number among the factors of adapters."""
         self._factors = tuple(factors)
         self._logits: mx.array | None = None
-        self._graphs: dict[KVFormat, _Graphs] = {}
         self.made = 0
         self._recorded: dict[tuple[KVFormat, int], RecordedStep] = {}
         """Recorded steps by format and rows."""
-        self._functions: dict[tuple[KVFormat, int], Sequence[Function]] = {}
-        """The compiled kernels of recorded steps."""
         self._copies: dict[int, tuple[mx.array, mx.array]] = {}
         """Small weights and their copies in device memory, by identity of the weight."""
         self._make_logits()
@@ -137,7 +126,8 @@ class GraphCache:
     def use(self, pools: Pools) -> None:
         """Bind the recorded steps to other pools of the same model from now on."""
         self._pools = pools
-        self._graphs.clear()
+        for each in self._recorded.values():
+            each.bound = None  # whose memory the former pools have
 
     def bind(self, programs: StepPrograms, factors: Sequence[mx.array]) -> bool:
         """Bind the recorded steps to the factors of adapters, which are part of the programs.
@@ -261,29 +251,20 @@ class GraphCache:
         addresses = self._addresses(format)
         if not all(addresses):
             return None
-        known = self._graphs.get(format)
-        if known is None or known.addresses != addresses:
-            known = self._graphs[format] = _Graphs(addresses)
-        graph = known.graphs.get(max_rows)
-        if graph is None:
-            recorded = self.recorded(max_rows, format)
-            functions = self._compiler.functions(recorded.sources)
-            if (format, max_rows) not in self._functions:
-                seconds = time.perf_counter() - recorded.started
-                count = len(recorded.sources)
-                log.info(
-                    "CUDA graph of %d rows: %d kernels, compiled in %.1f s",
-                    *(max_rows, count, seconds),
-                )
-            self._functions[format, max_rows] = functions
-            graph = known.graphs[max_rows] = recorded.graphs(addresses, functions)
-            self.made += 1
-        return graph
+        recorded = self.recorded(max_rows, format)
+        if not recorded.functions:
+            recorded.functions = self._compiler.functions(recorded.sources)
+            seconds = time.perf_counter() - recorded.started
+            numbers = max_rows, len(recorded.functions), seconds
+            log.info("CUDA graph of %d rows: %d kernels, compiled in %.1f s", *numbers)
+        before = recorded.bound
+        graphs = recorded.graphs(addresses)
+        self.made += recorded.bound is not before
+        return graphs
 
     def piece(self, max_rows: int, format: KVFormat, kernels: range) -> Graph:
         """Return a graph of some kernels of a step that has graphs; see `RecordedStep.piece`."""
-        functions = self._functions[format, max_rows]
-        return self.recorded(max_rows, format).piece(kernels, self._addresses(format), functions)
+        return self.recorded(max_rows, format).piece(kernels, self._addresses(format))
 
     def recorded(self, max_rows: int, format: KVFormat) -> RecordedStep:
         """Return the recorded step of a format and row count, whose pools are computed."""

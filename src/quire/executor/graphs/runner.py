@@ -9,7 +9,7 @@ tables.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -23,9 +23,9 @@ from quire.device.cuda.driver import DriverError
 from quire.device.cuda.extension import Extension
 from quire.device.cuda.inboxes import Inboxes
 from quire.device.ranks import WHOLE, agreed
-from quire.device.verified import Check, Verification, verified_kernels
+from quire.device.verified import Check, Verification
 from quire.executor.graphs.compiling import Compiling, KernelCompiling
-from quire.executor.graphs.formats import LongContexts, reads_prompts, serves_format
+from quire.executor.graphs.formats import reads_prompts, serves_format
 from quire.executor.graphs.graph_cache import MAX_ROWS, WIDE_ROWS, GraphCache
 from quire.executor.graphs.indexers import most_keys
 from quire.executor.graphs.layout import step_numbers
@@ -33,6 +33,7 @@ from quire.executor.graphs.operands import UnsupportedNode
 from quire.executor.graphs.sizes import GraphSizes
 from quire.executor.graphs.step_check import NodeGraphs, StepCheck
 from quire.executor.graphs.step_graphs import StepGraphs, StepLaunch
+from quire.executor.graphs.verifications import LongContexts, Verifications
 from quire.executor.inputs import StepInputs
 from quire.executor.step import Computed
 from quire.program.folding import simplified
@@ -46,8 +47,6 @@ from quire.scheduler.plan import GraphRows, ScheduledSequence
 log = logging.getLogger("quire.engine")
 
 NO_FACTORS: LowRankFactors = {}
-_STANDINGS = False, None, True
-"""Verification results of a graph, the worst first: it differs, is not verified, agrees."""
 
 
 class CUDAGraphs:
@@ -91,8 +90,6 @@ class CUDAGraphs:
         self._programs, self._adapters = programs, shapes_of(factors)
         self._logits_of = logits
         self._part = WHOLE if inboxes is None else inboxes.part
-        self._agreed: set[tuple[KVFormat, int]] = set()
-        """Formats and row counts that the ranks have compared their results of."""
         self._layout, self._pools = layout, pools
         self._extension = extension
         self._cache = GraphCache(
@@ -110,10 +107,7 @@ class CUDAGraphs:
         self._sizes = GraphSizes(layout, pools.block_size)
         self._formats: dict[KVFormat, int] = {}
         """Rows of the largest graph for a KV format, of the formats seen so far; 0 for none."""
-        self.verified: dict[tuple[KVFormat, int], bool] = {}
-        """Whether graphs of a format and row count compute the same as the model."""
-        self._unknown: set[tuple[KVFormat, int]] = set()
-        """Formats and row counts that no earlier run has verified."""
+        self._known = Verifications(self.serves_format, self._verification, self._part)
         self._long_contexts = LongContexts()
         self._identity = identity
         self._batch_invariant = batch_invariant
@@ -163,6 +157,11 @@ class CUDAGraphs:
         return graphs
 
     @property
+    def verified(self) -> Mapping[tuple[KVFormat, int], bool]:
+        """Whether graphs of a format and row count compute the same as the model."""
+        return self._known.found
+
+    @property
     def made(self) -> int:
         """Number of graphs made so far."""
         return self._cache.made
@@ -188,11 +187,11 @@ class CUDAGraphs:
         if not self._serves(inputs):
             return None
         format = inputs.sequences[0].format
-        max_rows = self._graph_rows(inputs.sequences, self._known_by_all)
+        max_rows = self._graph_rows(inputs.sequences, self._known.of_all)
         if max_rows is None or not self._kernels.has(max_rows, format):
             return None
         longest = max(each.end for each in inputs.sequences)
-        verified = self._known_by_all(format, max_rows)
+        verified = self._known.of_all(format, max_rows)
         if verified is None or self._long_contexts.first(format, max_rows, longest):
             hidden = self._verified(inputs, max_rows, run_eagerly)
             return Computed(hidden, recorded=True)
@@ -215,46 +214,19 @@ class CUDAGraphs:
 
     def _invariant_rows(self, inputs: StepInputs, run_eagerly: Callable[[], mx.array]) -> Computed:
         format, rows = inputs.sequences[0].format, inputs.sequences
-        max_rows = self._graph_rows(rows, self._known)
+        max_rows = self._graph_rows(rows, self._known.own)
         # A prompt's rows are not verified: the model may go on with the last of them alone.
         computed, verified = None, False
         if max_rows is not None:
-            if inputs.wanted is None and self._known(format, max_rows) is None:
+            if inputs.wanted is None and self._known.own(format, max_rows) is None:
                 self._verified(inputs, max_rows, run_eagerly)
                 verified = True
-            if self._known(format, max_rows) is not False:
+            if self._known.own(format, max_rows) is not False:
                 computed = self._computed(inputs, max_rows)
         if computed is None:
             count = sum(each.count for each in rows)
             raise EngineFailure(f"batch-invariant: a step of {count} rows cannot be graphed")
         return computed._replace(recorded=verified)
-
-    def _known(self, format: KVFormat, max_rows: int) -> bool | None:
-        """Return the verification of graphs of `max_rows` rows, from this run or an earlier one."""
-        key = format, max_rows
-        if key not in self.verified and key not in self._unknown:
-            if verified_kernels().holds(self._verification(format, max_rows)):
-                self.verified[key] = True
-            else:
-                self._unknown.add(key)  # asked once: planning asks at each step
-        return self.verified.get(key)
-
-    def _known_by_all(self, format: KVFormat, max_rows: int) -> bool | None:
-        """Return the worst of the ranks' `_known`; False if one of them does not serve the format.
-
-        The first call of a format and row count compares them, at the same step on each rank.
-        """
-        key = format, max_rows
-        if key not in self._agreed:
-            own = self._known(format, max_rows) if self.serves_format(format) else False
-            worst = _STANDINGS[agreed(_STANDINGS.index(own), self._part)]
-            self._agreed.add(key)
-            self.verified.pop(key, None)
-            if worst is None:
-                self._unknown.add(key)
-            else:
-                self.verified[key] = worst
-        return self.verified.get(key)
 
     def _serves(self, inputs: StepInputs) -> bool:
         rows = inputs.sequences
@@ -294,7 +266,7 @@ class CUDAGraphs:
         if not self.serves_format(format) or (media and not self._cache.media):
             return GraphRows()
         rows = self._most_rows(format)
-        while rows > 1 and self._known(format, rows) is False:
+        while rows > 1 and self._known.own(format, rows) is False:
             rows //= 2
         return GraphRows(rows if rows > 1 else 0, not format.has_tail or rows > MAX_ROWS)
 
@@ -392,10 +364,8 @@ class CUDAGraphs:
             check.before.restore()  # the graph computes the step again
         elif compiled and not fine:
             check.run_again()
-        self.verified[format, max_rows] = fine
-        if fine:
-            verified_kernels().add(self._verification(format, max_rows))
-        else:
+        self._known.add(format, max_rows, agrees=fine)
+        if not fine:
             why = difference or "another rank's differ"
             log.warning("CUDA graphs of %d rows disabled: %s", max_rows, why)
         return check.expected

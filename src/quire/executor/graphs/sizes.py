@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from quire.attention.paged.tiles import FEW_ROWS
 from quire.cache.specs import NO_GROUP, KVLayout
-from quire.executor.graphs.formats import in_one_block
 from quire.executor.graphs.graph_cache import MAX_ROWS
 from quire.scheduler.plan import ScheduledSequence
 
@@ -60,3 +59,8 @@ class GraphSizes:
             for spec, count in self._specs
         )
         return total / max(1, sum(count for _, count in self._specs))
+
+
+def in_one_block(rows: ScheduledSequence, block_size: int) -> bool:
+    """Whether all rows of each sequence lie in one block."""
+    return rows.start % block_size + rows.count <= block_size

@@ -72,7 +72,7 @@ class StepLaunch:
         return self._output
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class RecordedStep:
     """Kernels of a step, with the pool addresses that they were recorded for.
 
@@ -83,6 +83,8 @@ class RecordedStep:
         segments: see `Recording`.
         nodes: those that kernels compute, in order.
         started: when it was recorded, by `time.perf_counter`.
+        functions: the compiled kernels, in order; empty before they are.
+        bound: the graphs made last, with their addresses; None before the first ones.
     """
 
     recorder: Recorder
@@ -90,31 +92,33 @@ class RecordedStep:
     segments: Sequence[MLXSegment]
     nodes: Sequence[RecordedNode]
     started: float
+    functions: Sequence[Function] = ()
+    bound: tuple[Addresses, StepGraphs] | None = None
 
     @property
     def sources(self) -> list[Source]:
         """The kernels' sources, in order."""
         return [each.source for each in self.recorder.kernels]
 
-    def graphs(self, addresses: Addresses, functions: Sequence[Function]) -> StepGraphs:
-        """Return the graphs of the step for pools at `addresses`, of compiled kernels."""
-        parts, kept = self.launches(addresses, functions)
-        first, *others = (Graph(part, kept) for part in parts)
-        return StepGraphs(first, list(zip(self.segments, others, strict=True)))
+    def graphs(self, addresses: Addresses) -> StepGraphs:
+        """Return the graphs of the step for pools at `addresses`, whose kernels are compiled."""
+        if self.bound is None or self.bound[0] != addresses:
+            parts, kept = self.launches(addresses)
+            first, *others = (Graph(part, kept) for part in parts)
+            graphs = StepGraphs(first, list(zip(self.segments, others, strict=True)))
+            self.bound = addresses, graphs
+        return self.bound[1]
 
-    def piece(self, kernels: range, addresses: Addresses, functions: Sequence[Function]) -> Graph:
+    def piece(self, kernels: range, addresses: Addresses) -> Graph:
         """Return some of the step's kernels, which follow each other, as a graph."""
         moved, kept = self._moved(addresses)
-        return Graph(self._launches(kernels, moved, functions), kept)
+        return Graph(self._launches(kernels, moved), kept)
 
-    def launches(
-        self, addresses: Addresses, functions: Sequence[Function]
-    ) -> tuple[list[list[Launch]], list[mx.array]]:
+    def launches(self, addresses: Addresses) -> tuple[list[list[Launch]], list[mx.array]]:
         """Return each graph's launches for pools at `addresses`, and the arrays that they need."""
         moved, kept = self._moved(addresses)
         ends = [0, *self.recorder.parts, len(self.recorder.kernels)]
-        parts = [range(*each) for each in pairwise(ends)]
-        return [self._launches(each, moved, functions) for each in parts], kept
+        return [self._launches(range(*each), moved) for each in pairwise(ends)], kept
 
     def _moved(self, addresses: Addresses) -> tuple[Mapping[int, int], list[mx.array]]:
         """Return current addresses by those at recording, and the arrays that graphs need."""
@@ -124,8 +128,7 @@ class RecordedStep:
         tables, arrays = self.recorder.moved_tables(moved)
         return {**moved, **tables}, [*self.recorder.kept, *arrays]
 
-    def _launches(
-        self, kernels: range, moved: Mapping[int, int], functions: Sequence[Function]
-    ) -> list[Launch]:
+    def _launches(self, kernels: range, moved: Mapping[int, int]) -> list[Launch]:
         part = slice(kernels.start, kernels.stop)
-        return launches(self.recorder.kernels[part], functions[part], moved, first=kernels.start)
+        own = self.recorder.kernels[part]
+        return launches(own, self.functions[part], moved, first=kernels.start)
