@@ -35,11 +35,32 @@ def linear(x: mx.array, weight: PackedWeight) -> mx.array:
     if rows > SKINNY_ROWS:
         return many_rows(x, weight)
     gemm = skinny_gemm(rows, weight)
-    return _linear_kernel(gemm)(
-        inputs=[x, *_arrays(weight)],
-        grid=(-(-gemm.outputs // gemm.width) * gemm.threads, gemm.blocks, 1),
-        threadgroup=(gemm.threads, 1, 1),
-        output_shapes=[(rows, gemm.outputs)],
+    blocks = -(-gemm.outputs // gemm.width), gemm.blocks
+    inputs = [x, *_arrays(weight)]
+    kernel, shape = _linear_kernel(gemm), (rows, gemm.outputs)
+    return _launched(kernel, inputs, shape, blocks=blocks, threads=gemm.threads)
+
+
+def _launched(
+    kernel: Kernel,
+    inputs: list[mx.array],
+    shape: tuple[int, ...],
+    *,
+    blocks: tuple[int, int],
+    threads: int,
+) -> mx.array:
+    """Return the only output of a kernel, bfloat16.
+
+    Args:
+        shape: of the output.
+        blocks: numbers of thread blocks along two axes.
+        threads: of a thread block.
+    """
+    return kernel(
+        inputs=inputs,
+        grid=(blocks[0] * threads, blocks[1], 1),
+        threadgroup=(threads, 1, 1),
+        output_shapes=[shape],
         output_dtypes=[mx.bfloat16],
     )[0]
 
@@ -57,11 +78,6 @@ def _arrays(weight: PackedWeight) -> list[mx.array]:
 
 def _columns(weight: PackedWeight) -> int:
     return weight.codes.shape[-1] * 32 // weight.packing.bits
-
-
-def expert_gemms(gate: PackedWeight, down: PackedWeight) -> tuple[SkinnyGemm, SkinnyGemm]:
-    """Return the kernels for gate and up projections, and for the down projection."""
-    return expert_gemm(gate, gated=True), expert_gemm(down)
 
 
 def expert_gemm(weight: PackedWeight, *, gated: bool = False) -> SkinnyGemm:
@@ -115,36 +131,24 @@ def many_rows(
     rows, outputs = x.shape[0], weight.codes.shape[0]
     most = max(ROWS, 1 << (rows - 1).bit_length())
     gemm = wide_gemm(_columns(weight), outputs, weight.packing, rows=most, gated=up is not None)
-    return _wide_kernel(gemm, 1, gelu)(
-        inputs=[x, *_arrays(weight), *([] if up is None else _arrays(up))],
-        grid=(-(-outputs // gemm.width) * gemm.threads, gemm.blocks_for(rows), 1),
-        threadgroup=(gemm.threads, 1, 1),
-        output_shapes=[(rows, outputs)],
-        output_dtypes=[mx.bfloat16],
-    )[0]
+    inputs = [x, *_arrays(weight), *([] if up is None else _arrays(up))]
+    blocks = -(-outputs // gemm.width), gemm.blocks_for(rows)
+    kernel = _wide_kernel(gemm, 1, gelu)
+    return _launched(kernel, inputs, (rows, outputs), blocks=blocks, threads=gemm.threads)
 
 
 def unpacked(weight: PackedWeight) -> mx.array:
     """Return a matrix `[out, in]` in affine codes of 4 bits unpacked."""
     outputs, words = weight.codes.shape
-    return _unpack_kernel(weight.packing.group_size)(
-        inputs=_arrays(weight),
-        grid=(-(-outputs * words // _LANES) * _LANES, 1, 1),
-        threadgroup=(_LANES, 1, 1),
-        output_shapes=[(outputs, words * 8)],
-        output_dtypes=[mx.bfloat16],
-    )[0]
+    kernel, blocks = _unpack_kernel(weight.packing.group_size), -(-outputs * words // _LANES)
+    shape, inputs = (outputs, words * 8), _arrays(weight)
+    return _launched(kernel, inputs, shape, blocks=(blocks, 1), threads=_LANES)
 
 
 def gated(x: mx.array, y: mx.array, gelu: int) -> mx.array:
     """Return `activation(x) * y` of arrays of one shape, whose size is a multiple of 8."""
-    return _gate_kernel(gelu)(
-        inputs=[x.reshape(-1, 8), y.reshape(-1, 8)],
-        grid=(-(-x.size // 8 // _LANES) * _LANES, 1, 1),
-        threadgroup=(_LANES, 1, 1),
-        output_shapes=[x.shape],
-        output_dtypes=[mx.bfloat16],
-    )[0]
+    inputs, blocks = [x.reshape(-1, 8), y.reshape(-1, 8)], -(-x.size // 8 // _LANES)
+    return _launched(_gate_kernel(gelu), inputs, x.shape, blocks=(blocks, 1), threads=_LANES)
 
 
 def experts(
@@ -229,13 +233,8 @@ def _expert_product(
     """
     *_, order, tiles = inputs
     parts, blocks, _ = gemm.grid(-(-gemm.outputs // gemm.width), len(tiles))
-    return _expert_kernel(gemm, top, gelu)(
-        inputs=inputs,
-        grid=(parts * gemm.threads, blocks, 1),
-        threadgroup=(gemm.threads, 1, 1),
-        output_shapes=[(len(order), gemm.outputs)],
-        output_dtypes=[mx.bfloat16],
-    )[0]
+    kernel, shape = _expert_kernel(gemm, top, gelu), (len(order), gemm.outputs)
+    return _launched(kernel, inputs, shape, blocks=(parts, blocks), threads=gemm.threads)
 
 
 # -- kernels ---------------------------------------------------------------------------------------

@@ -138,7 +138,8 @@ class Products:
             return None
         if not self.sound(Kind("gated experts", gate.packing)):
             return None
-        if not all(map(packed.fits, packed.expert_gemms(gate, down))):
+        cuts = packed.expert_gemm(gate, gated=True), packed.expert_gemm(down)
+        if not all(map(packed.fits, cuts)):
             return None
         return packed.experts(x, chosen, matrices, gelu=ACTIVATIONS[activation])
 
