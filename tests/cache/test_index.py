@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from quire.cache.block_manager import BlockManager
 from quire.cache.blocks import Block, PoolKey
-from quire.cache.index import Node, PrefixIndex, common_length
-from quire.cache.reuse import Match
+from quire.cache.index import Node, PrefixIndex
+from quire.cache.reuse import Match, common_length
 from quire.cache.specs import FullKV, RecurrentState, WindowKV, group_layers
 from quire.core.block_keys import chain, chains
 from quire.core.kv_format import KVFormat

@@ -93,11 +93,16 @@ class RowLists:
             firsts = [spec.first_visible(key) // block_size for key in earliest]
         lasts = [(length - 1) // block_size for length in self.lengths]
         table, starts = block_tables(group, self._sequences, firsts, lasts=lasts)
-        blocks = array("i")
-        for span, start, first in zip(self._spans, starts, firsts, strict=False):
-            blocks.extend([table[start - first + key // block_size] for key in span])
+        spans = zip(self._spans, starts, firsts, strict=False)
+        blocks = [
+            table[start - first + key // block_size] for span, start, first in spans for key in span
+        ]
         return GroupLists(
-            first_visible, starts, table, first_blocks=array("i", firsts), blocks=blocks
+            first_visible,
+            starts,
+            table,
+            first_blocks=array("i", firsts),
+            blocks=array("i", blocks),
         )
 
     def by_row(self, of_sequences: Sequence[int]) -> array[int]:

@@ -11,10 +11,13 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from heapq import merge
+from itertools import takewhile
+from operator import itemgetter
 
 from quire.cache.block_manager import BlockManager
 from quire.cache.blocks import Block
-from quire.cache.reuse import Match, MissKind, ReuseMiss
+from quire.cache.reuse import Match, MissKind, ReuseMiss, common_length
 from quire.cache.specs import KVGroup, attention_groups, recurrent_groups
 from quire.core.block_keys import lasting_name
 
@@ -101,18 +104,18 @@ class Node:
         self.index.prune(self)
 
     def alike(self, tokens: tuple[int, ...]) -> Iterator[tuple[Node, int]]:
-        """Return the children that agree longest with `tokens`, and the number of agreeing
-        tokens.
-        """
+        """Yield children and how many tokens of `tokens` they start with, longest first."""
         at = bisect_left(self.ordered, (tokens, b""))
         behind = self.ordered[at : at + _SIBLINGS]
         before = reversed(self.ordered[max(0, at - _SIBLINGS) : at])
-        for side in (behind, before):
-            for other, key in side:
-                common = common_length(other, tokens)
-                if common == 0:
-                    break
-                yield self.children[key], common
+        agreeing = [
+            ((common_length(other, tokens), key) for other, key in side)
+            for side in (behind, before)
+        ]
+        for common, key in merge(*agreeing, key=itemgetter(0), reverse=True):
+            if common == 0:
+                return
+            yield self.children[key], common
 
 
 class PrefixIndex:
@@ -180,7 +183,9 @@ class PrefixIndex:
         best, usable, agreed = None, 0, 0
         for child, common in parent.alike(tokens):
             agreed = max(agreed, common)
-            length = common if all(group in child.blocks for group in self._attention) else 0
+            if common <= usable:
+                break
+            length = common if self._attention.keys() <= child.blocks.keys() else 0
             if self._recurrent:
                 length = max((at for at in self._states_in(child) if at <= length), default=0)
             if length > usable:
@@ -431,20 +436,6 @@ def _why_it_ends(parent: Node, tokens: tuple[int, ...], agreed: int) -> MissKind
     """Return whether the cached continuation of `parent` differs after `agreed` tokens."""
     if agreed == 0:
         return MissKind.DIFFERENCE if parent.children else MissKind.END
-    longer = (len(child.tokens) > agreed for child, n in parent.alike(tokens) if n == agreed)
-    return MissKind.DIFFERENCE if any(longer) else MissKind.END
-
-
-def common_length(a: Seq[int], b: Seq[int]) -> int:
-    """Return how many leading items agree. Most sequences part within their first items."""
-    most = min(len(a), len(b))
-    low, high = 0, min(1, most)
-    while low < high and a[low:high] == b[low:high]:
-        low, high = high, min(2 * high, most)
-    while low < high - 1:
-        middle = (low + high) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low
+    same = takewhile(lambda found: found[1] == agreed, parent.alike(tokens))
+    longer = any(len(child.tokens) > agreed for child, _ in same)
+    return MissKind.DIFFERENCE if longer else MissKind.END

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -56,3 +57,18 @@ class Match:
     partial: dict[int, Block] = field(default_factory=dict)
     snapshots: dict[int, Block] = field(default_factory=dict)
     miss: ReuseMiss | None = ReuseMiss(MissKind.NEW)
+
+
+def common_length(a: Seq[int], b: Seq[int]) -> int:
+    """Return how many leading items agree. Most sequences part within their first items."""
+    most = min(len(a), len(b))
+    low, high = 0, min(1, most)
+    while low < high and a[low:high] == b[low:high]:
+        low, high = high, min(2 * high, most)
+    while low < high - 1:
+        middle = (low + high) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low

@@ -67,6 +67,10 @@ class Outbox:
         tokens: list[NextTokens] = []
         for output in outputs:
             name = output.request_id
+            further = output.read is None and output.finish is None and not output.logprobs
+            if further and name in self._started:
+                self._hold(output)
+                continue
             if name in self._patient:
                 full += self._whole(output)
                 continue
@@ -77,9 +81,6 @@ class Outbox:
             self._accepted.pop(name, None)
             if output.read is not None:
                 full.append(output)
-                continue
-            if output.finish is None and not output.logprobs and name in self._started:
-                self._hold(output)
                 continue
             if name in self._held:
                 tokens.append(self._held.pop(name))

@@ -149,7 +149,7 @@ class Adapters:
             wanted: indices of the rows that are sampled, with which the model may continue alone;
                 None means all.
         """
-        if not any(each.adapter for each in sequences):
+        if not [each for each in sequences if each.adapter]:
             return None
         numbers = {name: number for number, name in enumerate(self._loaded, 1)}
         rows = [numbers.get(s.adapter, 0) for s in sequences for _ in range(s.count)]

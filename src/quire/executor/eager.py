@@ -302,8 +302,11 @@ class EagerExecutor:
             recorded=computed.recorded,
         )
         hidden = None if inputs.narrowed else computed.hidden
-        samples = any(each.sampled for each in inputs.ending)
-        if self._guesser is not None and hidden is not None and not samples:
+        if (
+            self._guesser is not None
+            and hidden is not None
+            and not any(each.sampling for each in inputs.ending)
+        ):
             self._guesser.read(inputs, hidden)
         if not inputs.ending:
             return done
@@ -342,7 +345,7 @@ class EagerExecutor:
         for each in inputs.ending:
             wanted = range(first, first + each.wanted)
             first = wanted.stop
-            if each.sampled:
+            if each.sampling:
                 row_of[each.number] = len(rows)
                 sampling.append(each)
                 rows += wanted
@@ -359,7 +362,7 @@ class EagerExecutor:
         own = computed if len(rows) == first else computed.rows(mx.array(rows))
         places = inputs.wanted_rows
         rows = rows if places is None else [places[row] for row in rows]
-        counts = [each.sampled for each in sampling]
+        counts = [len(each.sampling) for each in sampling]
         states = FinalStates(inputs, hidden, rows, counts=counts, sampled=own.hidden)
         return self._sample(done, own, states, before=before, plan=plan)
 
@@ -386,7 +389,7 @@ class EagerExecutor:
         for each in done.sampling:
             rows += each.sampling
             unread = len(each.tokens) < each.count
-            if unread and before.tokens is not None and each.sampling[-1].history is not None:
+            if unread and each.sampling[-1].history is not None and before.tokens is not None:
                 place = before.row_of[each.number]
                 rows[-1] = rows[-1]._replace(pending=before.tokens[place : place + 1])
         following = states.inputs.following

@@ -45,7 +45,7 @@ class _Rows(RecurrentLayers, ForwardContext):
         self.sequences = sequences
         self._attention = attention
         self.attention = attention.step(sequences)
-        self._starts = [0, *accumulate(each.count for each in sequences)]
+        self._starts = [0, *accumulate([each.count for each in sequences])]
         self._total = self._starts.pop()
         self._states: RecurrentRows | None = None
 
@@ -309,7 +309,7 @@ def _cross_rows(
     sequences: Sequence[ScheduledSequence], encoded: EncoderCache, block_size: int
 ) -> CrossRows | None:
     """Return the media that rows attend to in cross-attention layers; None if none does."""
-    if not any(each.crossed for each in sequences):
+    if not [each for each in sequences if each.crossed]:
         return None
     attending = np.zeros(sum(each.count for each in sequences), bool)
     first = 0

@@ -35,7 +35,7 @@ ADJUSTED = frozenset(
 
 def adjust(logits: mx.array, rows: Sequence[RowSampling]) -> mx.array:
     """Return adjusted logits, float32 `[R, V]`; the same array if no row asks for a change."""
-    if any(row.params.logit_bias for row in rows):
+    if [row for row in rows if row.params.logit_bias]:
         logits = _biased(logits, [row.params for row in rows])
     penalised = [i for i, row in enumerate(rows) if row.params.needs_history]
     if penalised:

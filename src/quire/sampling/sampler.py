@@ -47,7 +47,7 @@ def sample(logits: mx.array, rows: Sequence[RowSampling], *, moved: Moved | None
     """
     adjusted = adjust(logits, rows)
     tokens = _choose(adjusted, rows, moved)
-    if any(params.logprobs is not None for params in _params_of(rows)):
+    if [row for row in rows if row.params.logprobs is not None]:
         return _with_logprobs(logits, tokens, rows)
     return Sampled(tokens)
 
@@ -111,10 +111,13 @@ def _choose(logits: mx.array, rows: Sequence[RowSampling], moved: Moved | None) 
         return current_device().operations.draw_moved(logits, choices, moved.rows)
     ways: dict[_Way, list[int]] = {}
     params, way = rows[0].params, _way_of(rows[0].params)
+    members = ways[way] = []
     for i, row in enumerate(rows):
         if row.params is not params:
-            params, way = row.params, _way_of(row.params)
-        ways.setdefault(way, []).append(i)
+            params, known = row.params, way
+            if (way := _way_of(params)) is not known:  # its hash takes a while
+                members = ways.setdefault(way, [])
+        members.append(i)
     if len(ways) == 1:
         return _by(next(iter(ways)), logits, rows)
     tokens = current_device().operations.best(logits)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 
 from quire.cache.block_manager import BlockManager
 from quire.cache.reuse import Match, MissKind
@@ -168,8 +170,7 @@ class Admission:
         sequence.status = Status.RUNNING
         self.admitted.append(sequence)
         self.fairness.started(sequence)
-        self.running.append(sequence)
-        self.running.sort(key=lambda s: s.number)
+        insort(self.running, sequence, key=attrgetter("number"))
 
     def make_room(self, rows: PlannedRows, plan: list[PlannedRows]) -> bool:
         """Allocate blocks for rows, preempting the sequences last in order if needed.

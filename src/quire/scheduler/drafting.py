@@ -119,7 +119,7 @@ class Drafting:
         started = self._clock()
         self._step_s, self._planned_at = started - self._planned_at, started
         self._fresh, self._begun = self._begun, set()
-        if any(each.progress.unsettled and not self.follows(each) for each in running):
+        if [each for each in running if each.progress.unsettled and not self.follows(each)]:
             return True
         asked, steps = running, self._asking.steps
         follow = not any(self._guessed.values()) or all(map(self._may_follow, running))

@@ -62,7 +62,8 @@ class Fairness:
 
     def start_plan(self, running: Iterable[Sequence], waiting: WaitingQueue) -> None:
         """Update which keys have requests, at the start of a plan."""
-        self._shares.ordered(chain((each.request.caller for each in running), waiting.callers))
+        callers = dict.fromkeys([each.request.caller for each in running])
+        self._shares.ordered(chain(callers, waiting.callers))
 
     def started(self, sequence: Sequence) -> None:
         """Count a sequence that starts to run."""

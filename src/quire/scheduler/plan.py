@@ -224,10 +224,10 @@ class StepPlan:
     guess: int = 0
     follows: bool = False
 
-    @property
+    @cached_property
     def awaits_masks(self) -> bool:
         """Whether its tokens can be sampled only after the previous step's tokens were read."""
-        return any(each.awaits_mask for each in self.sequences)
+        return bool([each for each in self.sequences if each.awaits_mask])
 
     @cached_property
     def _counts(self) -> tuple[list[int], list[int]]:

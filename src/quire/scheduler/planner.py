@@ -16,7 +16,7 @@ from quire.scheduler.counters import Counters
 from quire.scheduler.drafting import Drafting
 from quire.scheduler.drafts import NO_DRAFT, UNREAD, Draft
 from quire.scheduler.encodings import Encodings
-from quire.scheduler.plan import CrossKeys, EncoderWork, GraphRows, StepPlan
+from quire.scheduler.plan import CrossKeys, EncoderWork, GraphRows, ScheduledSequence, StepPlan
 from quire.scheduler.prefill_budget import PrefillBudget
 from quire.scheduler.prefill_split import PrefillSplit, whole_shares
 from quire.scheduler.prefix_sharing import PrefixSharing, ReadAhead
@@ -164,9 +164,10 @@ class Planner:
         progress = sequence.progress
         if progress.unsettled and not self.drafting.follows(sequence):
             return False  # it waits for its last tokens
-        behind = progress.known - progress.computed + progress.unsettled
+        known = progress.known
+        behind = known - progress.computed + progress.unsettled
         if behind != 1:
-            catches_up = sequence.drafting is not None and progress.generated > 0
+            catches_up = sequence.drafting is not None and known > progress.prompt_length
             if not (catches_up and 0 < behind <= _CATCH_UP):
                 return False  # it reads its prompt, or waits for its last token
         return sequence.request.task.samples and sequence.tokens_left > 0
@@ -175,7 +176,9 @@ class Planner:
         """Plan prompt chunks, and encoder work for them and for later chunks."""
         # A sequence that resumes after pre-emption reads its own answer like a prompt. One with
         # a single token to go was planned as a generating row.
-        prompts = [sequence for sequence in self.admission.running if _reads(sequence, plan)]
+        planned = {rows.sequence for rows in plan}
+        others = [each for each in self.admission.running if each not in planned]
+        prompts = list(filter(_reads, others))
         generating = sum([rows.count for rows in plan])
         if not prompts and not self.admission.waiting and not self.encodings.needed:
             self._prefill_budget.start(generating, 0, 0, prompt_rows=0, graphed=True)
@@ -308,11 +311,12 @@ class Planner:
             sequence, start, count=end - start, last=end == len(sequence.progress.tokens)
         )
 
-    def _crossed(self, rows: PlannedRows) -> tuple[CrossKeys, ...]:
-        """Return the keys of media that rows attend to."""
-        if not rows.sequence.blocks.cross:
-            return ()
-        return self.tables.cross.placed(rows.sequence, rows.start, rows.end)
+    def _scheduled(self, rows: PlannedRows) -> ScheduledSequence:
+        """Return the snapshot of rows that are planned."""
+        sequence, crossed = rows.sequence, tuple[CrossKeys, ...]()
+        if sequence.blocks.cross:
+            crossed = self.tables.cross.placed(sequence, rows.start, rows.end)
+        return rows.scheduled(self.tables.place(sequence), crossed)
 
     # -- after a plan --------------------------------------------------------------------------
 
@@ -324,8 +328,9 @@ class Planner:
             progress.start(rows.draft)
         self.tables.advance(sequence)
         self.sharing.register(sequence)
-        rows.snapshots = self.sharing.save_states(sequence)
-        if rows.last:
+        if self.sharing.saves_states:
+            rows.snapshots = self.sharing.save_states(sequence)
+        if rows.last and sequence.prefix.computing:
             self.sharing.prompt_done(sequence)
 
     def _freeze(
@@ -344,12 +349,7 @@ class Planner:
             self._advance(rows)
         changes = self._manager.take_changes()
         frozen = StepPlan(
-            tuple(
-                [
-                    rows.scheduled(self.tables.place(rows.sequence), self._crossed(rows))
-                    for rows in plan
-                ]
-            ),
+            tuple(map(self._scheduled, plan)),
             changes,
             copies=block_copies(copies),
             ended=ended,
@@ -369,10 +369,10 @@ class Planner:
 
 def _one_format(sequences: list[Sequence]) -> KVFormat | None:
     """Return the sequences' common format; None if formats differ, or one does not sample."""
-    formats = {each.format for each in sequences}
-    if len(formats) != 1:
-        return None
-    return formats.pop() if all(each.request.task.samples for each in sequences) else None
+    format = sequences[0].format
+    others = [each for each in sequences if each.format is not format]
+    pooled = [each for each in sequences if not each.request.task.samples]
+    return None if others or pooled else format
 
 
 def _reads_media(sequence: Sequence) -> bool:
@@ -393,15 +393,12 @@ def _count(drafts: dict[int, Draft]) -> int:
     return sum([len(each.tokens) for each in drafts.values()])
 
 
-def _reads(sequence: Sequence, plan: list[PlannedRows]) -> bool:
-    """Return whether a part of the prompt, or of an answer to resume, is still to be planned."""
-    progress = sequence.progress
-    behind = progress.known - progress.computed
-    if behind <= 1:
-        return behind == 1 and not sequence.request.task.samples
-    if sequence.drafting is None:
-        return True
-    return all(rows.sequence is not sequence for rows in plan)
+def _reads(sequence: Sequence) -> bool:
+    """Return whether a part of the prompt, or of an answer to resume, is still to be planned, for a
+    sequence that is not in the plan yet.
+    """
+    behind = sequence.progress.known - sequence.progress.computed
+    return behind > 1 or (behind == 1 and not sequence.request.task.samples)
 
 
 def _follows(plan: list[PlannedRows]) -> bool:

@@ -20,7 +20,7 @@ def alike(positions: Positions) -> npt.NDArray[np.float32] | None:
 
 def joined_positions(positions: list[Positions]) -> npt.NDArray[np.int32] | npt.NDArray[np.float32]:
     """Concatenate the positions of all sequences: int32 `[T]`, or float32 `[axes, T]`."""
-    if all(isinstance(each, range) for each in positions):
+    if not [each for each in positions if not isinstance(each, range)]:
         return np.frombuffer(array("i", chain.from_iterable(positions)), np.int32)
     axes = max(len(each) for each in positions if not isinstance(each, range))
     parts = [

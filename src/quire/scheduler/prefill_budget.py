@@ -98,11 +98,10 @@ class MeasuredSteps:
     reading_beside: StepTimes = field(default_factory=StepTimes)
 
     def prompts(self, decode_rows: int) -> StepTimes:
-        """Return the table of prompts beside `decode_rows` generating rows, or the nearest known
-        one.
-        """
-        tables = [self.reading_beside, self.reading][:: 1 if decode_rows else -1]
-        return next((each for each in tables if each.largest), tables[0])
+        """Return the table of prompts beside so many generating rows, or the nearest known one."""
+        alone, beside = self.reading, self.reading_beside
+        first, second = (beside, alone) if decode_rows else (alone, beside)
+        return first if first.largest or not second.largest else second
 
 
 class _Expected(NamedTuple):

@@ -11,8 +11,8 @@ from itertools import takewhile
 from quire.cache.block_manager import BlockManager
 from quire.cache.blocks import Block, PoolKey
 from quire.cache.disk_prefetch import DiskPrefetch, WantedPrefix
-from quire.cache.index import Node, PrefixIndex, common_length
-from quire.cache.reuse import Match, MissKind, ReuseMiss
+from quire.cache.index import Node, PrefixIndex
+from quire.cache.reuse import Match, MissKind, ReuseMiss, common_length
 from quire.cache.specs import KVGroup, attention_groups, recurrent_groups
 from quire.core.block_keys import chain
 from quire.scheduler.sequence import PrefixCursor, Sequence
@@ -52,6 +52,8 @@ class PrefixSharing:
         self._size = block_size
         self._every = snapshot_every
         self._enabled = enabled
+        self.saves_states = enabled and bool(self._recurrent)
+        """Whether `save_states` may return any."""
         self._computing: dict[bytes, Sequence] = {}
         """The running sequence that will compute each block, by key."""
 
@@ -180,7 +182,11 @@ class PrefixSharing:
         miss, parting = match.miss, match.reached
         if miss is None or miss.kind not in _NOT_FOUND:
             return miss, parting
+        least = parting if miss.token is None else min(parting, miss.token)
+        head = sequence.progress.content[:least]
         for other in running:
+            if other.progress.content[:least] != head:
+                continue  # as of most, and cheaper to find than how much agrees
             agreed = _agreement(sequence, other)
             if agreed > parting:
                 miss, parting = ReuseMiss(MissKind.BEING_WRITTEN, match.length), agreed
@@ -268,7 +274,7 @@ class PrefixSharing:
         """
         progress = sequence.progress
         saves: list[Block] = []
-        if not self._recurrent or not self._enabled or progress.pending:
+        if progress.pending:
             return saves
         if progress.computed not in self._snapshot_positions(sequence):
             return saves

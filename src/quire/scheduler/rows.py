@@ -25,6 +25,8 @@ class PlannedRows:
         awaits_mask: see `ScheduledSequence`.
         behind: see `ScheduledSequence`.
         snapshots: slots that also get the recurrent state after the last row.
+        end: one past the last row's token.
+        samples: whether the rows yield a token.
     """
 
     sequence: Sequence
@@ -36,16 +38,12 @@ class PlannedRows:
     awaits_mask: bool = False
     behind: int = 0
     snapshots: list[Block] = field(default_factory=list)
+    end: int = field(init=False)
+    samples: bool = field(init=False)
 
-    @property
-    def end(self) -> int:
-        """One past the last row's token."""
-        return self.start + self.count
-
-    @property
-    def samples(self) -> bool:
-        """Whether the rows yield a token."""
-        return self.last and self.sequence.request.task.samples
+    def __post_init__(self) -> None:
+        self.end = self.start + self.count
+        self.samples = self.last and self.sequence.request.task.samples
 
     def scheduled(
         self, placement: KVPlacement, crossed: tuple[CrossKeys, ...] = ()
@@ -75,13 +73,16 @@ class PlannedRows:
             awaits_mask=self.awaits_mask,
             task=request.task,
             media=self._media() if request.media else (),
-            snapshots=tuple([(slot.pool.group, slot.id) for slot in self.snapshots]),
+            snapshots=self._snapshots() if self.snapshots else (),
             drafted_states=spares,
             crossed=crossed,
             next_token=None if samples else self._next_token(end),
             adapter=request.adapter,
             behind=self.behind,
         )
+
+    def _snapshots(self) -> tuple[tuple[int, int], ...]:
+        return tuple((slot.pool.group, slot.id) for slot in self.snapshots)
 
     def _next_token(self, end: int) -> int | None:
         known = self.sequence.progress.tokens

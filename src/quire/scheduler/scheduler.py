@@ -231,7 +231,7 @@ class Scheduler:
             sequence = self._by_number.get(rows.number)
             if sequence is None:
                 continue  # it ended meanwhile
-            if rows.sampled:
+            if rows.sampling:
                 self._accept(sequence, result.tokens[rows.number])
                 if guesses := result.guesses.get(rows.number):
                     self.drafting.foresee(sequence, guesses)
@@ -361,7 +361,7 @@ def _output(
     vector: tuple[float, ...] | None = None,
 ) -> Output:
     return Output(
-        request_id=sequence.id,
+        request_id=sequence.request.id,
         token_ids=() if sampled is None else sampled.tokens,
         logprobs=() if sampled is None else sampled.logprobs,
         finish=finish,

@@ -289,7 +289,7 @@ class Sequence:
         """Number of tokens that it may still get, beyond those that steps in flight sample."""
         progress = self.progress
         end = min(progress.prompt_length + self.request.max_tokens, self.max_context)
-        return end - progress.known
+        return end - len(progress.tokens) - progress.pending
 
     @property
     def awaits_mask(self) -> bool:

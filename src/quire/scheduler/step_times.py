@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect
+from bisect import bisect, bisect_right
 from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
-from math import ceil
+from math import ceil, inf
 
 _REMEMBERED = 5
 """Number of recent steps kept for each range of rows."""
@@ -49,11 +49,10 @@ class StepTimes:
         """Whether it was asked for before that, too."""
         self._unread = 0
         """Number of steps that the curve does not know."""
-
-    @property
-    def largest(self) -> int:
+        self.largest = 0
         """The row count of the largest point; 0 if no step was seen."""
-        return int(self._own[max(self._own)][0]) if self._own else 0
+        self._largest_end = 0
+        """The upper end of that point's range."""
 
     def observe(self, rows: int, seconds: float) -> None:
         """Record the time of a step."""
@@ -65,6 +64,8 @@ class StepTimes:
         mean = sum([rows for rows, _ in steps]) / len(steps)
         row_s = sorted([row_s for _, row_s in steps])
         self._own[end] = mean, mean * row_s[(len(row_s) - 1) // 2]  # the median, or below
+        if end >= self._largest_end:
+            self._largest_end, self.largest = end, int(mean)
         self._ordered = []
         self._unread += 1
         in_use = self._curve_used and self._curve_in_use
@@ -79,7 +80,7 @@ class StepTimes:
         """Return the points of all ranges as a curve: rows and seconds both ascend."""
         if not self._ordered:
             points: list[tuple[float, float]] = []
-            most = float("inf")  # fewer rows never take longer
+            most = inf  # fewer rows never take longer
             for end in sorted(self._own, reverse=True):
                 mean, own = self._own[end]
                 most = min(most, own)
@@ -117,14 +118,14 @@ class StepTimes:
         Times between two points, and below the first, lie on a line through two points. Above the
         last they grow with the rows. With a single point, fewer rows take as long.
         """
-        if not (points := self._points()):
+        if not (points := self._ordered or self._points()):
             return None
         rows = self._counted(rows)
         last, last_s = points[-1]
         if rows >= last or len(points) == 1:
             return last_s * max(1.0, rows / last)
-        between = (pair for pair in pairwise(points) if rows < pair[1][0])
-        (low, low_s), (high, high_s) = next(between)
+        place = max(1, bisect_right(points, (rows, inf)))
+        (low, low_s), (high, high_s) = points[place - 1], points[place]
         line = low_s + (high_s - low_s) * (rows - low) / (high - low)
         return max(line, low_s * min(1.0, rows / low))
 

@@ -4,7 +4,7 @@ again.
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import takewhile
 
 from quire.cache.index import Node
 from quire.core.speculation import PREDICTION
@@ -115,5 +115,5 @@ def _child(node: Node, tokens: tuple[int, ...]) -> Node | None:
     """Return a child node whose tokens start with `tokens` and continue."""
     if not tokens:
         return next(reversed(node.children.values()), None)
-    found = (child for child, agreed in node.alike(tokens) if agreed == len(tokens))
-    return next((each for each in islice(found, 8) if len(each.tokens) > len(tokens)), None)
+    found = takewhile(lambda each: each[1] == len(tokens), node.alike(tokens))
+    return next((child for child, _ in found if len(child.tokens) > len(tokens)), None)

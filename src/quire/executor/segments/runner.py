@@ -221,7 +221,8 @@ class _SegmentRows:
         following = inputs.following
         self._move = None if following is None else following.moved
         self._few: RowLists | None = None
-        if len(inputs.tokens) <= _FEW_ROWS and not any(each.media for each in inputs.sequences):
+        with_media = [each for each in inputs.sequences if each.media]
+        if len(inputs.tokens) <= _FEW_ROWS and not with_media:
             behind = 0 if following is None else following.behind
             self._few = RowLists(inputs.sequences, behind)
 
