@@ -108,26 +108,29 @@ class TracedOperations(Operations):
             return [mx.zeros(*each) for each in outputs]
         return [next(self._holes) for _ in outputs]
 
+    def one(
+        self, kind: str, parameters: Mapping[str, Any], output: Output, **attributes: Any
+    ) -> mx.array:
+        """Record a call with one output, and return a stand-in for it; see `note`."""
+        (found,) = self.note(kind, parameters, output, **attributes)
+        return found
+
     # -- operations ------------------------------------------------------------------------------
 
     def linear(self, x: mx.array, weight: mx.array, bias: mx.array | None) -> mx.array:
         out = (*x.shape[:-1], weight.shape[0]), x.dtype
-        (y,) = self.note("linear", {"x": x, "weight": weight, "bias": bias}, out)
-        return y
+        return self.one("linear", {"x": x, "weight": weight, "bias": bias}, out)
 
     def packed_linear(self, x: mx.array, weight: PackedWeight, bias: mx.array | None) -> mx.array:
         out = (*x.shape[:-1], weight.codes.shape[-2]), x.dtype
-        (y,) = self.note("packed_linear", {"x": x, "weight": weight, "bias": bias}, out)
-        return y
+        return self.one("packed_linear", {"x": x, "weight": weight, "bias": bias}, out)
 
     def summed(self, x: mx.array, part: Part) -> mx.array:
-        (y,) = self.note("summed", {"x": x}, (x.shape, x.dtype), part=part)
-        return y
+        return self.one("summed", {"x": x}, (x.shape, x.dtype), part=part)
 
     def gathered(self, x: mx.array, part: Part) -> mx.array:
         out = (*x.shape[:-1], x.shape[-1] * part.size), x.dtype
-        (y,) = self.note("gathered", {"x": x}, out, part=part)
-        return y
+        return self.one("gathered", {"x": x}, out, part=part)
 
     def embed(
         self, tokens: mx.array, table: mx.array | PackedWeight, dtype: mx.Dtype | None
@@ -137,22 +140,19 @@ class TracedOperations(Operations):
         else:
             width = table.codes.shape[-1] * 32 // table.packing.bits
             out = (*tokens.shape, width), _row_type(table, dtype)
-        (y,) = self.note("embed", {"tokens": tokens, "table": table}, out, dtype=dtype)
-        return y
+        return self.one("embed", {"tokens": tokens, "table": table}, out, dtype=dtype)
 
     def experts(
         self, x: mx.array, chosen: mx.array, weights: mx.array, experts: GatedExperts | PlainExperts
     ) -> mx.array:
         given = {"x": x, "chosen": chosen, "weights": weights, "experts": experts}
-        (y,) = self.note("experts", given, (x.shape, x.dtype))
-        return y
+        return self.one("experts", given, (x.shape, x.dtype))
 
     def by_head(self, x: mx.array, matrices: ExpertMatrices) -> mx.array:
         weight = matrices.weight
         outputs = (weight if isinstance(weight, mx.array) else weight.codes).shape[1]
         out = (*x.shape[:2], outputs), x.dtype
-        (y,) = self.note("by_head", {"x": x, "matrices": matrices}, out)
-        return y
+        return self.one("by_head", {"x": x, "matrices": matrices}, out)
 
     def route(
         self,
@@ -168,21 +168,18 @@ class TracedOperations(Operations):
         return chosen, weights
 
     def rms_norm(self, x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
-        (y,) = self.note("rms_norm", {"x": x, "weight": weight}, (x.shape, x.dtype), eps=eps)
-        return y
+        return self.one("rms_norm", {"x": x, "weight": weight}, (x.shape, x.dtype), eps=eps)
 
     def layer_norm(
         self, x: mx.array, weight: mx.array | None, bias: mx.array | None, eps: float
     ) -> mx.array:
         given = {"x": x, "weight": weight, "bias": bias}
-        (y,) = self.note("layer_norm", given, (x.shape, x.dtype), eps=eps)
-        return y
+        return self.one("layer_norm", given, (x.shape, x.dtype), eps=eps)
 
     def rotation(self, cosines: mx.array, sines: mx.array, neighbours: bool) -> Rotate:
         def rotate(x: mx.array) -> mx.array:
             given = {"x": x, "cosines": cosines, "sines": sines}
-            (y,) = self.note("rotate", given, (x.shape, x.dtype), neighbours=neighbours)
-            return y
+            return self.one("rotate", given, (x.shape, x.dtype), neighbours=neighbours)
 
         return rotate
 
@@ -198,21 +195,17 @@ class TracedOperations(Operations):
     ) -> mx.array:
         given = {"q": q, "k": k, "v": v, "lengths": lengths}
         out = (*q.shape[:3], v.shape[3]), q.dtype
-        (y,) = self.note("attend_groups", given, out, scale=scale, reach=reach)
-        return y
+        return self.one("attend_groups", given, out, scale=scale, reach=reach)
 
     def best(self, logits: mx.array) -> mx.array:
-        (y,) = self.note("best", {"logits": logits}, (logits.shape[:-1], mx.int32))
-        return y
+        return self.one("best", {"logits": logits}, (logits.shape[:-1], mx.int32))
 
     def activate(self, name: str, x: mx.array) -> mx.array:
-        (y,) = self.note("activate", {"x": x}, (x.shape, x.dtype), name=name)
-        return y
+        return self.one("activate", {"x": x}, (x.shape, x.dtype), name=name)
 
     def gated(self, gating: Gating, x: mx.array, y: mx.array) -> mx.array:
         dtype = mx.result_type(x, y) if gating.plain else x.dtype
-        (z,) = self.note("gated", {"x": x, "y": y}, (x.shape, dtype), gating=gating)
-        return z
+        return self.one("gated", {"x": x, "y": y}, (x.shape, dtype), gating=gating)
 
 
 def _row_type(table: PackedWeight, dtype: mx.Dtype | None) -> mx.Dtype:
@@ -263,7 +256,7 @@ class TracedStep(ForwardContext):
         variant: Variant,
         given: Mapping[str, mx.array],
     ) -> None:
-        self._model, self._note = model, operations.note
+        self._model, self._one, self._note = model, operations.one, operations.note
         self._owner = KVLayout.of(model.layout).owner
         media = None
         if variant.media:
@@ -292,7 +285,7 @@ class TracedStep(ForwardContext):
         else:
             assert kept.stored is not None, "layers that attend keep keys and values"
             width = kept.stored.value_dim
-        (y,) = self._note(
+        return self._one(
             "attend",
             {"q": q, "k": k, "v": v, "sinks": sinks},
             ((*q.shape[:2], width), q.dtype),
@@ -301,7 +294,6 @@ class TracedStep(ForwardContext):
             softcap=softcap,
             chosen_by=chosen_by,
         )
-        return y
 
     def choose(self, layer: int, q: mx.array, k: mx.array, weights: mx.array, limit: int) -> None:
         self._note("choose", {"q": q, "k": k, "weights": weights}, layer=layer, limit=limit)
@@ -310,8 +302,7 @@ class TracedStep(ForwardContext):
         self, layer: int, x: mx.array, taps: mx.array, bias: mx.array | None, *, silu: bool
     ) -> mx.array:
         given = {"x": x, "taps": taps, "bias": bias}
-        (y,) = self._note("convolve", given, (x.shape, x.dtype), layer=layer, silu=silu)
-        return y
+        return self._one("convolve", given, (x.shape, x.dtype), layer=layer, silu=silu)
 
     def delta_rule(
         self, layer: int, mixed: mx.array, gates: DeltaGates, key_heads: int
@@ -321,7 +312,7 @@ class TracedStep(ForwardContext):
         heads, value_dim, _ = {name: shape for name, shape, _ in spec.arrays}["delta"]
         given = {each.name: getattr(gates, each.name) for each in fields(gates)}
         bounds = {name: given.pop(name) for name in ("most_correction", "most_forgotten")}
-        (y,) = self._note(
+        return self._one(
             "delta_rule",
             {"mixed": mixed, **given},
             ((len(mixed), heads, value_dim), mixed.dtype),
@@ -329,7 +320,6 @@ class TracedStep(ForwardContext):
             key_heads=key_heads,
             **bounds,
         )
-        return y
 
     def state_space(
         self,
@@ -341,8 +331,7 @@ class TracedStep(ForwardContext):
         rates: mx.array,
     ) -> mx.array:
         given = {"values": values, "keys": keys, "queries": queries, "steps": steps, "rates": rates}
-        (y,) = self._note("state_space", given, (values.shape, values.dtype), layer=layer)
-        return y
+        return self._one("state_space", given, (values.shape, values.dtype), layer=layer)
 
     def sampled_rows_only(self) -> None:
         return None

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import mlx.core as mx
 
 from quire.device.gpu_kernels import kernel_text
-from quire.device.mixture import Router
+from quire.device.mixture import Router, Routing
 from quire.executor.graphs import kernels
 from quire.executor.graphs.operands import UnsupportedNode
 from quire.executor.graphs.recorder import EXPERT_TILE
 from quire.executor.graphs.source import C_TYPES, literal, own_text
-from quire.models.layers.routers import SigmoidRouter, SoftmaxRouter, SparseMixer
+from quire.models.layers.routers import SparseMixer
 
 ROUTE_THREADS = 1024
 SCORING_THREADS = 128
@@ -45,7 +44,7 @@ class Route:
         Raises:
             UnsupportedNode: its kind is unknown, or it has too many experts.
         """
-        if not isinstance(router, SoftmaxRouter | SigmoidRouter | SparseMixer):
+        if router.routing is None and not isinstance(router, SparseMixer):
             raise UnsupportedNode(f"a router of type {type(router).__name__}")
         if experts > _MOST_EXPERTS or router.k > _MOST_CHOSEN:
             raise UnsupportedNode(f"{router.k} of {experts} experts")
@@ -112,38 +111,22 @@ class Route:
         }
 
     def _rule(self) -> dict[str, object]:
-        router = self.router
-        if isinstance(router, SparseMixer):
-            own = {"SCORES": 2, "JITTER": literal(router.jitter, mx.float32)}
-            return {**own, **_PLAIN}
-        assert isinstance(router, SoftmaxRouter | SigmoidRouter), "routers are of known types"
-        sigmoid = isinstance(router, SigmoidRouter)
-        counted = 2 if isinstance(router, SigmoidRouter) else router.counted
-        grouped, corrected = router.best_groups < router.groups, self.types[1] is not None
-        cap = router.softcap if isinstance(router, SigmoidRouter) else 0.0
+        rule = self.router.routing or Routing(self.k, sigmoid=False, normalise=False)
+        grouped, corrected = rule.best_groups < rule.groups, self.types[1] is not None
+        own: dict[str, object] = {"SCORES": int(rule.sigmoid)}
+        if isinstance(self.router, SparseMixer):
+            own = {"SCORES": 2, "JITTER": literal(self.router.jitter, mx.float32)}
         return {
-            "SCORES": int(sigmoid),
-            "PROBABLE": int(corrected or (grouped and (sigmoid or counted > 1))),
-            "NORMALISE": int(router.normalise),
-            "SCALE": literal(router.scale, mx.float32),
-            "GROUPS": router.groups,
-            "OPEN": router.best_groups,
-            "COUNTED": counted,
-            "CAPPED": int(bool(cap)),
-            "CAP": literal(cap, mx.float32),
+            **own,
+            "PROBABLE": int(corrected or (grouped and (rule.sigmoid or rule.counted > 1))),
+            "NORMALISE": int(rule.normalise),
+            "SCALE": literal(rule.scale, mx.float32),
+            "GROUPS": rule.groups,
+            "OPEN": rule.best_groups,
+            "COUNTED": rule.counted,
+            "CAPPED": int(bool(rule.softcap)),
+            "CAP": literal(rule.softcap, mx.float32),
         }
-
-
-_PLAIN: Mapping[str, object] = {
-    "PROBABLE": 0,
-    "NORMALISE": 0,
-    "SCALE": "1.f",
-    "GROUPS": 1,
-    "OPEN": 1,
-    "COUNTED": 1,
-    "CAPPED": 0,
-    "CAP": "0.f",
-}
 
 
 def grouping(experts: int, k: int, max_tiles: int, tile: int) -> str:

@@ -206,8 +206,7 @@ class SegmentBuilder(StateInstructions, TableInstructions):
         self._native.add_low_rank(y, x, numbers, self._new(node.outputs[0]), inner, outer)
 
     def _floats(self, node: Node) -> None:
-        x = self._whole(node.inputs[0])
-        self._native.floats(x, self._new(node.outputs[0]))
+        self._native.floats(self._whole(node.inputs[0]), self._new(node.outputs[0]))
 
     def _rms_norm(self, node: Node) -> None:
         weight = self._weight(node, "weight")
@@ -286,8 +285,7 @@ class SegmentBuilder(StateInstructions, TableInstructions):
 
     def _unary(self, name: str, node: Node) -> None:
         row_shape(self._program.values[node.inputs[0]])
-        x = self._whole(node.inputs[0])
-        self._native.unary(name, x, self._new(node.outputs[0]))
+        self._native.unary(name, self._whole(node.inputs[0]), self._new(node.outputs[0]))
 
     def _binary(self, name: str, node: Node) -> None:
         whole = row_shape(self._program.values[node.outputs[0]])

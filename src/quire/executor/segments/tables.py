@@ -31,8 +31,7 @@ class TableInstructions(SegmentValues):
             raise UnsupportedNode("tables of such codes")
 
     def _best(self, node: Node) -> None:
-        logits = self._whole(node.inputs[0])
-        self._native.best(logits, self._new(node.outputs[0]))
+        self._native.best(self._whole(node.inputs[0]), self._new(node.outputs[0]))
 
     def _join(self, node: Node) -> None:
         if node.arguments[0] != 1:
