@@ -38,6 +38,17 @@ def test_logits_of_wanted_rows_of_any_family(name: str, tmp_path: Path) -> None:
     assert worst_difference(opened(name, tmp_path), narrowed) < 1e-5
 
 
+def test_layers_that_keep_nothing_attend_for_wanted_rows_only(tmp_path: Path) -> None:
+    body = simplified(trace(opened("gemma4_ple", tmp_path).model).body)
+    found = with_wanted_rows(body, attends=True)
+    shapes = {
+        "k" in each.roles: found.values[each.outputs[0]].shape[0].terms  # type: ignore[union-attr]
+        for each in found.nodes
+        if each.kind == "attend"
+    }
+    assert shapes == {True: (("T", 1),), False: (("R", 1),)}
+
+
 def test_the_last_layer_behind_its_attention_has_wanted_rows(tmp_path: Path) -> None:
     body = trace(opened("llama", tmp_path).model).body
     found = with_wanted_rows(simplified(body))

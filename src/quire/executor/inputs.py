@@ -32,7 +32,11 @@ class _Rows(RecurrentLayers, ForwardContext):
     Attributes:
         sequences: in the order of the rows.
         attention: the attention of the rows.
+        following: the rows' tokens and places, where these are on the device. Tables made on the
+            host are then those of the rows' latest places.
     """
+
+    following: Following | None = None
 
     def __init__(
         self,
@@ -120,8 +124,6 @@ class StepInputs(_Rows):
         narrowed: whether the model computed its last layers for these rows only.
         known_tokens: the rows' tokens; None if one of them is on the device.
         adapted: the rows with their LoRA adapters; None if no row has one.
-        following: the rows' tokens and places, where these are on the device. Tables made on the
-            host are then those of the rows' latest places.
 
     Args:
         sampled: maps a sequence's number to the row of `previous` with its last token, which the
@@ -221,7 +223,7 @@ class StepInputs(_Rows):
             made.append(arrays)
         return made
 
-    def sampled_rows_only(self) -> tuple[ForwardContext, mx.array] | None:
+    def sampled_rows_only(self) -> tuple[SomeRows, mx.array] | None:
         if self.wanted is None or any(each.pooled > 1 for each in self.ending):
             return None
         if not self.ending:
@@ -254,7 +256,7 @@ class StepInputs(_Rows):
         tokens, positions = self.tokens[rows], self.positions[..., rows]
         return SomeRows(sequences, self._attention, tokens=tokens, positions=positions)
 
-    def _one_by_one(self, sequences: list[ScheduledSequence], index: mx.array) -> _Rows:
+    def _one_by_one(self, sequences: list[ScheduledSequence], index: mx.array) -> SomeRows:
         """Return a step of the wanted rows of some sequences, each as if it were alone."""
         ends, positions = _one_row_each(sequences), mx.take(self.positions, index, axis=-1)
         return SomeRows(ends, self._attention, tokens=self.tokens[index], positions=positions)

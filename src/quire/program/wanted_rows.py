@@ -1,7 +1,7 @@
 """The pass that lets the end of a program compute only the rows whose results are wanted.
 
 Of a prompt's rows few are: none before its end. Behind the last layer that keeps keys or states, no
-other row needs the rest.
+other row needs the rest. Layers behind it may still read keys that earlier ones kept.
 """
 
 from __future__ import annotations
@@ -14,31 +14,45 @@ import mlx.core as mx
 
 from quire.program.passes import RESHAPES
 from quire.program.primitives import ELEMENTWISE
-from quire.program.values import ROWS, Form, Node, Program, Value, depends_on_sizes
+from quire.program.values import (
+    ROWS,
+    Form,
+    Node,
+    Program,
+    Value,
+    depends_on_sizes,
+)
 
 FIELD = "wanted"
 """Name of the field with the wanted rows' numbers: int32 `[R]`."""
 WANTED = "R"
 """Symbol of the number of wanted rows."""
+WANTED_ROWS = Form(0, ((WANTED, 1),))
+"""The first axis of values of wanted rows."""
 _BY_ROW = frozenset(
     {
         *(ELEMENTWISE.keys() - {"Arange"}),
         *RESHAPES,
         *("Broadcast", "Slice", "Split", "Transpose", "Concatenate", "Reduce", "Softmax"),
         *("linear", "packed_linear", "rms_norm", "layer_norm", "activate", "gated"),
+        *("rotate", "attend"),
         *("route", "experts", "expert_outputs", "weighted_sum", "by_head"),
     }
 )
 """Kinds of nodes that compute each row from that row alone, if all their values keep rows first."""
 
 
-def with_wanted_rows(program: Program) -> Program:
+def with_wanted_rows(program: Program, *, attends: bool = False) -> Program:
     """Return the program with an end that computes the wanted rows: what no node that uses pools
     needs. Its output has `R` rows, and the rows of its field `FIELD`.
 
     Programs whose end is not computed row by row are returned unchanged.
+
+    Args:
+        attends: whether layers that keep nothing belong to the end, too. Their attention is then
+            of the wanted rows.
     """
-    end = _end(program)
+    end = _end(program, attends=attends)
     made = {value for node in end for value in node.outputs}
     read = dict.fromkeys(value for node in end for value in node.inputs)
     given = [id for id in read if id not in made and depends_on_sizes(program.values[id].shape)]
@@ -46,7 +60,7 @@ def with_wanted_rows(program: Program) -> Program:
     if not (by_row and made.issuperset(program.outputs) and _have_rows(program, [*given, *made])):
         return program
     values, wanted = dict(program.values), max(program.values) + 1
-    values[wanted] = Value((Form(0, ((WANTED, 1),)),), mx.int32)
+    values[wanted] = Value((WANTED_ROWS,), mx.int32)
     chosen: dict[int, int] = {}
     nodes = [each for each in program.nodes if each not in set(end)]
     for id in given:
@@ -67,15 +81,23 @@ def with_wanted_rows(program: Program) -> Program:
     )
 
 
-def _end(program: Program) -> list[Node]:
-    """Return the nodes that no node with pools needs, in order."""
+def _end(program: Program, *, attends: bool) -> list[Node]:
+    """Return the nodes that no node with pools needs, in order; see `with_wanted_rows`."""
     needed, end = set[int](), list[Node]()
     for node in reversed(program.nodes):
-        if node.uses_pools or needed.intersection(node.outputs):
+        keeps = not _only_reads(node) if attends else node.uses_pools
+        if keeps or needed.intersection(node.outputs):
             needed.update(node.inputs)
         else:
             end.append(node)
     return end[::-1]
+
+
+def _only_reads(node: Node) -> bool:
+    """Return whether a node writes nothing to pools, and reads no choice that others made."""
+    if node.kind == "attend":
+        return "k" not in node.roles and node.attributes.get("chosen_by") is None
+    return not node.uses_pools
 
 
 def _have_rows(program: Program, values: Iterable[int]) -> bool:

@@ -79,6 +79,18 @@ def test_segments_compute_what_the_model_does(name: str, tmp_path: Path) -> None
     assert segments.steps > 5
 
 
+def test_layers_that_keep_nothing_compute_wanted_rows(tmp_path: Path) -> None:
+    """Two segments, with the choice of rows between them."""
+    segments = checked("gemma4_ple", tmp_path)
+    narrowed = [size for _, size in segments.agrees if size.endswith("some of them wanted")]
+    assert sorted(narrowed) == [f"{each} rows, some of them wanted" for each in ("few", "many")]
+    stages = segments.narrowed
+    assert stages is not None
+    found = [each.wanted for each in stages.order if isinstance(each, Segment)]
+    assert found == [False, True]
+    assert {each.kind for each in stages.order if not isinstance(each, Segment)} == {"Gather"}
+
+
 @pytest.mark.parametrize("scheme", ["uniform", "page"])
 def test_coded_blocks_are_read_between_segments(scheme: str, tmp_path: Path) -> None:
     loaded, format = opened("llama", tmp_path), KVFormat(scheme, 8, 8)

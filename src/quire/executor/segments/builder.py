@@ -28,6 +28,7 @@ from quire.executor.segments.states import StateInstructions
 from quire.executor.segments.tables import TableInstructions
 from quire.program.passes import PRODUCTS, RESHAPES
 from quire.program.values import Node, Program
+from quire.program.wanted_rows import WANTED_ROWS
 
 _GATES = {"silu": "silu", "gelu_pytorch_tanh": "gelu_pytorch_tanh", "gelu_new": "gelu_pytorch_tanh"}
 UNARY = frozenset(
@@ -62,6 +63,7 @@ class Segment:
         groups: KV groups whose rows it needs, in order.
         states: layers and names of the recurrent states that it advances, in order.
         state_groups: groups of recurrent layers whose rows it needs, in order.
+        wanted: whether its rows are the wanted ones of the step.
     """
 
     native: Any
@@ -71,6 +73,7 @@ class Segment:
     groups: tuple[int, ...]
     states: tuple[tuple[int, str], ...]
     state_groups: tuple[int, ...]
+    wanted: bool
 
     def compute(self, given: list[mx.array]) -> list[mx.array]:
         """Return the outputs of a segment that reads no pools."""
@@ -172,6 +175,7 @@ class SegmentBuilder(StateInstructions, TableInstructions):
             groups=tuple(self._groups),
             states=tuple(self._states),
             state_groups=tuple(self._state_groups),
+            wanted=self._program.values[wanted[0]].shape[0] == WANTED_ROWS,
         )
 
     # -- views -----------------------------------------------------------------------------------

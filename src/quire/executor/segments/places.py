@@ -9,6 +9,7 @@ from operator import mul
 from typing import Any
 
 from quire.program.values import ROWS, Node, Size, Value
+from quire.program.wanted_rows import WANTED_ROWS
 
 MULTIPLE = 16
 """Sizes of heads and channels must be multiples of this: the kernels' longest vector."""
@@ -19,12 +20,12 @@ class UnsupportedNode(Exception):
 
 
 def row_shape(value: Value) -> tuple[int, ...]:
-    """Return the axes of one row of a value `[T, ...]`; `(1,)` of a value `[T]`.
+    """Return the axes of one row of a value `[T, ...]` or `[R, ...]`; `(1,)` of one `[T]` or `[R]`.
 
     Raises:
-        UnsupportedNode: the value has no row for each of the step's.
+        UnsupportedNode: the value has no row for each of the step's, or for each wanted one.
     """
-    if not value.shape or value.shape[0] != ROWS:
+    if not value.shape or value.shape[0] not in (ROWS, WANTED_ROWS):
         raise UnsupportedNode("values without a row for each of the step's")
     return fixed(value.shape[1:]) or (1,)
 

@@ -16,7 +16,7 @@ from quire.cache.pools import Pools
 from quire.cache.specs import KVLayout
 from quire.device.device import current_device
 from quire.device.dtypes import int32
-from quire.executor.inputs import StepInputs
+from quire.executor.inputs import SomeRows, StepInputs
 from quire.executor.kept_states import KeptStates
 from quire.executor.segments.builder import Segment
 from quire.executor.segments.exact import refused_nodes
@@ -28,6 +28,7 @@ from quire.program.folding import convert_tables, simplified
 from quire.program.low_rank import NUMBERS, with_low_rank
 from quire.program.trace import NotLinear, trace_body
 from quire.program.values import KEEPS_ORDER, Program
+from quire.program.wanted_rows import FIELD, with_wanted_rows
 from quire.sampling.sampler import may_move
 from quire.scheduler.plan import ScheduledSequence, StepPlan
 
@@ -80,13 +81,13 @@ class StepSegments:
     """Computes a model's steps by segments. Steps of three sizes (one row, few, many) are held
     against the model when they first come: their bits must be equal.
 
-    A step is left to the model if it has media or positions of several axes, or if the model
-    narrows it to its wanted rows.
+    A step is left to the model if it has media or positions of several axes.
 
     Args:
         program: the step's program. It is divided when a kind of step first comes.
         ops: the extension of CPU kernels.
-        narrows: whether the model computes its last layers for wanted rows only.
+        narrows: whether the model computes its last layers for wanted rows only. Segments then do
+            so, too.
         logits_of: computes logits of hidden states.
     """
 
@@ -123,6 +124,17 @@ class StepSegments:
             program, self._layout, self._ops, narrows=self._narrows, logits_of=self.logits_of
         )
 
+    @cached_property
+    def narrowed(self) -> Stages | None:
+        """The stages of a step whose end computes its wanted rows only; None if these are not all
+        in segments.
+        """
+        program = with_wanted_rows(self._program, attends=True)
+        if FIELD not in program.fields:
+            return None
+        stages = _divided(program, self._layout, self._ops, attention=Attends.INSIDE)
+        return stages if stages.in_place else None
+
     def compute(
         self,
         inputs: StepInputs,
@@ -130,16 +142,22 @@ class StepSegments:
         run_eagerly: Callable[[], mx.array],
         numbers: mx.array | None = None,
     ) -> Computed | None:
-        """Return the step's hidden states `[T, hidden]`; None if the model must compute them.
+        """Return the step's hidden states `[T, hidden]`, or `[R, hidden]` where the model narrows
+        the step; None if the model must compute them.
 
         Args:
             run_eagerly: runs the model, which writes to the pools; returns hidden states.
             numbers: of steps with adapters, each row's number among the factors, int32 `[T]`.
         """
-        if not self._serves(inputs):
+        if inputs.media is not None or inputs.cross is not None or inputs.positions.ndim > 1:
             return None
+        end = inputs.sampled_rows_only() if self._narrows else None
         kind = Attends.of(inputs), _size(len(inputs.tokens))
-        run = partial(self._run, inputs, numbers)
+        if end is not None:
+            kind = kind[0], f"{kind[1]}, some of them wanted"
+            if kind[0] is Attends.OUTSIDE or self.narrowed is None:
+                return None
+        run = partial(self._run, inputs, numbers, end)
         if kind not in self.agrees:
             if not _repeats(inputs):
                 return None
@@ -160,18 +178,33 @@ class StepSegments:
         plain = rows[0].format.scheme == "plain" and may_move(sampling)
         return plain and all(_goes_on(each) and each.format == rows[0].format for each in rows)
 
-    def _serves(self, inputs: StepInputs) -> bool:
-        if inputs.media is not None or inputs.cross is not None or inputs.positions.ndim > 1:
-            return False
-        return not self._narrows or inputs.wanted is None
+    def _run(
+        self,
+        inputs: StepInputs,
+        numbers: mx.array | None,
+        end: tuple[SomeRows, mx.array] | None = None,
+    ) -> Computed:
+        """Run the segments.
 
-    def _run(self, inputs: StepInputs, numbers: mx.array | None) -> Computed:
-        stages = self.stages(Attends.of(inputs))
+        Args:
+            end: the wanted rows as a step of their own, and their indices; None for all rows.
+        """
+        stages = self.stages(Attends.of(inputs)) if end is None else self.narrowed
+        assert stages is not None, "steps that are narrowed have stages of their own"
         fields = {"tokens": inputs.tokens, "positions": inputs.positions}
         if numbers is not None:
             fields[NUMBERS] = numbers
-        rows = _SegmentRows(self._ops, self._layout, inputs, at_once=stages.in_place)
-        (hidden,) = stages.run(fields, len(inputs.tokens), rows.compute, step=inputs)
+        every = _SegmentRows(self._ops, self._layout, inputs, at_once=stages.in_place)
+        wanted = every
+        if end is not None:
+            fields[FIELD] = end[1]
+            wanted = _SegmentRows(self._ops, self._layout, end[0], at_once=stages.in_place)
+        (hidden,) = stages.run(
+            fields,
+            len(inputs.tokens),
+            lambda segment, given: (wanted if segment.wanted else every).compute(segment, given),
+            step=inputs,
+        )
         self.steps += 1
         return Computed(hidden, in_place=stages.in_place)
 
@@ -214,7 +247,9 @@ class _SegmentRows:
         at_once: whether segments alone touch the pools, see `Stages.in_place`.
     """
 
-    def __init__(self, ops: Any, layout: KVLayout, inputs: StepInputs, *, at_once: bool) -> None:
+    def __init__(
+        self, ops: Any, layout: KVLayout, inputs: StepInputs | SomeRows, *, at_once: bool
+    ) -> None:
         self._ops, self._layout, self._inputs, self._at_once = ops, layout, inputs, at_once
         self._tables: dict[int, Any] = {}
         self._state_rows: dict[int, mx.array] = {}

@@ -18,6 +18,7 @@ from quire.program.passes import PRODUCTS
 from quire.program.primitives import VIEWS
 from quire.program.replay import run_node
 from quire.program.values import Node, Program
+from quire.program.wanted_rows import FIELD, WANTED, WANTED_ROWS
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,14 @@ class Stages:
             step: see `run_node`.
         """
         program, operations = self.program, current_device().operations
+        sizes = {"T": rows, WANTED: len(fields.get(FIELD, ()))}
         known = self._constants | {id: fields[name] for name, id in program.fields.items()}
         for stage in self.order:
             if isinstance(stage, Segment):
                 found = compute(stage, [known[id] for id in stage.given])
                 known.update(zip(stage.outputs, found, strict=True))
             else:
-                run_node(program, stage, known, operations=operations, sizes={"T": rows}, step=step)
+                run_node(program, stage, known, operations=operations, sizes=sizes, step=step)
         return [known[id] for id in program.outputs]
 
     @cached_property
@@ -83,7 +85,8 @@ def staged(
     outside = _outside(program, layout, ops, refused=refused)
     order: list[Segment | Node] = []
     known = {*program.constants, *program.fields.values()}
-    pending, inside = list(program.nodes), 0
+    inside = 0
+    pending, later = _by_rows(program)
     while pending:
         # What segments cannot compute comes first: the next segment is longer then.
         alone = _ready(pending, known, lambda node: node in outside)
@@ -93,14 +96,26 @@ def staged(
         pending = _without(pending, batch)
         if all(node.kind in VIEWS for node in batch):
             order += batch
-            continue
-        builder = SegmentBuilder(program, layout, ops)
-        for nodes in _instructions(batch):
-            _add(builder, nodes)
-        read = {value for node in pending for value in node.inputs} | set(program.outputs)
-        order.append(builder.finish(sorted(builder.computed & read)))
-        inside += len(batch)
+        else:
+            builder = SegmentBuilder(program, layout, ops)
+            for nodes in _instructions(batch):
+                _add(builder, nodes)
+            read = {value for node in (*pending, *later) for value in node.inputs}
+            read.update(program.outputs)
+            order.append(builder.finish(sorted(builder.computed & read)))
+            inside += len(batch)
+        if not pending:
+            pending, later = later, []
     return Stages(program, tuple(order), inside)
+
+
+def _by_rows(program: Program) -> tuple[list[Node], list[Node]]:
+    """Return the nodes whose values have all rows, and those whose values have the wanted ones."""
+    every, wanted = list[Node](), list[Node]()
+    for node in program.nodes:
+        shapes = [program.values[id].shape for id in node.outputs]
+        (wanted if any(shape[:1] == (WANTED_ROWS,) for shape in shapes) else every).append(node)
+    return every, wanted
 
 
 def _outside(program: Program, layout: KVLayout, ops: Any, refused: Collection[str]) -> set[Node]:
