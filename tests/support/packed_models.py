@@ -12,7 +12,6 @@ from mlx.utils import tree_unflatten
 from quire.device.weights import Packing
 from quire.models.base import LanguageModel, named_layers, named_parameters
 from quire.models.layers.linear import use_device_products
-from quire.models.layers.moe import ExpertLinear
 from quire.models.registry import build
 from quire.models.weights.layouts import store_joined
 from quire.models.weights.quantization import has_float_codes, pack_like, packed_twin
@@ -20,6 +19,10 @@ from tests.support.packings import MXFP4, packed
 from tests.support.tiny_models import with_small_scores
 
 FOUR_BITS = Packing(64, 4, "affine")
+_SPREAD = 0.2
+"""Standard deviation of drawn vectors from what a built model holds."""
+_WIDE = ("e_score_correction_bias", "A_log", ".D", "dt_bias", "indexer.k_norm.weight")
+"""Ends of names of tensors that checkpoints in bfloat16 have in float32."""
 
 
 def in_codes(model: nn.Module, packing: Packing = FOUR_BITS, within: str = "") -> None:
@@ -35,13 +38,7 @@ def in_codes(model: nn.Module, packing: Packing = FOUR_BITS, within: str = "") -
 
 
 def experts_in_mxfp4(model: nn.Module) -> None:
-    """Mutates: draw the matrices of experts, which are zeros where a model is built, and pack them
-    alone, as gpt-oss is published.
-    """
-    for module in named_layers(model).values():
-        if isinstance(module, ExpertLinear):
-            drawn = mx.random.normal(module.weight.shape) * module.weight.shape[-1] ** -0.5
-            module.weight = drawn / 4  # so that little changes where rounding chooses an expert
+    """Mutates: pack the matrices of experts alone, as gpt-oss is published."""
     in_codes(model, MXFP4, "experts")
 
 
@@ -49,13 +46,14 @@ def packed_model(
     config: dict[str, Any], pack: Callable[[nn.Module], None] = in_codes
 ) -> LanguageModel:
     twin, model = build(config), build(config)
+    draw_constants(twin)
     pack(twin)
     weights = dict(named_parameters(twin))
     kept = [path for path in named_layers(twin) if has_float_codes(weights, path)]
     weights |= {
         name: _narrow(each)
         for name, each in weights.items()
-        if name.removesuffix(".scales") not in kept
+        if name.removesuffix(".scales") not in kept and not name.endswith(_WIDE)
     }
     if str(config["model_type"]).startswith("gemma4"):
         weights = with_small_scores(weights)
@@ -64,6 +62,27 @@ def packed_model(
     model.load_weights(list(weights.items()))
     mx.eval(list(weights.values()))
     return model
+
+
+def draw_constants(model: nn.Module) -> None:
+    """Mutates: draw what a built model holds as equal numbers until a checkpoint fills it, such as
+    experts and convolutions; norms, biases, sinks and scales stay near what they are.
+    """
+    drawn = {name: _drawn(name, each) for name, each in named_parameters(model).items()}
+    model.load_weights(list(drawn.items()), strict=False)
+
+
+def _drawn(name: str, each: mx.array) -> mx.array:
+    noise = mx.random.normal(each.shape)
+    if name.endswith("A_log"):
+        return noise - 2  # states last for some tokens
+    if each.ndim < 2:
+        return each + _SPREAD * noise
+    if mx.any(each != each.flatten()[0]):
+        return each
+    if "conv" in name:
+        return noise * each[0].size ** -0.5
+    return noise * (3 * each.shape[-1]) ** -0.5  # as large as those of `nn.Linear`
 
 
 def join_matrices(model: LanguageModel) -> None:

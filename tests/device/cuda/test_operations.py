@@ -71,7 +71,7 @@ def test_matrices_without_a_kernel_are_unpacked_where_mlx_would_compile(
     outputs: int, packing: Packing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weight = packed(mx.random.normal((outputs, 128), key=mx.random.key(0)), packing)
-    x, bias = mx.random.normal((8, 128), key=mx.random.key(1)), mx.ones((outputs,))
+    x, bias = (mx.random.normal(shape, key=mx.random.key(1)) for shape in ((8, 128), (outputs,)))
     expected = Operations().packed_linear(x, weight, bias)
     monkeypatch.setattr(mx, "quantized_matmul", refused)
     got = CUDAOperations().packed_linear(x, weight, bias)

@@ -10,8 +10,9 @@ import pytest
 from quire.executor import factory
 from quire.executor.graphs.opening import open_cuda_graphs
 from quire.executor.graphs.runner import CUDAGraphs
-from quire.scheduler.prefill_budget import PrefillBudget
+from quire.executor.inputs import StepInputs
 from tests.executor.graphs.recorded import Compared
+from tests.support.choices import Choices
 
 
 @pytest.fixture
@@ -34,22 +35,16 @@ def wholes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[CUDAGraphs]]:
 def recorded_prompts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the prompt rows of each recorded step that has any."""
     found: list[int] = []
-    observe = PrefillBudget.observe
+    compute = CUDAGraphs.compute
 
-    def noted(
-        self: PrefillBudget,
-        decode_rows: int,
-        chunks: int,
-        prompt_rows: int,
-        seconds: float,
-        *,
-        graphed: bool = False,
-    ) -> None:
-        if graphed and prompt_rows:
-            found.append(prompt_rows)
-        observe(self, decode_rows, chunks, prompt_rows, seconds, graphed=graphed)
+    def noted(self: CUDAGraphs, inputs: StepInputs, *arguments: Any, **options: Any) -> Any:
+        computed = compute(self, inputs, *arguments, **options)
+        rows = [each.count for each in inputs.sequences if each.count > 1 or not each.start]
+        if rows and computed is not None and computed.graphed:
+            found.append(sum(rows))
+        return computed
 
-    monkeypatch.setattr(PrefillBudget, "observe", noted)
+    monkeypatch.setattr(CUDAGraphs, "compute", noted)
     return found
 
 
@@ -57,4 +52,4 @@ def recorded_prompts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def compared(
     wholes: list[CUDAGraphs], recorded_prompts: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> Compared:
-    return Compared(wholes, recorded_prompts, monkeypatch)
+    return Compared(wholes, recorded_prompts, Choices(monkeypatch), monkeypatch)

@@ -39,7 +39,8 @@ def chain(part: Part, *, by_product: bool = True) -> Program:
     and a norm.
     """
     nodes, (x, h) = list[Node](), (0, 1)
-    norm = Weight("norm", mx.ones((WIDTH,), mx.bfloat16))
+    near_one = mx.random.normal((WIDTH,), loc=1, scale=0.2, key=mx.random.key(0))
+    norm = Weight("norm", near_one.astype(mx.bfloat16))
     for layer in range(LAYERS):
         y, total, added, normed = range(2 + 4 * layer, 6 + 4 * layer)
         if by_product:

@@ -37,8 +37,8 @@ FAULTS = {
     ),
     "a head lost": ("const int own = query ? head :", "const int own = query ? head & ~1 :"),
     "one wrong expert": (
-        "chosen[row * TOP + lane] = own_expert;",
-        "chosen[row * TOP + lane] = lane == 1 ? (own_expert + 1) % EXPERT_COUNT : own_expert;",
+        "own_expert = expert;",
+        "own_expert = k == 1 ? (expert + 1) % EXPERT_COUNT : expert;",
     ),
 }
 
