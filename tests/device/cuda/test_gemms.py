@@ -28,6 +28,7 @@ from quire.executor.graphs import product_kernels
 from quire.executor.graphs.arithmetic import gated as joined_by
 from quire.executor.graphs.coding_check import DeviceRunner, KernelRunner
 from quire.executor.graphs.operands import UNPACKED
+from quire.executor.graphs.product_endings import ProductEnding
 from quire.executor.graphs.recorder import EXPERT_TILE, Kernel, most_skinny_pairs
 from quire.executor.graphs.source import source_text
 from tests.device.cuda.cards import CARDS, H200
@@ -156,7 +157,7 @@ STORE_DIGITS = """for (int c = threadIdx.x * 8; c < (WIDTH + 255) / 256 * 256; c
 store_digits(to, row, ROWS, c, x + min(c, WIDTH - 8), c < WIDTH);"""
 STORE_ALL_DIGITS = "store_all_digits(to, row, ROWS, 0, x, WIDTH);"
 STORE_OWN_DIGITS = """for (int c = threadIdx.x; c < (WIDTH + 31) / 32 * 32; c += 32)
-store_own_digits(to, row, ROWS, c, x[min(c, WIDTH - 1)], c < WIDTH);"""
+store_own_digits(to, row, ROWS, c, (float)x[min(c, WIDTH - 1)], c < WIDTH);"""
 
 
 def digits_of(x: mx.array, storing: str = STORE_DIGITS) -> mx.array:
@@ -321,6 +322,50 @@ def test_products_by_digits_are_those_of_float32(packing: Packing) -> None:
     for endless in (float("inf"), float("nan")):
         broken = mx.where(mx.arange(inputs) == 100, endless, x).astype(mx.bfloat16)
         assert not mx.isfinite(result(broken)).any().item()
+
+
+@pytest.mark.parametrize("factor", [1.0, 300.0, 2e-9])
+@pytest.mark.parametrize("cut", [skinny_gemm.Cut(1, 3, 4, 1), skinny_gemm.Cut(2, 8, 2, 3)], ids=str)
+def test_norms_behind_products_are_rounded_less_than_the_model_rounds(
+    cut: skinny_gemm.Cut, factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A product adds a residual, and writes the row before the norm's factor; a gate reads it."""
+    monkeypatch.setattr(skinny_gemm, "_chosen", lambda _: (1, cut))
+    inputs, width, outputs, eps = 1280, 704, 192, 1e-6
+    (*out, _), (*gate, a), (*up, b) = (
+        matrix(*shape, AFFINE, seed)
+        for seed, shape in enumerate([(width, inputs), (outputs, width), (outputs, width)])
+    )
+    x, residual = random(1, inputs, seed=3), random(1, width, seed=4) * factor
+    weight = random(width, seed=5) + 1
+    ending = ProductEnding(
+        ("const T* residual", "const T* scale", "T* sums", "float* squares_to", "uint4* digits"),
+        before="const float a = ends ? number(scale[n]) : 0.f;",
+        loads="const float b = ends ? number(residual[n]) : 0.f;",
+        elements="if (ends) put(sums[n], b + product); "
+        "const float c = as_bfloat16(b + product); store_squares(squares_to, n, c, ends); "
+        "store_own_digits(digits, 0, 1, n, c * a, ends);",
+    )
+    first = replace(few(inputs, width, AFFINE, 1), layout=RowLayout.DIGITS)
+    second = replace(few(width, outputs, AFFINE, 1, gated=True), layout=RowLayout.DIGITS)
+    sums, y = mx.zeros((1, width), mx.bfloat16), mx.zeros((1, outputs), mx.bfloat16)
+    digits, squares = mx.zeros((width // 64 * DIGIT_WORDS,), mx.uint32), mx.zeros((width // 16,))
+    source = product_kernels.linear(first, (width,), offsets=False, ending=ending)
+    given = [number(1), digits_of(x), *out, residual, weight, sums, squares, digits]
+    run(source, first, given, first.grid(-(-width // first.width)))
+    source = product_kernels.gated(second, "silu", eps=eps)
+    given = [number(1), digits, squares, *gate, *up, y]
+    run(source, second, given, second.grid(-(-outputs // second.width)))
+
+    def gated(rows: mx.array) -> mx.array:
+        left, right = (rows.astype(mx.float32) @ each.T for each in (a, b))
+        return left * mx.sigmoid(left) * right
+
+    wide = sums.astype(mx.float32)
+    normed = wide * mx.rsqrt(mx.square(wide).mean() + eps)
+    rounded = normed.astype(mx.bfloat16) * weight
+    expected = gated(normed * weight.astype(mx.float32))
+    assert error(y, expected) < error(gated(rounded).astype(mx.bfloat16), expected)
 
 
 @pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])

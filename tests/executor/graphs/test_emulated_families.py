@@ -67,6 +67,19 @@ def test_recorded_steps_compute_what_the_model_does(family: str, compared: Compa
     compared.assert_agree(opened(grown(family)), PLAIN, rounds, ["2-r1", "again 2-r0"])
 
 
+@pytest.mark.parametrize(("family", "turned"), [("qwen2", 3), ("granite", 3), ("smollm3", 2)])
+def test_products_of_one_row_begin_the_norms_behind_them(
+    family: str, turned: int, compared: Compared
+) -> None:
+    """With biases, multiplied sums, and a layer without rotation."""
+    rounds = streams_of([1]) + streams_of([1], "again ")
+    compared.assert_agree(opened(grown(family)), PLAIN, rounds, ["again 1-r0"], counts=[1])
+    (whole,) = compared.wholes
+    sources = list(map(str, whole._cache.recorded(1, KVFormat()).sources))
+    assert sum("store_squares(squares_to," in text for text in sources) == 5, "all but two norms"
+    assert sum("#define HEAD_ROWS 64" in text for text in sources) == turned
+
+
 @pytest.mark.parametrize("format", [PAGE, KVFormat("uniform", 4, 4), TURBO], ids=str)
 @pytest.mark.parametrize("family", GROWN_FAMILIES)
 def test_recorded_steps_read_and_write_codes(

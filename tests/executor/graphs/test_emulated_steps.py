@@ -135,18 +135,30 @@ def test_graphs_stay_where_pools_grow_in_place(
     assert company.answers["third"].tokens == company.answers["first"].tokens
 
 
-@pytest.mark.parametrize("family", [pytest.param("llama", marks=pytest.mark.slow), "gemma4_moe"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "gemma4_moe",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("llama", "qwen3_moe")),
+    ],
+)
 def test_steps_of_one_row_multiply_by_digits(
     family: str, compared: Compared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Norms, attention and gates write the digits of the rows that all other products read."""
+    """Norms, attention and gates write the digits of the rows that all other products read.
+
+    Where norms follow the sums behind products, these write digits before the norm's factor; and
+    where heads have no norms, products prepare them.
+    """
     marks = {"experts": "EXPERTS 1", "gates": "GATED 1", "attention": "K_DIM", "splits": "PLACE"}
-    readers, writers = set[str](), set[str]()
+    endings = {"store_squares(squares_to,", "HEAD_ROWS 64", "UNSCALED 1"}
+    readers, writers, ended = set[str](), set[str](), set[str]()
     functions = EmulatedCompiler.functions
 
     def noted(self: EmulatedCompiler, sources: Sequence[str]) -> list[int]:
         for each in map(str, sources):
             kinds = {kind for kind, mark in marks.items() if f"#define {mark}" in each}
+            ended.update(ending for ending in endings if ending in each)
             if "#define DIGITS 1\n" in each:
                 readers.add(" ".join(sorted(kinds)))
             if "#define DIGIT_ROWS 1\n" in each:
@@ -160,9 +172,12 @@ def test_steps_of_one_row_multiply_by_digits(
     ]
     names = [rounds[1][0].id]
     compared.assert_agree(opened(FAMILIES[family]), PLAIN, rounds, names, counts=[1])
-    experts = family != "llama"
-    assert readers == {"", "gates"} | ({"experts", "experts gates"} if experts else set())
-    assert writers == {"attention", "splits", "gates"} | ({"experts gates"} if experts else set())
+    experts, gates = family != "llama", family != "qwen3_moe"
+    heads = {"HEAD_ROWS 64"} if family == "qwen3_moe" else set[str]()
+    assert ended == (set() if family == "gemma4_moe" else endings - heads)
+    own = {"gates"} if gates else set[str]()
+    assert readers == {"", *own} | ({"experts", "experts gates"} if experts else set())
+    assert writers == {"attention", "splits", *own} | ({"experts gates"} if experts else set())
 
 
 @pytest.mark.parametrize("family", ["llama", pytest.param("gemma4_moe", marks=pytest.mark.slow)])

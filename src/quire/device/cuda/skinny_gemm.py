@@ -342,7 +342,7 @@ def _cut_of_digits(gemm: SkinnyGemm) -> Cut:
     if gemm.experts:
         return _cut_of_expert_digits(gemm)
     if gemm.gated and not _is_narrow(gemm):
-        return Cut(1, 4, 4, stages=2)
+        return Cut(1, 8, 2, stages=2)
     if gemm.gated:
         return Cut(2, 8, 2, stages=3) if blocks >= most else Cut(1, 16, 4, stages=2)
     if blocks <= most:
@@ -352,14 +352,15 @@ def _cut_of_digits(gemm: SkinnyGemm) -> Cut:
         if _fits(gemm, wide, each):
             return wide
         return Cut(2, -(-groups // 4), 4, stages=1) if is_short else Cut(2, 8, 2, stages=2)
-    few = 5 * blocks <= 7 * most
+    few, chunks = 5 * blocks <= 7 * most, -(-groups // 4)
+    rounds = -(-chunks // 16)
     if few and 2048 <= gemm.inputs <= _TWO_ROUNDS:
-        chunks = -(-groups // 4)
-        rounds = -(-chunks // 16)
         return Cut(2, -(-chunks // rounds), 4, stages=rounds)
     if few:
         return Cut(1, 16, 4 if groups > 64 else 2, stages=2)
-    return Cut(1, 4, 4, stages=2) if is_short else Cut(2, 8, 4, stages=min(3, -(-groups // 32)))
+    if is_short:
+        return Cut(1, 4, 4, stages=2)
+    return Cut(2, 8, 4, stages=2) if rounds == 1 else Cut(1, -(-chunks // rounds), 4, stages=2)
 
 
 def _cut_of_expert_digits(gemm: SkinnyGemm) -> Cut:

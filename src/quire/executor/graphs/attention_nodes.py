@@ -14,6 +14,7 @@ from quire.executor.graphs.layer_attention import HeadRows, LayerAttention, Rota
 from quire.executor.graphs.operands import HeadOperand, UnsupportedNode, check_heads
 from quire.executor.graphs.places import NodeKinds
 from quire.executor.graphs.pools import TailCoding
+from quire.executor.graphs.recorder import Buffer
 from quire.program.values import Node, Program
 
 
@@ -22,9 +23,11 @@ class AttentionRecording(IndexerRecording):
 
     Attributes:
         _layout: says which layer owns the keys that a layer reads.
+        _prepared: queries that their products have rotated, by the attention that reads them.
     """
 
     _layout: KVLayout
+    _prepared: dict[Node, Buffer]
 
     @property
     def kinds(self) -> NodeKinds:
@@ -50,6 +53,7 @@ class AttentionRecording(IndexerRecording):
         heads = {role: HeadOperand.of(inner, attend, role) for role in roles}
         q, k, v = heads["q"], heads["k"], heads.get("v")
         assert q is not None, "attention has queries"
+        prepared = self._prepared.get(node)
         head_dim = spec.head_dim
         if not paged.takes(head_dim, spec.value_dim):
             raise UnsupportedNode(f"heads of {head_dim}, with values of {spec.value_dim}")
@@ -68,8 +72,8 @@ class AttentionRecording(IndexerRecording):
             scale=own["scale"],
             softcap=own.get("softcap"),
             q=self._head_rows(q),
-            k=None if k is None else self._head_rows(k),
-            v=None if v is None else self._head_rows(v),
+            k=None if k is None or prepared else self._head_rows(k),
+            v=None if v is None or prepared else self._head_rows(v),
             normed=q.norm is not None,
             values_normed=v is not None and v.norm is not None,
             eps=max(eps, default=0.0),
@@ -82,6 +86,7 @@ class AttentionRecording(IndexerRecording):
             value_dim=spec.value_dim,
             value_in_key=spec.value_in_key,
             chosen=chosen,
+            prepared=prepared,
         )
         pool.record(recorder, described)
         self._has_attended(own.get("chosen_by"))

@@ -53,6 +53,8 @@ class LayerAttention:
         sinks: `[heads]`, one extra score for each row's softmax; None without.
         value_dim: size of a value; 0 means `head_dim`.
         value_in_key: whether a value is the beginning of its key.
+        prepared: queries that need no more, while keys and values are where they belong; None if
+            a kernel is to rotate and to store them.
         chosen: the keys that an indexer chose for each row; None if rows attend to all that they
             see.
     """
@@ -77,3 +79,4 @@ class LayerAttention:
     value_dim: int = 0
     value_in_key: bool = False
     chosen: ChosenKeys | None = None
+    prepared: Buffer | None = None

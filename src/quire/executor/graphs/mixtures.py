@@ -186,7 +186,7 @@ class MixtureRecording(ValueRecording):
         size = routed.pairs * width // 64 * (128 if layout is None else layout.bytes)
         inner = recorder.buffer(before + size, reads)
         offsets = [recorder.weight(each) for each in biases if each is not None]
-        arguments = [self._multiplied(x, gemm)]
+        arguments = self._multiplied(x, gemm)
         arguments += [part for each in weights for part in recorder.matrix(each)]
         arguments += [*offsets, order.address, tiles.address, inner.address]
         arguments += [inner.address + before] * bool(before)
@@ -200,6 +200,7 @@ class MixtureRecording(ValueRecording):
             offsets=bool(offsets),
             layout=layout,
             tiles=routed.max_tiles,
+            eps=self._eps(x),
         )
         grid = gemm.grid(-(-width // gemm.width), routed.max_tiles)
         recorder.add_product(gemm, source, grid, arguments=arguments, reads=reads, writes=[inner])

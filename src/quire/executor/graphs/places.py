@@ -34,6 +34,19 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class Unscaled:
+    """A norm's output before it is divided by the root of its mean square.
+
+    Attributes:
+        squares: address of the sums of squares of the norm's input, float32, one for 16 elements.
+        eps: of the norm.
+    """
+
+    squares: int
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
 class Operand:
     """Rows that a kernel reads, or a weight.
 
@@ -77,6 +90,10 @@ class ValueRecording:
         self._program, self._uses = program, Uses(program)
         self._laid_out: dict[tuple[int, RowLayout], int] = {}
         """Addresses of the rows of values in the layouts in which their kernels also write them."""
+        self._unscaled: dict[int, Unscaled] = {}
+        """Norms' outputs that their norms have not scaled."""
+        self._elsewhere: set[int] = set()
+        """Values that their buffers do not hold as MLX would compute them."""
         self._places = {id: given[name] for name, id in program.fields.items()}
         self._targets = dict(zip(map(self._uses.source, program.outputs), outputs, strict=True))
         self._begin(program)
@@ -99,11 +116,19 @@ class ValueRecording:
         places = map(self._place, values)
         return list(dict.fromkeys(each.buffer for each in places if each.buffer is not None))
 
-    def _multiplied(self, x: int, gemm: Gemm) -> int:
-        """Return the address of the rows that a product reads, in its layout."""
+    def _multiplied(self, x: int, gemm: Gemm) -> list[int]:
+        """Return the arguments `product_kernels.rows_of` of a product, in its layout."""
+        source = self._uses.source(x)
+        unscaled = self._unscaled.get(source)
+        squares = [] if unscaled is None else [unscaled.squares]
         if isinstance(gemm, WideGemm) or gemm.layout is None:
-            return self._place(x).address
-        return self._laid_out[self._uses.source(x), gemm.layout]
+            return [self._place(x).address, *squares]
+        return [self._laid_out[source, gemm.layout], *squares]
+
+    def _eps(self, x: int) -> float | None:
+        """Return the epsilon of the norm that has not scaled a value; None if it is scaled."""
+        unscaled = self._unscaled.get(self._uses.source(x))
+        return None if unscaled is None else unscaled.eps
 
     def _wanted_layouts(self, node: Node) -> LaidOutRows:
         """Return the outputs of a region of rows that products should read in another layout."""

@@ -119,7 +119,7 @@ class LayerPool(ABC):
             sinks=sinks,
         )
         numbers = recorder.constant(score_numbers(layer.scale, layer.softcap))
-        q = self._heads(recorder, layer)
+        q = layer.prepared or self._heads(recorder, layer)
         more = () if layer.sinks is None else (recorder.weight(layer.sinks),)
         ending = layer.result.address, *more, *[layer.digits] * bool(layer.digits)
         self._attend(
@@ -127,7 +127,8 @@ class LayerPool(ABC):
                 recorder, self.group, layer, shape=shape, q=q, numbers=numbers, ending=ending
             )
         )
-        recorder.release(q)
+        if layer.prepared is None:
+            recorder.release(q)
 
     def _heads(self, recorder: Recorder, layer: LayerAttention) -> Buffer:
         """Record the kernel that prepares queries and keys, and stores keys and values."""
@@ -167,6 +168,12 @@ class LayerPool(ABC):
         )
         return q
 
+    def plain_slots(self, recorder: Recorder) -> tuple[int, ...] | None:
+        """Return the addresses of each row's block and offset, and of keys and values, if the pool
+        stores them as they are; else None.
+        """
+        return None
+
     @abstractmethod
     def _destination(self, recorder: Recorder, layer: LayerAttention) -> Destination:
         """Return where the keys and values of the rows are written."""
@@ -196,6 +203,10 @@ class PlainPool(LayerPool):
 
     def writes_digits(self, value_dim: int) -> bool:
         return value_dim % 64 == 0
+
+    def plain_slots(self, recorder: Recorder) -> tuple[int, ...] | None:
+        group = recorder.inputs.group(self.group)
+        return group.blocks, group.offsets, *self.arrays
 
     def _destination(self, recorder: Recorder, layer: LayerAttention) -> Destination:
         group = recorder.inputs.group(self.group)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import mlx.core as mx
+
 from quire.device.cuda.inboxes import Inboxes
 from quire.device.cuda.packed import ACTIVATIONS, product_functions
 from quire.device.cuda.row_layout import RowLayout
@@ -12,7 +14,9 @@ from quire.device.cuda.warpgroup_gemm import WarpgroupGemm
 from quire.device.cuda.wide_gemm import WideGemm
 from quire.device.gpu_kernels import kernel_text
 from quire.executor.graphs.kernels import source_text
+from quire.executor.graphs.product_endings import ProductEnding
 from quire.executor.graphs.rank_sums import rank_constants, sending_functions
+from quire.executor.graphs.source import literal
 
 _PRODUCTS = "quire.device.cuda"
 Gemm = SkinnyGemm | WideGemm | WarpgroupGemm
@@ -24,36 +28,50 @@ first.
 
 
 def linear(
-    gemm: Gemm, outputs: tuple[int, ...], *, offsets: bool, inboxes: Inboxes | None = None
+    gemm: Gemm,
+    outputs: tuple[int, ...],
+    *,
+    offsets: bool,
+    inboxes: Inboxes | None = None,
+    eps: float | None = None,
+    ending: ProductEnding | None = None,
 ) -> str:
     """Return the source of a product.
 
-    Parameters: rows, x, then weight, y and, with `offsets`, a bias (or 0) for each matrix; of
-    `WarpgroupGemm` with `sharing`, sums and flags; the table of `inboxes`.
+    Parameters: rows, `rows_of`, then weight, y and, with `offsets`, a bias (or 0) for each matrix;
+    of `WarpgroupGemm` with `sharing`, sums and flags; the table of `inboxes`. With an `ending` its
+    own, and no y.
 
     Args:
         inboxes: to which `SkinnyGemm` sends the rows of its one matrix; None if it sends none.
+        eps: see `rows_of`.
+        ending: what `SkinnyGemm` computes of the only row's products, instead of storing them.
     """
-    parameters = ["const int* rows", "const T* x"]
+    parameters = ["const int* rows", *rows_of(eps)]
     for n in range(len(outputs)):
-        parameters += [*_weight(gemm, str(n)), f"T* y{n}", *[f"const T* offsets{n}"] * offsets]
+        parameters += _weight(gemm, str(n))
+        parameters += [*[f"T* y{n}"] * (ending is None), *[f"const T* offsets{n}"] * offsets]
     weight = _parts_of(gemm)
-    names = [*weight, "y", *["offsets"] * offsets]
+    names = [*weight, *["y"] * (ending is None), *["offsets"] * offsets]
     kinds = {name: WEIGHT_PARTS[name] for name in weight} | {"y": "T*", "offsets": "const T*"}
-    chosen = [f"int outputs = {outputs[0]};"]
+    chosen = [f"int outputs = {outputs[0]};", "[[maybe_unused]] int matrix = 0;"]
     chosen += [f"[[maybe_unused]] {kinds[name]} {name} = {name}0;" for name in names]
     for n, before in enumerate(parts(gemm, outputs)[:-1], 1):
         chosen += [
-            f"if (part >= {before}) {{ part -= {before}; outputs = {outputs[n]};",
+            f"if (part >= {before}) {{ part -= {before}; outputs = {outputs[n]}; matrix = {n};",
             *(f"{name} = {name}{n};" for name in names),
         ]
     chosen += ["}" * (len(outputs) - 1)]
-    more: dict[str, object] = {"GELU": 0, "OFFSETS": int(offsets)}
+    more: dict[str, object] = {"GELU": 0, "OFFSETS": int(offsets), **_scaling(eps)}
     functions = ""
     if inboxes is not None:
         parameters.append("const long long* inboxes")
         more |= {"SENDS": 1, **rank_constants(inboxes)}
         functions = sending_functions()
+    if ending is not None:
+        parameters += ending.parameters
+        more |= ending.defines
+        functions = kernel_text(_PRODUCTS, "rows.cuh")
     lines, words = ["const int x_shape[1] = {*rows};"], _words(gemm)
     if isinstance(gemm, WarpgroupGemm):
         more["W_TILES"] = sum(parts(gemm, outputs))
@@ -64,6 +82,20 @@ def linear(
         lines += ["int part = blockIdx.x;", *chosen]
         lines += [f"const int w_shape[2] = {{outputs, {words}}};"]
     return _product(parameters, lines, gemm, more=more, functions=functions)
+
+
+def rows_of(eps: float | None) -> list[str]:
+    """Return the parameters of the rows that a product reads: the rows and, where a norm has not
+    scaled them, their sums of squares.
+
+    Args:
+        eps: of that norm; None where rows are scaled.
+    """
+    return ["const T* x", *["const float* squares"] * (eps is not None)]
+
+
+def _scaling(eps: float | None) -> dict[str, object]:
+    return {} if eps is None else {"UNSCALED": 1, "EPS": literal(eps, mx.float32)}
 
 
 def by_head(gemm: Gemm, heads: int, x_row: int, x_head: int) -> str:
@@ -94,18 +126,25 @@ def parts(gemm: Gemm, outputs: tuple[int, ...]) -> list[int]:
     return [-(-n // gemm.width) for n in outputs]
 
 
-def gated(gemm: Gemm, activation: str, others: int = 0, digit_rows: int = 0) -> str:
+def gated(
+    gemm: Gemm,
+    activation: str,
+    others: int = 0,
+    digit_rows: int = 0,
+    eps: float | None = None,
+) -> str:
     """Return the source of a product and its gate.
 
-    Parameters: rows, x, weights of gate and up, y, and y's digits if they are wanted; of
-    `WarpgroupGemm` with `sharing`, sums and flags. Where the gate multiplies other rows: rows, x,
-    weight, y, and these.
+    Parameters: rows, `rows_of`, weights of gate and up, y, and y's digits if they are wanted; of
+    `WarpgroupGemm` with `sharing`, sums and flags. Where the gate multiplies other rows: rows,
+    `rows_of`, weight, y, and these.
 
     Args:
         others: elements from one of the other rows to the next, of `SkinnyGemm`; 0 without them.
         digit_rows: of `SkinnyGemm`, rows of y's records of digits; 0 without digits.
+        eps: see `rows_of`.
     """
-    parameters = ["const int* rows", "const T* x"]
+    parameters = ["const int* rows", *rows_of(eps)]
     parameters += _weight(gemm) if others else _gate_and_up(gemm)
     parameters += ["T* y", *["const T* others"] * bool(others), *_digits(digit_rows)]
     lines = [
@@ -113,7 +152,7 @@ def gated(gemm: Gemm, activation: str, others: int = 0, digit_rows: int = 0) -> 
         f"const int w_shape[2] = {{{gemm.outputs}, {_words(gemm)}}};",
     ]
     more: dict[str, object] = {"GELU": ACTIVATIONS[activation], "OTHERS": others}
-    more["DIGIT_ROWS"] = digit_rows
+    more |= {"DIGIT_ROWS": digit_rows, **_scaling(eps)}
     if isinstance(gemm, WarpgroupGemm):
         more["W_TILES"] = -(-gemm.outputs // gemm.width)
         more["MATRIX(tile)"] = f"const int part = tile, N = {gemm.outputs};"
@@ -130,11 +169,12 @@ def experts_first(
     offsets: bool,
     tiles: int,
     layout: RowLayout | None = None,
+    eps: float | None = None,
 ) -> str:
     """Return the source of the experts' first products.
 
-    Parameters: x, weights of one matrix or of gate and up, offsets, order, tiles, y, and y's digits
-    if that is its layout.
+    Parameters: `rows_of`, weights of one matrix or of gate and up, offsets, order, tiles, y, and
+    y's digits if that is its layout.
 
     Args:
         top: number of experts of a row.
@@ -144,13 +184,14 @@ def experts_first(
         tiles: the most tiles.
         layout: of the pairs' rows, as the last products read them: `SkinnyGemm` also writes their
             digits, `WarpgroupGemm` writes y as interleaved rows.
+        eps: see `rows_of`.
     """
     digits = layout is RowLayout.DIGITS
-    parameters = ["const T* x", *(_gate_and_up(gemm) if gemm.gated else _weight(gemm))]
+    parameters = [*rows_of(eps), *(_gate_and_up(gemm) if gemm.gated else _weight(gemm))]
     if offsets:
         parameters += ["const T* offsets", "const T* offsets_up"][: 1 + gemm.gated]
     parameters += ["const int* order", "const int* tiles", "T* y", *_digits(int(digits))]
-    more: dict[str, object] = {"TOP": top, "FIRST": 1, "OFFSETS": int(offsets)}
+    more: dict[str, object] = {"TOP": top, "FIRST": 1, "OFFSETS": int(offsets), **_scaling(eps)}
     more["DIGIT_ROWS"] = int(digits)
     more["Y_INTERLEAVED"] = int(layout is RowLayout.INTERLEAVED)
     more["GELU"] = ACTIVATIONS.get(activation, 0)
@@ -223,7 +264,7 @@ def _product(
 ) -> str:
     head, body = product_functions(), kernel_text(_PRODUCTS, gemm.source)
     reads = isinstance(gemm, SkinnyGemm) and gemm.layout is not None
-    if reads or more.get("DIGIT_ROWS"):
+    if reads or more.get("DIGIT_ROWS") or "ENDS" in more:
         head += kernel_text(_PRODUCTS, "digits.cuh") + kernel_text(_PRODUCTS, "byte_product.cuh")
     if isinstance(gemm, WarpgroupGemm):
         head += gemm.functions

@@ -9,6 +9,7 @@ from quire.device.cuda.row_layout import RowLayout
 from quire.device.cuda.skinny_gemm import SkinnyGemm
 from quire.device.weights import Packing
 from quire.executor.graphs import product_kernels
+from quire.executor.graphs.ended_products import EndedRecording
 from quire.executor.graphs.exchange import ExchangeRecording
 from quire.executor.graphs.library_products import LibraryRecording
 from quire.executor.graphs.operands import (
@@ -32,8 +33,10 @@ _FEW_OUTPUTS = 512
 """Most outputs of a matrix whose product is computed by one warp for each element."""
 
 
-class ProductRecording(ExchangeRecording, LibraryRecording):
-    """Records products. Some send their rows to other ranks, a library computes some."""
+class ProductRecording(EndedRecording, ExchangeRecording, LibraryRecording):
+    """Records products. Some send their rows to other ranks, a library computes some, and some
+    compute what follows them.
+    """
 
     @property
     def kinds(self) -> NodeKinds:
@@ -43,6 +46,8 @@ class ProductRecording(ExchangeRecording, LibraryRecording):
 
     def _products(self, node: Node) -> None:
         """Record products of the same rows with several matrices, each into its own buffer."""
+        if self._ends_with_norm(node) or self._ends_with_heads(node):
+            return
         nodes = [each for each in (node.arguments or [node]) if each.kind in PRODUCTS]
         for each in nodes:
             if not is_readable(each):
@@ -65,7 +70,7 @@ class ProductRecording(ExchangeRecording, LibraryRecording):
         offsets = any(each is not None for each in biases)
         outputs = tuple(each.outputs for each in weights)
         gemm = self._fitting(recorder.gemm(weights[0], sum(outputs), sharing=True), x)
-        arguments, writes = [recorder.rows, self._multiplied(x, gemm)], list[Buffer]()
+        arguments, writes = [recorder.rows, *self._multiplied(x, gemm)], list[Buffer]()
         for each, weight, bias in zip(nodes, weights, biases, strict=True):
             writes.append(self._written(each.outputs[0], reads))
             arguments += [*recorder.matrix(weight), writes[-1].address]
@@ -77,7 +82,9 @@ class ProductRecording(ExchangeRecording, LibraryRecording):
             arguments.append(recorder.address(inboxes.table))
             reads = [*reads, recorder.exchanged]
         grid = gemm.grid(sum(product_kernels.parts(gemm, outputs)))
-        source = product_kernels.linear(gemm, outputs, offsets=offsets, inboxes=inboxes)
+        source = product_kernels.linear(
+            gemm, outputs, offsets=offsets, inboxes=inboxes, eps=self._eps(x)
+        )
         recorder.add_product(gemm, source, grid, arguments=arguments, reads=reads, writes=writes)
 
     def _gated(self, node: Node) -> None:
@@ -96,12 +103,12 @@ class ProductRecording(ExchangeRecording, LibraryRecording):
         (output,) = join.outputs
         layout = self._wanted_layout(output, [RowLayout.DIGITS])
         y = self._written(output, reads, layout=layout)
-        arguments = [recorder.rows, self._multiplied(x, gemm)]
+        arguments = [recorder.rows, *self._multiplied(x, gemm)]
         arguments += [*recorder.matrix(weights[0]), *recorder.matrix(weights[1]), y.address]
         arguments += [self._laid_out[output, layout]] if layout else []
         grid = gemm.grid(-(-outputs // gemm.width))
         digit_rows = recorder.max_rows if layout else 0
-        source = product_kernels.gated(gemm, activation, digit_rows=digit_rows)
+        source = product_kernels.gated(gemm, activation, digit_rows=digit_rows, eps=self._eps(x))
         recorder.add_product(gemm, source, grid, arguments=arguments, reads=reads, writes=[y])
 
     def _gated_product(self, node: Node) -> None:
@@ -123,10 +130,10 @@ class ProductRecording(ExchangeRecording, LibraryRecording):
         reads = self._read([x, other.source])
         y = self._written(join.outputs[0], reads)
         address = self._place(other.source).address + 2 * other.offset
-        arguments = [recorder.rows, self._multiplied(x, gemm), *recorder.matrix(weight)]
+        arguments = [recorder.rows, *self._multiplied(x, gemm), *recorder.matrix(weight)]
         arguments += [y.address, address]
         activation = join.attributes["gating"].activation
-        source = product_kernels.gated(gemm, activation, others=other.row)
+        source = product_kernels.gated(gemm, activation, others=other.row, eps=self._eps(x))
         grid = gemm.grid(-(-weight.outputs // gemm.width))
         recorder.add_product(gemm, source, grid, arguments=arguments, reads=reads, writes=[y])
 

@@ -108,7 +108,7 @@ class Recording(
                 before = len(self._recorder.kernels)
                 self._record(node)
                 if len(self._recorder.kernels) > before:
-                    self.recorded.append(self._just_recorded(node))
+                    self.recorded.append(self._just_recorded(self._with_ending(node)))
             done += last.get(number, ())
             if node in self._by_mlx:
                 continue  # MLX may read its buffers until the next graph begins
@@ -155,6 +155,7 @@ class Recording(
             value: place.buffer
             for value, place in places.items()
             if place is not None and place.buffer is not None and place.buffer.memory is not None
+            if value not in self._elsewhere
         }
         end = len(self._recorder.kernels)
         return RecordedNode(self._program, node, end, alone=self._alone(node), results=results)
@@ -176,6 +177,8 @@ class Recording(
         if value in known or value in segment.reads or value in self._program.constants:
             return
         source = self._uses.source(value)
+        if source in self._elsewhere:
+            raise UnsupportedNode(f"no kernel writes %{value} as MLX reads it")
         if source in self._places and source not in segment.writes:
             segment.reads[value] = memory_of(value, self._places[source].buffer)
             return
@@ -199,6 +202,8 @@ class Recording(
             UnsupportedNode: the node has no kernel.
         """
         self._choose_rows(node)
+        if node in self._endings.values():
+            return  # its product's kernel computes it
         if node.name in self._kinds:
             self._kinds[node.name](node)
         elif node.kind not in RESHAPES:

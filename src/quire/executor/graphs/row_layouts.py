@@ -45,12 +45,12 @@ def layouts_for(recorder: Recorder, program: Program, *, uses: Uses, value: int)
         if each.inputs and uses.source(each.inputs[0]) == value
     ]
     found = {
-        layout_for(gemm) for each in multiplying for gemm in _products(recorder, program, each)
+        layout_for(gemm) for each in multiplying for gemm in products_of(recorder, program, each)
     }
     return {each for each in found if each is not None}
 
 
-def _products(recorder: Recorder, program: Program, node: Node) -> Iterator[Gemm]:
+def products_of(recorder: Recorder, program: Program, node: Node) -> Iterator[Gemm]:
     """Yield the product by which a node multiplies its first input, if kernels compute that."""
     if node.kind in PRODUCTS and is_readable(node):
         matrix = product_matrix(node)

@@ -94,10 +94,10 @@ def row_kernel(
     Raises:
         NotGenerated: the node contains an operation that row kernels do not support.
     """
-    return _Generator(program, node.fused, inboxes, polls=polls).kernel(more)
+    return RowGenerator(program, node.fused, inboxes, polls=polls).kernel(more)
 
 
-class _Generator:
+class RowGenerator:
     """Collects a region's computation, output by output, and writes the kernel."""
 
     def __init__(self, program: Program, region: Node, inboxes: Inboxes | None, polls: int) -> None:

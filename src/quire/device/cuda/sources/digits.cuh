@@ -57,9 +57,8 @@ __device__ __forceinline__ void store_all_digits(uint4* to, int row, int rows, i
     store_digits(to, row, rows, column + n, x + n, n < count);
 }
 // Stores one number; 16 neighbouring lanes have 16 columns. All lanes of a warp call it.
-__device__ __forceinline__ void store_own_digits(uint4* to, int row, int rows, int column, __nv_bfloat16 x,
-                                                 bool inside) {
-  float most = fabsf(__bfloat162float(x)), sum = __bfloat162float(x);
+__device__ __forceinline__ void store_own_digits(uint4* to, int row, int rows, int column, float x, bool inside) {
+  float most = fabsf(x), sum = x;
   #pragma unroll
   for (int by = 1; by < 16; by *= 2) {
     most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, by));
@@ -67,9 +66,16 @@ __device__ __forceinline__ void store_own_digits(uint4* to, int row, int rows, i
   }
   if (!inside) return;
   const int exponent = exponent_of(most), place = column / 8 % 8 * 8 + column % 2 * 4 + column % 8 / 2;
-  const unsigned digits = digits_of(__bfloat162float(x), exponent);
+  const unsigned digits = digits_of(x, exponent);
   uint4* const record = record_of(to, row, rows, column);
   ((unsigned char*)record)[place] = digits;
   ((unsigned char*)(record + 4))[place] = digits >> 8;
   if (column % 16 == 0) store_unit(record, column, exponent, sum);
+}
+// Stores the sum of the squares of 16 columns, for a norm. All lanes of a warp call it.
+__device__ __forceinline__ void store_squares(float* to, int column, float x, bool inside) {
+  float square = x * x;
+  #pragma unroll
+  for (int by = 1; by < 16; by *= 2) square += __shfl_xor_sync(0xffffffffu, square, by);
+  if (inside && column % 16 == 0) to[column / 16] = square;
 }

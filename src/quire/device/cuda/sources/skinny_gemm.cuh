@@ -20,6 +20,15 @@
 #ifndef DIGIT_ROWS
 #define DIGIT_ROWS 0
 #endif
+#ifndef UNSCALED
+#define UNSCALED 0
+#endif
+#ifndef ENDS
+#define ENDS 0
+#endif
+#ifndef HEAD_ROWS
+#define HEAD_ROWS 0
+#endif
   // y = x W^T, 8 * TILES rows a thread block, bfloat16; W as codes of 4 or 8 bits, or as it is (BITS 16).
   // A thread block makes 16 * PARTS rows of W (with GATED: of both matrices) for all rows of x. Its
   // warps share the columns, CHUNK groups of 64 at a time, and add up at the end. A warp copies
@@ -36,6 +45,9 @@
   // have a unit of their own. So two columns of a product, the digits of a row, are those of each lane's own columns
   // of W, and nothing of the other lanes'.
   // With DIGIT_ROWS, y is also written as digits, in records of so many rows.
+  // UNSCALED: a norm has not scaled the only row of x. Its products are, by the sums of `squares` of 16 columns each.
+  // ENDS: lines of C compute what follows each element of the only row, instead of storing y. With HEAD_ROWS, so many
+  // rows of W are a head, and a thread block's two parts are from both halves of one.
   // SENDS: y is also sent to the other ranks, whose sum another kernel computes.
   constexpr int SETS = GATED ? 2 : 1, MATRICES = SETS * PARTS;
   // In pieces of 16 bytes: a row's codes and a row of x in a chunk, a chunk's codes, a chunk.
@@ -80,10 +92,17 @@
 #else
   const unsigned* const w_of[1] = {w};
 #endif
+#if HEAD_ROWS
+  constexpr int HALF = HEAD_ROWS / 2;
+  static_assert(PARTS == 2 && HALF % 16 == 0, "two parts have as many rows of both halves");
+  const int n0 = TILE_X / (HALF / 16) * HEAD_ROWS + TILE_X % (HALF / 16) * 16;
+  const auto row_of = [&](int own) { return n0 + own * HALF; };
+#else
   // The last block may have more parts than there are rows of W: they make its last rows again.
   const int n0 = TILE_X * PARTS * 16;
   const bool all_parts = N % (16 * PARTS) == 0;
   const auto row_of = [&](int own) { return all_parts ? n0 + own * 16 : min(n0 + own * 16, N - 16); };
+#endif
   // Where a piece of a row is in its chunk, so that lanes read from all banks: the 32 bytes of a group
   // of 4-bit codes, of which four rows are read at a time; else 16 bytes of two rows.
   const auto turned = [](int piece, int row) {
@@ -156,11 +175,24 @@
 #if SENDS
   const char* const own_inbox = (const char*)inboxes[RANK];
 #endif
+#if ENDS
+  constexpr int ENDING_LANES = (PARTS + 1) / 2 * 32;
+  const bool ends = threadIdx.x < PARTS * 16;
+  const int n = row_of(threadIdx.x / 16 % PARTS) + threadIdx.x % 16;
+  ENDING_BEFORE
+#endif
 #if !(EXPERTS && FIRST)
   READY;
 #endif
 #if SENDS
   const unsigned round = round_of(own_inbox);
+#endif
+#if ENDS
+  ENDING_LOADS
+#endif
+#if UNSCALED
+  float square = 0.f;
+  for (int i = threadIdx.x; i < K / 16; i += WARPS * 32) square += squares[i];
 #endif
 #if ONE_ROW
 #if EXPERTS && FIRST
@@ -503,6 +535,12 @@
   await_copies();
   __syncthreads();
   float* const found = (float*)memory;  // [WARPS, MATRICES, column, row of W]
+#if UNSCALED
+  float* const found_squares = found + WARPS * MATRICES * TILES * 128;
+  #pragma unroll
+  for (int by = 16; by > 0; by /= 2) square += __shfl_xor_sync(0xffffffffu, square, by);
+  if (lane == 0) found_squares[warp] = square;
+#endif
   #pragma unroll
   for (int m = 0; m < MATRICES; m++)
     #pragma unroll
@@ -514,6 +552,26 @@
       to[24] = acc[m][t][3];
     }
   __syncthreads();
+#if UNSCALED
+  float all_squares = 0.f;
+  #pragma unroll
+  for (int from = 0; from < WARPS; from++) all_squares += found_squares[from];
+  const float factor = rsqrtf(all_squares / K + EPS) * SUM_FACTOR;
+#else
+  constexpr float factor = SUM_FACTOR;
+#endif
+#if ENDS
+  if (threadIdx.x >= ENDING_LANES) return;
+  float sum = 0.f;
+  #pragma unroll
+  for (int from = 0; from < WARPS; from++)
+    sum += found[(from * MATRICES + threadIdx.x / 16 % PARTS) * 128 + threadIdx.x % 16];
+  float product = as_bfloat16(sum * factor);
+#if OFFSETS
+  if (offsets) product = as_bfloat16(product + (float)offsets[n]);
+#endif
+  ENDING_ELEMENTS
+#else
 #if OFFSETS && GATED
   const T* const offsets_of[2] = {offsets, offsets_up};
 #elif OFFSETS
@@ -543,7 +601,7 @@
       float sum[SETS];
       #pragma unroll
       for (int s = 0; s < SETS; s++) {
-        sum[s] = sums[s].of[e] * SUM_FACTOR;
+        sum[s] = sums[s].of[e] * factor;
 #if OFFSETS
         if (offsets_of[s]) sum[s] = (float)(T)sum[s] + (float)offsets_of[s][expert * N + n + e];
 #endif
@@ -569,7 +627,7 @@
 #elif DIGIT_ROWS
     const int pairs = EXPERTS ? first + column : 0;  // that come before, each with records of one row
     uint4* const records = digits + (size_t)pairs * (N / 64) * DIGIT_PIECES;
-    store_own_digits(records, EXPERTS ? 0 : column, DIGIT_ROWS, n, elements.of[0], column < count);
+    store_own_digits(records, EXPERTS ? 0 : column, DIGIT_ROWS, n, (float)elements.of[0], column < count);
     if (column >= count) continue;
 #endif
 #if EXPERTS && !FIRST
@@ -578,3 +636,4 @@
     *(Elements*)(y + (size_t)(first + column) * Y_ROW + n) = elements;
 #endif
   }
+#endif
