@@ -18,7 +18,7 @@ from quire.attention.paged.warpgroups import PromptTiles, prompt_tiles
 from quire.cache.formats.packing import Affine, affine_coding
 from quire.device.cuda.driver import Card
 from quire.device.gpu_kernels import kernel_text
-from quire.executor.graphs.source import DEPENDENCIES, literal, own_text
+from quire.executor.graphs.source import DEPENDENCIES, literal, own_text, signature
 
 TAIL_THREADS = 256
 TAILED = (
@@ -42,7 +42,7 @@ def source_text(
     *,
     starts_others: bool = True,
 ) -> str:
-    """Return the source of a kernel.
+    """Return the source of a kernel whose constants are macros, and whose type `T` is bfloat16.
 
     Args:
         resident: thread blocks that a multiprocessor should hold at a time.
@@ -50,8 +50,6 @@ def source_text(
         starts_others: whether the next kernel may start with this one; else the body says when.
     """
     lines = [f"#define {name} {value}" for name, value in defines.items()]
-    bounds = str(threads) if resident is None else f"{threads}, {resident}"
-    signature = f'extern "C" __global__ void __launch_bounds__({bounds})'
     return "\n".join(
         [
             "#include <cuda_bf16.h>",
@@ -59,7 +57,7 @@ def source_text(
             "typedef __nv_bfloat16 T;",
             DEPENDENCIES,
             head,
-            f"{signature} kernel({', '.join(parameters)}) {{",
+            signature(parameters, threads, resident),
             "others_may_start();" * starts_others,
             before,
             "" if "wait_for_others();" in body or "READY" in defines else "wait_for_others();",

@@ -1,4 +1,4 @@
-"""Runs steps as CUDA graphs: generation, drafts, and prompt chunks of up to a few hundred rows.
+"""Runs steps as CUDA graphs: generation, drafts and prompts.
 
 The program of a step is traced from the model once. Its kernels are recorded for 1, 2, 4 and so on
 rows, on fixed addresses: those of weights, pools and intermediate buffers. For each step Python

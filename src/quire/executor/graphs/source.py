@@ -96,17 +96,21 @@ def source_text(
         blocks: thread blocks that a multiprocessor must be able to run at once; None leaves the
             number of registers to the compiler.
     """
-    bounds = f"{threads}, {blocks}" if blocks else f"{threads}"
-    signature = ", ".join(["const int* rows", *parameters])
     half = any("__half" in each for each in parameters) or any("as_half" in each for each in body)
     lines = ["#include <cuda_bf16.h>"]
     if half:
         lines += ["#include <cuda_fp16.h>", "#define HALF"]
     lines += [DEPENDENCIES, kernel_text("quire.device.cuda", "rows.cuh")]
     lines += [f"constexpr int {name} = {value};" for name, value in constants.items()]
-    lines += [functions]
-    lines += [f'extern "C" __global__ void __launch_bounds__({bounds}) kernel({signature}) {{']
-    return "\n".join([*lines, "others_may_start();", *body, "}\n"])
+    begin = signature(["const int* rows", *parameters], threads, blocks)
+    return "\n".join([*lines, functions, begin, "others_may_start();", *body, "}\n"])
+
+
+def signature(parameters: Sequence[str], threads: int, blocks: int | None) -> str:
+    """Return the C line with which a kernel begins; for arguments see `source_text`."""
+    bounds = f"{threads}, {blocks}" if blocks else f"{threads}"
+    kernel = f"kernel({', '.join(parameters)}) {{"
+    return f'extern "C" __global__ void __launch_bounds__({bounds}) {kernel}'
 
 
 def code_lines(element: str, bits: int, word: Callable[[str], str]) -> list[str]:
