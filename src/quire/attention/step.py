@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 from itertools import groupby
+from operator import attrgetter
 
 import mlx.core as mx
 import numpy as np
@@ -352,7 +353,7 @@ class StepAttention:
     @cached_property
     def _by_format(self) -> list[tuple[KVFormat, Sequence[CrossRows], RowKeys]]:
         """The step's sequences by format, and the keys of their rows."""
-        groups = [list(some) for _, some in groupby(self._rows, key=lambda each: each.format)]
+        groups = [list(some) for _, some in groupby(self._rows, key=attrgetter("format"))]
         return [(some[0].format, some, row_keys(some)) for some in groups]
 
     def _runs(self, part: _FormatRows, owner: int, q: mx.array, scoring: Scoring) -> list[_Run]:

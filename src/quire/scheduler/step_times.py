@@ -27,10 +27,11 @@ class StepTimes:
 
     Args:
         counted: returns how many rows a step of so many rows counts as, at least as many. Where
-            graphs compute more rows than a step has, these are the graph's.
+            graphs compute more rows than a step has, these are the graph's. None for all as they
+            are.
     """
 
-    def __init__(self, counted: Callable[[int], int] = lambda rows: rows) -> None:
+    def __init__(self, counted: Callable[[int], int] | None = None) -> None:
         self._counted = counted
         self._steps: dict[int, deque[tuple[int, float]]] = {}
         """Rows, and seconds per row, of the last steps, by the upper end of their range."""
@@ -56,7 +57,7 @@ class StepTimes:
 
     def observe(self, rows: int, seconds: float) -> None:
         """Record the time of a step."""
-        rows = self._counted(rows)
+        rows = rows if self._counted is None else self._counted(rows)
         end = _range(rows)
         steps = self._steps.setdefault(end, deque(maxlen=_REMEMBERED))
         steps.append((rows, seconds / rows))
@@ -120,7 +121,7 @@ class StepTimes:
         """
         if not (points := self._ordered or self._points()):
             return None
-        rows = self._counted(rows)
+        rows = rows if self._counted is None else self._counted(rows)
         last, last_s = points[-1]
         if rows >= last or len(points) == 1:
             return last_s * max(1.0, rows / last)
