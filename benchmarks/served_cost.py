@@ -3,9 +3,9 @@
 Each tree's engine alone and its server answer the same prompts in alternating rounds. Printed
 are medians of tokens/s and, for a token and each process (the engine's, the server's, the client
 here): microseconds on a core, microseconds that threads waited for one, and how often they left it.
-`bound` is the tokens/s at which no core would ever be idle; the client needs its share. With
-`--burst 256` also so many requests at once: milliseconds to the median and the last first token.
-Trees are checkouts; this one if none is named.
+`bound` is the tokens/s at which no core would ever be idle; the client needs its share, which
+`client_alone.py` measures. With `--burst 256` also so many requests at once: milliseconds to the
+median and the last first token. Trees are checkouts; this one if none is named.
 """
 
 from __future__ import annotations

@@ -308,8 +308,8 @@ def test_a_step_and_a_further_row_call_few_functions(tmp_path: Path) -> None:
     calls_of_a_step(loaded, segments, 9)  # segments are verified
     calls_of_a_step(loaded, segments, 1)
     one, nine = (calls_of_a_step(loaded, segments, streams) for streams in (1, 9))
-    assert one / 4 <= 580
-    assert (nine - one) / 4 / 8 <= 142
+    assert one / 4 <= 480
+    assert (nine - one) / 4 / 8 <= 105
 
 
 def test_a_model_that_cannot_be_traced_is_served_by_its_own_code(
