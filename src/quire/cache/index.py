@@ -104,7 +104,7 @@ class Node:
         self.index.prune(self)
 
     def alike(self, tokens: tuple[int, ...]) -> Iterator[tuple[Node, int]]:
-        """Yield children and how many tokens of `tokens` they start with, longest first."""
+        """Yield children that start as `tokens` does, and how many tokens agree, most first."""
         at = bisect_left(self.ordered, (tokens, b""))
         behind = self.ordered[at : at + _SIBLINGS]
         before = reversed(self.ordered[max(0, at - _SIBLINGS) : at])

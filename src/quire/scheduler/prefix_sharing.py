@@ -186,7 +186,7 @@ class PrefixSharing:
         head = sequence.progress.content[:least]
         for other in running:
             if other.progress.content[:least] != head:
-                continue  # as of most, and cheaper to find than how much agrees
+                continue  # most neighbours part here: counting what agrees would take longer
             agreed = _agreement(sequence, other)
             if agreed > parting:
                 miss, parting = ReuseMiss(MissKind.BEING_WRITTEN, match.length), agreed

@@ -27,8 +27,8 @@ class StepTimes:
 
     Args:
         counted: returns how many rows a step of so many rows counts as, at least as many. Where
-            graphs compute more rows than a step has, these are the graph's. None for all as they
-            are.
+            graphs compute more rows than a step has, these are the graph's. None if every step
+            counts as its own rows.
     """
 
     def __init__(self, counted: Callable[[int], int] | None = None) -> None:
