@@ -14,13 +14,12 @@ import psutil
 import pytest
 
 from quire.attention.paged import decoding
-from quire.device import device
-from quire.device.cuda import blocks, encoding, packed
+from quire.device import device, verified
+from quire.device.cuda import packed
 from quire.device.cuda.compiled import CompiledKernel
 from quire.device.verified import Check, Verification, VerifiedKernels
+from quire.executor import agreement
 from quire.executor.graphs import encoders, formats, graph_cache, opening, step_graphs
-from quire.executor.graphs.coded_pools import TokenPool
-from quire.executor.graphs.pools import LayerPool
 from tests.device.cuda.cards import H200
 from tests.support.compiled_kernels import Needed
 
@@ -73,9 +72,9 @@ def open_blank_card(patch: pytest.MonkeyPatch, needed: Needed) -> None:
         patch.setattr(module, "compiler", lambda: _Compiler(needed))
     patch.setattr(opening, "load_extension", _Extension)
     patch.setattr(step_graphs, "Graph", _Graph)
-    for kind in (LayerPool, TokenPool):
-        patch.setattr(kind, "tolerance", float("inf"))
-    for module in (blocks, decoding, encoding):
+    for name in ("_TOLERANCE", "_TOLERANCE_OF_TOKENS"):
+        patch.setattr(agreement, name, float("inf"))
+    for module in (decoding, verified):
         patch.setattr(module, "problem_of", _passed)
 
 

@@ -112,6 +112,15 @@ def recorded(
     return _record(packed_model(config), max_rows, **options)
 
 
+def test_products_of_several_experts_with_weighted_inputs_read_plain_rows() -> None:
+    """Each of a row's experts has an input of its own, and digits are those of one row."""
+    kernels, _ = recorded(grown("llama4_text-several"), 1)
+    experts = [str(each.source) for each in kernels if "#define EXPERTS 1" in str(each.source)]
+    first = [text for text in experts if "#define FIRST 1" in text]
+    assert first
+    assert not any("#define DIGITS 1\n" in text for text in first)
+
+
 def test_products_of_experts_in_mxfp4_read_interleaved_rows() -> None:
     """Those of large tiles; who else reads the same rows has them as they are."""
     numbers = count(1 << 20, 1 << 12)

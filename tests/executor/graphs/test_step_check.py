@@ -11,12 +11,11 @@ import pytest
 
 from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
+from quire.executor import agreement
 from quire.executor.agreement import number_of, worst_row
 from quire.executor.graphs import opening
-from quire.executor.graphs.pool_kinds import kind_of
-from quire.executor.graphs.pools import LayerPool
 from quire.executor.graphs.runner import CUDAGraphs
-from quire.executor.graphs.step_check import by_rounding
+from quire.executor.graphs.step_check import _compared, by_rounding
 from quire.models.base import LanguageModel
 from quire.program.trace import StepPrograms, trace
 from quire.program.tracing import Variant
@@ -69,6 +68,23 @@ def test_rounding_explains_errors_of_its_size_and_no_nan() -> None:
     assert not by_rounding(float("inf"), float("inf"), tolerance=0.05)
 
 
+def routed(chosen: list[int], weights: list[float]) -> dict[int, mx.array]:
+    """Return the results of a router for one row, beside its logits."""
+    logits = mx.array([[1.0, 2.0, 2.0, 3.0]])
+    return {0: logits, 1: mx.array([chosen]), 2: mx.array([weights])}
+
+
+def test_experts_of_equal_score_replace_each_other_whatever_their_weights() -> None:
+    """Gemma 4 multiplies weights by a factor of the expert."""
+    node = Node("route", (0,), (1, 2), ("logits",))
+    known = routed([3, 2], [0.7, 0.6])
+    pairs = _compared(node, routed([1, 3], [0.1, 0.7]), known)
+    assert max(relative_error(*each) for each in pairs) == 0
+    for wrong in (routed([3, 2], [0.6, 0.7]), routed([3, 0], [0.7, 0.6])):
+        pairs = _compared(node, wrong, known)
+        assert max(relative_error(*each) for each in pairs) > 0.1
+
+
 def checked(wholes: list[CUDAGraphs], family: str, config: EngineConfig = PLAIN) -> list[bool]:
     """Return whether graphs of the steps of a request passed, by their number of rows."""
     wanted = [replace(each, max_tokens=3) for each in prompts([3])]
@@ -94,7 +110,7 @@ def test_a_fault_of_a_kernel_is_named(
         return functions(self, [each.replace(right, wrong) for each in sources])
 
     emulate_card(monkeypatch)
-    monkeypatch.setattr(LayerPool, "tolerance", 1e-6)  # of a small model one expert is little
+    monkeypatch.setattr(agreement, "_TOLERANCE", 1e-6)  # of a small model one expert is little
     monkeypatch.setattr(EmulatedCompiler, "functions", faulty)
     with caplog.at_level(logging.WARNING, "quire.engine"):
         assert not any(checked(wholes, "qwen3_moe"))
@@ -111,7 +127,7 @@ def test_results_that_only_rounding_makes_differ_agree(
     """Any difference from the model is too much here, as that of a deep model's rounding is. The
     ends of tails, where a prompt has no tokens, hold what was there before."""
     emulate_card(monkeypatch)
-    monkeypatch.setattr(kind_of(format), "tolerance", 1e-6)
+    monkeypatch.setattr(agreement, "_TOLERANCE", 1e-6)
     found = checked(wholes, "llama", replace(PLAIN, kv_format=format, kv_skip_layers=()))
     assert found
     assert all(found)

@@ -19,7 +19,7 @@ from quire.executor.graphs.operands import (
 from quire.executor.graphs.product_kernels import Gemm
 from quire.executor.graphs.recorder import Recorder
 from quire.program.passes import PRODUCTS, Uses
-from quire.program.values import Node, Program
+from quire.program.values import Node, Program, bound
 
 
 def layout_for(gemm: Gemm) -> RowLayout | None:
@@ -61,6 +61,9 @@ def products_of(recorder: Recorder, program: Program, node: Node) -> Iterator[Ge
             matrix = ProductMatrix.of(experts.up.weight)
         except UnsupportedNode:
             return
+        rows = program.values[node.inputs[0]].shape[0]
+        if bound((rows,), dict.fromkeys(program.symbols, 1)) != (1,):
+            return  # weighted inputs: several for a row of the step, where layouts hold one
         top = program.values[node.inputs[1]].shape[1]
         assert isinstance(top, int), "a row has a fixed number of experts"
         tile = recorder.expert_tile(recorder.max_rows * top, matrix.experts)

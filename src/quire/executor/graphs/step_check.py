@@ -263,18 +263,22 @@ def _compared(
     """Return pairs of arrays that are equal but for rounding if a node's results agree."""
     if node.name != "route":
         return [(each, known[value]) for value, each in found.items()]
-    # Experts of equal score may replace each other, so weights and logits are compared in order of
-    # size; and those of a score that rounding changes, so all rows are measured together.
+    # Experts of equal score may replace each other, so logits are compared in order of size, and
+    # weights of the experts that both sides chose; and those of a score that rounding changes, so
+    # all rows are measured together.
     logits = known[node.inputs[0]].astype(mx.float32)
     chosen, weights = node.outputs
     experts = mx.arange(logits.shape[-1])
-    sides = [
-        (each[weights], mx.where((each[chosen][..., None] == experts).any(axis=1), logits, 0))
-        for each in (found, known)
+    sides = (found, known)
+    named = [each[chosen][..., None] == experts for each in sides]  # [T, k, experts]
+    ours, theirs = (each.any(axis=1) for each in named)
+    pairs = [[mx.sort(mx.where(each, logits, 0)) for each in (ours, theirs)]]
+    by_expert = [
+        mx.where(own, each[weights][..., None], 0).sum(axis=1)
+        for own, each in zip(named, sides, strict=True)
     ]
-    return [
-        (mx.sort(a).reshape(1, -1), mx.sort(b).reshape(1, -1)) for a, b in zip(*sides, strict=True)
-    ]
+    pairs.append([mx.where(ours & theirs, each, 0) for each in by_expert])
+    return [(a.reshape(1, -1), b.reshape(1, -1)) for a, b in pairs]
 
 
 def by_rounding(error: float, rounding: float, tolerance: float) -> bool:
