@@ -19,6 +19,7 @@ import random
 import sys
 import time
 from dataclasses import dataclass, replace
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from quire.engine.engine import Engine
 from quire.engine.factory import open_engine
 from quire.executor import eager
 from quire.sampling import history
-from quire.sampling.rows import RowSampling, Sampled
+from quire.sampling.rows import Moved, RowSampling, Sampled
 from quire.sampling.sampler import sample
 from quire.text.tokenizer import Tokenizer
 
@@ -40,6 +41,8 @@ SETTINGS = {"MLX_ENABLE_TF32": "0", "MLX_USE_CUDA_GRAPHS": "0"}
 """Variables that `quire serve` sets for its engine. MLX reads them when it is imported."""
 Row = dict[str, Any]
 _FILES = Path(__file__).parent.parent / "src" / "quire" / "scheduler"
+_BEYOND = 64
+"""Most tokens behind an answer's end that a step samples."""
 _CHANGED = 1 / 8
 """Share of the lines that an answer changes."""
 
@@ -78,22 +81,28 @@ class Imposed:
 
     def __init__(self, turns: list[Turn]) -> None:
         self._turns = turns
+        answers = [[*turn.answer, *[0] * _BEYOND] for turn in turns]
+        self._starts = [0, *accumulate(map(len, answers))]
+        self._tokens = mx.array(list(chain(*answers)), dtype=mx.int32)
         eager.sample = self.sampled  # type: ignore[attr-defined,assignment]
         # Rows of greedy requests then say which position they are of.
         history.is_greedy = lambda params: False  # type: ignore[attr-defined]
 
-    def sampled(self, logits: mx.array, rows: list[RowSampling]) -> Sampled:
+    def sampled(
+        self, logits: mx.array, rows: list[RowSampling], *, moved: Moved | None = None
+    ) -> Sampled:
         """Sample as the engine does, then replace the tokens."""
-        own = sample(logits, rows)
-        wanted = [self._token(row) for row in rows]
-        return replace(own, tokens=mx.minimum(own.tokens, 0) + mx.array(wanted, dtype=mx.int32))
+        own = sample(logits, rows, moved=moved)
+        places = mx.array([self._place(row) for row in rows], dtype=mx.int32)
+        wanted = self._tokens[places if moved is None else places - moved.rows]
+        return own._replace(tokens=mx.minimum(own.tokens, 0) + wanted)
 
-    def _token(self, row: RowSampling) -> int:
-        if row.params.seed is None:
-            return 0
-        turn = self._turns[row.params.seed]
-        place = row.position - len(turn.prompt)
-        return turn.answer[place] if 0 <= place < len(turn.answer) else 0
+    def _place(self, row: RowSampling) -> int:
+        """Return the place of a row's token among those of all answers."""
+        number = row.params.seed or 0
+        place = row.position - len(self._turns[number].prompt)
+        most = self._starts[number + 1] - self._starts[number] - 1
+        return self._starts[number] + min(max(place, 0), most)
 
 
 def replayed(engine: Engine, turns: list[Turn], name: str, way: Speculation) -> tuple[float, int]:
