@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -177,5 +178,18 @@ def test_threads_change_no_bit(compiled: Any) -> None:
     compiled.set_threads(3)
     try:
         assert mx.array_equal(attend(compiled, blocks, parts), alone)
+    finally:
+        compiled.set_threads(1)
+
+
+def test_threads_share_the_rows_of_one_sequence_and_kv_head(compiled: Any) -> None:
+    blocks = Blocks.drawn([400], 1, 64, 64, mx.float32)
+    part = causal(0, 380, 16, 6, 64)
+    compiled.set_threads(2)
+    try:
+        time.sleep(0.05)  # until the other thread sleeps
+        before = compiled.wakings()
+        mx.eval(attend(compiled, blocks, [part]))
+        assert compiled.wakings() > before
     finally:
         compiled.set_threads(1)

@@ -50,15 +50,22 @@ struct Task {
     int64_t begin, end;
 };
 
-constexpr int64_t kTaskRows = 16;
+// The most rows of a task: as many as threads need to share out the step evenly, but no more than 16.
+inline int64_t task_rows(const Tables& t, int kv_heads) {
+    constexpr int64_t kMost = 16;
+    if (threads() == 1) return kMost;
+    const int64_t rows = t.rows[t.sequences] - t.rows[0];
+    return std::clamp<int64_t>(rows * kv_heads / (2 * threads()), 1, kMost);
+}
 
-// Cuts rows where `ends` says, and after `kTaskRows`.
+// Cuts rows where `ends` says, and after `task_rows`.
 template <class Ends> std::vector<Task> tasks_of(const Tables& t, int kv_heads, const Ends& ends) {
+    const int64_t most = task_rows(t, kv_heads);
     std::vector<Task> tasks;
     for (int s = 0; s < t.sequences; s++) {
         for (int64_t row = t.rows[s]; row < t.rows[s + 1];) {
             int64_t end = row + 1;
-            while (end < t.rows[s + 1] && end - row < kTaskRows && !ends(s, end)) end++;
+            while (end < t.rows[s + 1] && end - row < most && !ends(s, end)) end++;
             for (int head = 0; head < kv_heads; head++) tasks.push_back({s, head, row, end});
             row = end;
         }
