@@ -372,7 +372,7 @@ def _forget() -> None:
     """Kernels are made once a process."""
     for made in (packed._kernel, packed._join_kernel, cuda._attend_kernel, decoding._kernel):
         made.cache_clear()
-    decoding._sound.clear()
+    decoding._sound.found.clear()
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> TokensBackend:
     monkeypatch.setitem(check._TOLERANCE, mx.bfloat16, 6e-3)
     for made in (tokens._kernel, cuda._attend_kernel, decoding._kernel):
         made.cache_clear()
-    decoding._sound.clear()
+    decoding._sound.found.clear()
     return TokensBackend()
 
 

@@ -157,11 +157,14 @@ class SoundKernels:
         log: gets a warning for a kind that differs.
         name: of the kernels, for the warning.
         instead: says in it what takes their place.
+
+    Attributes:
+        found: the problem of each kind that was checked; None where it agrees.
     """
 
     def __init__(self, log: logging.Logger, name: str, instead: str) -> None:
         self._log, self._name, self._instead = log, name, instead
-        self._known: dict[Hashable, bool] = {}
+        self.found: dict[Hashable, str | None] = {}
 
     def holds(
         self,
@@ -169,13 +172,22 @@ class SoundKernels:
         check: Callable[[], str | None],
         verification: Verification | None = None,
     ) -> bool:
-        """Return whether a kind agrees with what it replaces.
+        """Return whether a kind agrees with what it replaces, as `problem` finds."""
+        return self.problem(kind, check, verification) is None
+
+    def problem(
+        self,
+        kind: Hashable,
+        check: Callable[[], str | None],
+        verification: Verification | None = None,
+    ) -> str | None:
+        """Return how a kind differs from what it replaces; None if it agrees.
 
         Args:
-            check: returns how it differs; None if it agrees.
+            check: returns the same, or raises.
             verification: under which a success is kept for other starts; None keeps none.
         """
-        if kind not in self._known:
+        if kind not in self.found:
             if verification is None:
                 problem = problem_of(check)
             else:
@@ -183,8 +195,8 @@ class SoundKernels:
             if problem is not None:
                 named = self._name, kind, self._instead, problem
                 self._log.warning("%s disabled for %s, %s: %s", *named)
-            self._known[kind] = problem is None
-        return self._known[kind]
+            self.found[kind] = problem
+        return self.found[kind]
 
 
 def _sources() -> str:

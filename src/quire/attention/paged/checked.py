@@ -13,7 +13,7 @@ from quire.attention.backend import AttentionBackend, AttentionCase
 from quire.attention.paged.check import SINGLE_ROWS, SPANS, differs
 from quire.cache.specs import FullKV
 from quire.core.kv_format import KVFormat
-from quire.device.verified import Check, Verification, problem_unless_verified
+from quire.device.verified import Check, SoundKernels, Verification
 
 log = logging.getLogger("quire.attention")
 
@@ -31,10 +31,8 @@ class CheckedBackend(AttentionBackend):
     """
 
     sample: ClassVar[AttentionCase] = SAMPLE
-    _found: ClassVar[dict[tuple[str, AttentionCase], str | None]] = {}
-    """The difference found for each backend and kind of layer; None means agreement, which
-    `verified_kernels` records.
-    """
+    _sound: ClassVar = SoundKernels(log, "Attention kernels", "another backend is used")
+    """By backend and kind of layer."""
 
     @abstractmethod
     def made_for(self, case: AttentionCase) -> bool:
@@ -51,16 +49,8 @@ class CheckedBackend(AttentionBackend):
 
     def _difference(self, case: AttentionCase) -> str | None:
         key = self.name, replace(case, rows=1)  # the check tries other numbers too
-        if key not in self._found:
-            verification = Verification(Check.ATTENTION_AGREES, key)
-            problem = problem_unless_verified(verification, lambda: self._first_difference(case))
-            if problem is not None:
-                log.warning(
-                    "attention kernels %s are disabled for %s, another backend is used: %s",
-                    *(self.name, case.spec, problem),
-                )
-            self._found[key] = problem
-        return self._found[key]
+        verification = Verification(Check.ATTENTION_AGREES, key)
+        return self._sound.problem(key, lambda: self._first_difference(case), verification)
 
     def _first_difference(self, case: AttentionCase) -> str | None:
         spans = [SINGLE_ROWS]

@@ -18,8 +18,8 @@ from quire.cache.formats.registry import make_store
 from quire.core.arrays import Ints
 from quire.core.kv_format import KVFormat
 from quire.device.coding import VectorRotation
-from quire.device.gpu_kernels import Kernel, kernel_text, problem_of
-from quire.device.verified import disagreement
+from quire.device.gpu_kernels import Kernel, kernel_text
+from quire.device.verified import SoundKernels, disagreement
 
 log = logging.getLogger("quire.attention")
 
@@ -132,12 +132,11 @@ class Kind:
         return [*self.codes.inputs(), *signs, *kept, "rows"]
 
 
-_sound: dict[Kind, bool] = {}
-"""Results of checks in this process: whether the kernel agrees, by kind."""
+_sound = SoundKernels(log, "Decoding of KV blocks", "slower MLX operations do")
 
 
 def _kind_served(store: PackedStore, dtype: mx.Dtype, kept: Blocks | None) -> Kind | None:
-    """Return the kernel's result; None if it does not support the case. Checks new cases."""
+    """Return the kind of kernel that decodes a store; None if none does. Checks new kinds."""
     shape, arrays = store.shape, store.coded()
     layout = arrays.layout
     by_token = [shape.value_dim] if layout.by_channel else [shape.head_dim, shape.value_dim]
@@ -152,26 +151,16 @@ def _kind_served(store: PackedStore, dtype: mx.Dtype, kept: Blocks | None) -> Ki
     )
     if not made_for:
         return None
-    kind = Kind.of(shape, arrays, dtype, behind=kept is not None)
-    if kind not in _sound:
-        _sound[kind] = _tried(shape, store.format, dtype, behind=kept is not None)
-    return kind if _sound[kind] else None
+    behind = kept is not None
+    kind = Kind.of(shape, arrays, dtype, behind=behind)
+    agrees = _sound.holds(kind, lambda: decoding_differs(shape, store.format, dtype, behind=behind))
+    return kind if agrees else None
 
 
 def _rotations(arrays: CodedArrays) -> list[VectorRotation]:
     """Return the rotations of keys and of values, if any."""
     layout = arrays.layout
     return [each for each in (layout.key_rotation, layout.value_rotation) if each is not None]
-
-
-def _tried(shape: LayerShape, format: KVFormat, dtype: mx.Dtype, *, behind: bool) -> bool:
-    difference = problem_of(lambda: decoding_differs(shape, format, dtype, behind=behind))
-    if difference is not None:
-        log.warning(
-            "the kernel that decodes KV blocks is disabled, slower MLX operations decode them: %s",
-            difference,
-        )
-    return difference is None
 
 
 def decoding_differs(
