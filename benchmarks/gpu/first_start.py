@@ -126,6 +126,7 @@ def watch(clock: Clock) -> None:
 def start(folder: str, out: Path, cache: Path) -> None:
     """Open an engine, generate once with 1 to 64 streams, and write what took how long."""
     use_private_cache(cache)
+    os.environ["CUDA_CACHE_PATH"] = str(cache / "driver")  # NVRTC takes what the driver keeps
     from quire.core.config import EngineConfig
     from quire.core.request import Request, SamplingParams
     from quire.engine import factory
