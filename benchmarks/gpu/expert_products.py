@@ -112,7 +112,7 @@ def max_tiles(each: Product) -> int:
 
 def product(shape: Shape, packing: Packing, rows: int, *, gated: bool) -> Product:
     """Return a product as graphs compute it."""
-    tile = expert_tile(card(), rows * shape.top, shape.experts)
+    tile = expert_tile(card(), rows * shape.top, shape.experts, packing)
     inputs, outputs = (shape.hidden, shape.inner) if gated else (shape.inner, shape.hidden)
     bits, group_size, mode = packing.bits, packing.group_size, packing.mode
     gemm: Gemm

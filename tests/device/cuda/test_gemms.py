@@ -154,10 +154,10 @@ def random(*shape: int, seed: int) -> mx.array:
 
 
 STORE_DIGITS = """for (int c = threadIdx.x * 8; c < (WIDTH + 255) / 256 * 256; c += 256)
-store_digits(to, row, ROWS, c, x + min(c, WIDTH - 8), c < WIDTH);"""
-STORE_ALL_DIGITS = "store_all_digits(to, row, ROWS, 0, x, WIDTH);"
+store_digits(digits_of_row(to, row, WIDTH), c, x + min(c, WIDTH - 8), c < WIDTH);"""
+STORE_ALL_DIGITS = "store_all_digits(digits_of_row(to, row, WIDTH), 0, x, WIDTH);"
 STORE_OWN_DIGITS = """for (int c = threadIdx.x; c < (WIDTH + 31) / 32 * 32; c += 32)
-store_own_digits(to, row, ROWS, c, (float)x[min(c, WIDTH - 1)], c < WIDTH);"""
+store_own_digits(digits_of_row(to, row, WIDTH), c, (float)x[min(c, WIDTH - 1)], c < WIDTH);"""
 
 
 def digits_of(x: mx.array, storing: str = STORE_DIGITS) -> mx.array:
@@ -167,7 +167,7 @@ def digits_of(x: mx.array, storing: str = STORE_DIGITS) -> mx.array:
     body = ["const int row = blockIdx.x;", "x += row * WIDTH;", storing]
     functions = kernel_text("quire.device.cuda", "digits.cuh")
     parameters = ["const __nv_bfloat16* x", "uint4* to"]
-    constants = {"ROWS": rows, "WIDTH": width}
+    constants = {"WIDTH": width}
     source = source_text(parameters, body, 32, constants=constants, functions=functions)
     runner = EmulatedRunner()
     given = tuple(map(runner.address, (number(rows), x, records)))
@@ -344,7 +344,7 @@ def test_norms_behind_products_are_rounded_less_than_the_model_rounds(
         loads="const float b = ends ? number(residual[n]) : 0.f;",
         elements="if (ends) put(sums[n], b + product); "
         "const float c = as_bfloat16(b + product); store_squares(squares_to, n, c, ends); "
-        "store_own_digits(digits, 0, 1, n, c * a, ends);",
+        "store_own_digits(digits, n, c * a, ends);",
     )
     first = replace(few(inputs, width, AFFINE, 1), layout=RowLayout.DIGITS)
     second = replace(few(width, outputs, AFFINE, 1, gated=True), layout=RowLayout.DIGITS)
@@ -399,7 +399,7 @@ def test_digits_are_multiplied_by_warps_of_any_number(
     expected = x.astype(mx.float32) @ a.T
     if gated:
         records = mx.zeros((outputs // 64 * DIGIT_WORDS,), mx.uint32)
-        source = product_kernels.gated(gemm, "silu", digit_rows=1)
+        source = product_kernels.gated(gemm, "silu", stores_digits=True)
         run(source, gemm, [*given, *up, y, records], grid)
         assert mx.array_equal(records.reshape(-1, 40)[:, :32], digits_of(y).reshape(-1, 40)[:, :32])
         expected = expected * mx.sigmoid(expected) * (x.astype(mx.float32) @ b.T)
@@ -575,6 +575,56 @@ def test_experts_take_the_rows_that_chose_them(
         inner = inner.reshape(rows * top, width)
     expected = (c[picked] @ inner.astype(mx.float32)[..., None]).squeeze(-1)
     assert error(y[order], expected + biases[2].astype(mx.float32)[picked]) < 4e-3
+
+
+def test_pairs_of_row_and_expert_that_are_tiles_are_multiplied_as_digits() -> None:
+    """Each reads the digits of its own row; a gate writes those of each pair."""
+    rows, top, count, hidden, width = 3, 2, 5, 320, 128
+    chosen = np.array([[4, 0], [0, 2], [4, 2]])
+    order, tiles = tiles_of(chosen, 1)
+    shapes = [(width, hidden), (width, hidden), (hidden, width)]
+    (*gate, a), (*up, b), (*down, c) = (
+        [
+            mx.stack(list(part))
+            for part in zip(
+                *(matrix(*shape, AFFINE, 10 * seed + n) for n in range(count)), strict=True
+            )
+        ]
+        for seed, shape in enumerate(shapes)
+    )
+    x, inner = random(rows, hidden, seed=7), mx.zeros((rows * top, width), mx.bfloat16)
+    records = mx.zeros((rows * top * width // 64 * DIGIT_WORDS,), mx.uint32)
+    own = {"experts": True, "tile": 1, "layout": RowLayout.DIGITS}
+    first = few(hidden, width, AFFINE, rows, gated=True, **own)
+    source = product_kernels.experts_first(
+        first,
+        count,
+        top,
+        joined=None,
+        activation="silu",
+        offsets=False,
+        tiles=len(tiles),
+        layout=RowLayout.DIGITS,
+    )
+    given = [digits_of(x), *gate, *up, order, tiles, inner, records]
+    run(source, first, given, first.grid(-(-width // first.width), len(tiles)))
+    picked = mx.array(chosen.reshape(-1))[order]
+    rows_of = x.astype(mx.float32)[order // top][..., None]
+    left, right = ((each[picked] @ rows_of).squeeze(-1) for each in (a, b))
+    assert error(inner, left * mx.sigmoid(left) * right) < 5e-3
+    assert mx.array_equal(records.reshape(-1, 40)[:, :32], digits_of(inner).reshape(-1, 40)[:, :32])
+
+    y = mx.zeros((rows * top, hidden), mx.bfloat16)
+    last = few(width, hidden, AFFINE, rows, **own)
+    source = product_kernels.experts_down(last, count, tiles=len(tiles))
+    run(
+        source,
+        last,
+        [records, *down, order, tiles, y],
+        last.grid(-(-hidden // last.width), len(tiles)),
+    )
+    expected = (c[picked] @ inner.astype(mx.float32)[..., None]).squeeze(-1)
+    assert error(y[order], expected) < 5e-3
 
 
 @pytest.mark.parametrize("cut", [Cut(64, 2)], ids=str, indirect=True)

@@ -106,6 +106,8 @@ def test_experts_get_the_cuts_that_were_measured_on_an_h200() -> None:
     assert cut(2880, 2880, 8) == Cut(4, 5, 1, 2)
     assert cut(2880, 2880, 64, tile=16) == Cut(4, 4, 1, 2)
     assert cut(2880, 2880, 64, gated=True, tile=16) == Cut(2, 4, 1, 3)
+    assert cut(2880, 2880, 2, gated=True) == cut(2880, 2880, 4, gated=True) == Cut(1, 6, 2, 2)
+    assert cut(2880, 2880, 4) == Cut(1, 4, 4, 2)
 
 
 def test_32_rows_get_the_cuts_that_were_measured_on_an_h200() -> None:
@@ -142,12 +144,23 @@ def test_digits_of_one_row_get_the_cuts_that_were_measured() -> None:
     assert cut(2816, 128) == Cut(1, 8, 2, 3)
 
 
+def test_digits_of_single_pairs_get_the_cuts_that_were_measured() -> None:
+    def cut(inputs: int, outputs: int, *, gated: bool = False) -> Cut:
+        own = {"gated": gated, "experts": True, "tile": 1}
+        return SkinnyGemm(inputs, outputs, 64, 4, H200, layout=RowLayout.DIGITS, **own).cut
+
+    assert cut(2816, 704, gated=True) == cut(2880, 2880, gated=True) == Cut(1, 3, 4, 2)
+    assert cut(704, 2816) == Cut(2, 3, 4, 1)
+    assert cut(2880, 2880) == Cut(2, 6, 2, 2)
+
+
+@pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("card", CARDS, ids=str)
-def test_digits_of_one_row_fit_the_card(card: Card) -> None:
+def test_digits_of_single_rows_fit_the_card(card: Card, rows: int) -> None:
     for (inputs, outputs), gated, experts in CUTS:
-        assert SkinnyGemm(
-            inputs, outputs, 64, 1, card, gated, experts, layout=RowLayout.DIGITS
-        ).fits
+        if rows == 1 or experts:
+            more = {"layout": RowLayout.DIGITS, "tile": 1 if rows > 1 else 8}
+            assert SkinnyGemm(inputs, outputs, 64, rows, card, gated, experts, **more).fits
 
 
 def test_products_that_gain_by_it_keep_all_of_one_row() -> None:
@@ -169,6 +182,7 @@ def test_products_of_one_row_take_digits() -> None:
     assert takes(1)
     assert takes(1, 128, gated=True)
     assert takes(1, experts=True)
+    assert takes(4, experts=True, tile=1)
     assert not takes(2)
     assert not takes(1, group_size=32)
     assert not takes(1, batch_invariant=True)

@@ -16,7 +16,7 @@ from quire.device.coding import Chunks, CodedChunks, VectorCoding
 from quire.device.cuda.blocks import BlockEncoder
 from quire.device.cuda.encoding import Encoder
 from quire.device.device import current_device
-from quire.executor.graphs import graph_cache
+from quire.executor.graphs import graph_cache, recorder
 from quire.executor.graphs.graph_cache import GraphCache
 from quire.executor.graphs.runner import CUDAGraphs
 from quire.executor.graphs.step_graphs import StepLaunch
@@ -135,6 +135,31 @@ def test_graphs_stay_where_pools_grow_in_place(
     assert company.answers["third"].tokens == company.answers["first"].tokens
 
 
+def test_steps_of_few_pairs_multiply_each_alone(
+    compared: Compared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each pair of row and expert is a tile, and multiplied as digits of its row."""
+    monkeypatch.setattr(recorder, "SINGLE_PAIRS", 2)
+    tiles, functions = set[str](), EmulatedCompiler.functions
+
+    def noted(self: EmulatedCompiler, sources: Sequence[str]) -> list[int]:
+        tiles.update(
+            "digits" if "#define DIGITS 1\n" in each else "floats"
+            for each in map(str, sources)
+            if "#define EXPERTS 1\n" in each
+        )
+        return functions(self, sources)
+
+    monkeypatch.setattr(EmulatedCompiler, "functions", noted)
+    rounds = [
+        [replace(each, max_tokens=3) for each in requests]
+        for requests in streams_of([3]) + streams_of([3], "again ")
+    ]
+    names = [each.id for each in rounds[1]]
+    compared.assert_agree(opened(FAMILIES["gemma4_moe"]), PLAIN, rounds, names, counts=[4])
+    assert tiles == {"digits"}
+
+
 @pytest.mark.parametrize(
     "family",
     [
@@ -161,7 +186,7 @@ def test_steps_of_one_row_multiply_by_digits(
             ended.update(ending for ending in endings if ending in each)
             if "#define DIGITS 1\n" in each:
                 readers.add(" ".join(sorted(kinds)))
-            if "#define DIGIT_ROWS 1\n" in each:
+            if "#define STORES_DIGITS 1\n" in each:
                 writers.add(" ".join(sorted(kinds)))
         return functions(self, sources)
 

@@ -33,6 +33,8 @@ class Cut(NamedTuple):
 
 _SHORT_COLUMN = 1024
 """Most elements of a row of an expert's matrix that two warps share."""
+_VERY_FEW = 4
+"""Most rows whose experts have too few thread blocks for few warps each."""
 VAST = 1 << 16
 """Fewest rows of a matrix that is cut as those of output heads are."""
 _SHORT_DIGITS = 3072
@@ -56,7 +58,7 @@ class SkinnyGemm:
         batch_invariant: a row's sums are added up in one order, however many rows there are.
         bits: of a weight: 4 or 8 as codes, 16 as it is.
         mode: of codes, in MLX's terms; other than affine ones are floats.
-        tile: most pairs of row and expert in a tile of experts, 8 or 16.
+        tile: most pairs of row and expert in a tile of experts: 1, 8 or 16.
         layout: of the rows that it reads: digits if `takes_digits`; None for plain rows.
     """
 
@@ -84,7 +86,12 @@ class SkinnyGemm:
         On an H100 experts' products and gates of few thread blocks gain by it. Others do not
         (`benchmarks/results/gpu-h100-2026-11-27-one-row.json`).
         """
-        if self.layout is not None or self.rows > 1 or self.bits != 4 or self.mode != "affine":
+        if (
+            self.layout is not None
+            or not _is_single(self)
+            or self.bits != 4
+            or self.mode != "affine"
+        ):
             return False
         if self.inputs > _SHORT_ROW:
             return False
@@ -178,7 +185,7 @@ class SkinnyGemm:
         """
         tiles = next(n for n in (1, 2, 4) if self.rows <= 8 * n or n == 4)
         if self.experts:
-            tiles = self.tile // 8
+            tiles = max(1, self.tile // 8)
         while tiles:
             wanted = self._wanted(tiles)
             wanted = wanted._replace(chunk=max(1, wanted.chunk * 4 // self.bits))
@@ -198,7 +205,7 @@ class SkinnyGemm:
     def _wanted(self, tiles: int) -> Cut:
         if tiles == 1 and _is_vast(self):
             return Cut(2, 4, 4, stages=2)
-        alone = self.rows == 1 and not self.batch_invariant
+        alone = _is_single(self) and not self.batch_invariant
         if alone and self.bits == 4 and (self.mode == "affine" or self._is_odd):
             return self._of_one_row()
         if self.experts and alone:
@@ -252,11 +259,11 @@ class SkinnyGemm:
     def _of_one_row(self) -> Cut:
         """Return the cut for one row, which waits for the slowest warp of each thread block.
 
-        Those of `benchmarks/gpu/one_row.py --cuts` on an H100, for the shapes of Gemma 4 26B-A4B
+        Those of `benchmarks/gpu/lone_step.py --cuts` on an H100, for the shapes of Gemma 4 26B-A4B
         and Llama 3.1 8B; of odd experts by the shape of gpt-oss-20b.
         """
         most, groups = self.card.multiprocessors, self.inputs // 64
-        if self._is_odd:
+        if self._is_odd and self.rows == 1:
             return Cut(2, 8, 1, stages=2) if self.gated else Cut(2, 8, 1, stages=3)
         if self.layout is not None:
             return _cut_of_digits(self)
@@ -286,12 +293,23 @@ class SkinnyGemm:
         return Cut(1, 4, 2, stages=2 if self._up_to_eight else 3)
 
 
+def _is_single(gemm: SkinnyGemm) -> bool:
+    """Whether a thread block multiplies a single row."""
+    return gemm.rows == 1 or gemm.tile == 1
+
+
 def takes_digits(gemm: SkinnyGemm) -> bool:
-    """Return whether a product should read digits: of one row, by codes of 4 bits in groups of at
-    least 64. Two rows take longer by digits than by floats.
+    """Return whether a product should read digits: single rows, by codes that `suit_digits`.
+
+    Two rows of a thread block take longer by digits than by floats.
     """
-    alone = gemm.rows == 1 and not gemm.batch_invariant
-    return alone and gemm.bits == 4 and gemm.mode == "affine" and gemm.group_size % 64 == 0
+    alone = _is_single(gemm) and not gemm.batch_invariant
+    return alone and suit_digits(gemm.bits, gemm.mode, gemm.group_size)
+
+
+def suit_digits(bits: int, mode: str, group_size: int) -> bool:
+    """Return whether codes can be multiplied by digits: 4 bits in groups of at least 64."""
+    return bits == 4 and mode == "affine" and group_size % 64 == 0
 
 
 def _fits(gemm: SkinnyGemm, cut: Cut, blocks: int) -> bool:
@@ -314,12 +332,15 @@ def _chosen(gemm: SkinnyGemm) -> tuple[int, Cut]:
 def _cut_of_experts(gemm: SkinnyGemm, tiles: int) -> Cut:
     """Return the cut for several rows. Of short columns, few warps have a part each.
 
-    `benchmarks/results/gpu-h200-2026-11-27-skinny-experts.json` has the times.
+    `benchmarks/results/gpu-h200-2026-11-27-skinny-experts.json` has the times, for very few rows
+    `gpu-h100-2026-11-27-mxfp4-cuts.json` beside it.
     """
     if tiles == 1 and gemm.inputs <= _SHORT_COLUMN and gemm.inputs % 128 == 0 and not gemm.gated:
         return Cut(2 if gemm.rows <= 8 else 4, 2, 2, stages=2)
     if gemm.inputs <= _SHORT_COLUMN:
         return Cut(4, 2, 1, stages=3)
+    if gemm.rows <= _VERY_FEW and not gemm.batch_invariant:
+        return _cut_in_four(gemm, 1, chunk=2) if gemm.gated else Cut(1, 4, 4, stages=2)
     if not gemm.gated:
         if tiles == 2:
             return Cut(4, 4, 1, stages=2)
@@ -364,11 +385,24 @@ def _cut_of_digits(gemm: SkinnyGemm) -> Cut:
 
 
 def _cut_of_expert_digits(gemm: SkinnyGemm) -> Cut:
-    """Return the cut for an expert's matrix: each warp copies all that it reads at once."""
+    """Return the cut for an expert's matrix: of one row, each warp copies all it reads at once.
+
+    Of several rows there are enough thread blocks, and few warps each are faster
+    (`benchmarks/results/gpu-h200-2026-11-27-single-pairs.json`).
+    """
+    if gemm.rows > 1 and gemm.inputs <= _SHORT_COLUMN and not gemm.gated:
+        return Cut(2, -(-gemm.inputs // 256), 4, stages=1)
+    if gemm.rows > 1:
+        return _cut_in_four(gemm, 1, chunk=4) if gemm.gated else _cut_in_four(gemm, 2, chunk=2)
     if gemm.inputs > _SHORT_DIGITS:
         return Cut(1, 4, 4, stages=2) if gemm.gated else Cut(2, 4, 4, stages=2)
     warps = -(-gemm.inputs // 256)
     return Cut(1, warps, 4, stages=1) if gemm.gated else Cut(1, warps, 2, stages=2)
+
+
+def _cut_in_four(gemm: SkinnyGemm, parts: int, chunk: int) -> Cut:
+    """Return a cut whose warps copy four chunks each, at most 16 warps."""
+    return Cut(parts, min(16, -(-gemm.inputs // (256 * chunk))), chunk, stages=2)
 
 
 def _is_vast(gemm: SkinnyGemm) -> bool:
@@ -388,4 +422,4 @@ def _is_narrow(gemm: SkinnyGemm) -> bool:
 
 def _columns(gemm: SkinnyGemm, tiles: int) -> int:
     """Return how many of a tile's rows a thread block stores."""
-    return min(8 * tiles, gemm.rows)
+    return 1 if _is_single(gemm) else min(8 * tiles, gemm.rows)

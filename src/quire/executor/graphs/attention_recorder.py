@@ -145,7 +145,7 @@ class AttentionRecorder:
         """Record the kernels that attend to plain keys, one row a tile."""
         shape, recorder, made = self.shape, self.recorder, bool(rows.written)
         splits = self.splits()
-        digit_rows = recorder.max_rows if self.layer.digits else 0
+        stores_digits = bool(self.layer.digits)
         parts = self.partial(splits) if splits > 1 else ()
         places = [each.address for each in parts] or [0, 0]
         arguments = [self.q.address, *rows.arrays, rows.tiles, rows.table]
@@ -157,7 +157,7 @@ class AttentionRecorder:
             most_tiles=recorder.inputs.max_rows if few else 0,
             value_in_key=self.layer.value_in_key,
             tiles_are_made=made,
-            digit_rows=digit_rows,
+            stores_digits=stores_digits,
         )
         blocks = min(recorder.max_rows, shape.tiles_at_once) if few else recorder.max_rows
         self.add(
@@ -169,7 +169,9 @@ class AttentionRecorder:
             shared=paged.single_memory(shape),
         )
         if parts:
-            combine = kernels.combine(shape, splits, tiles_are_made=made, digit_rows=digit_rows)
+            combine = kernels.combine(
+                shape, splits, tiles_are_made=made, stores_digits=stores_digits
+            )
             self.add_up(parts, combine, given=[rows.tiles], after=rows.written)
 
     def attend_tiles(self, arrays: Sequence[int], tiles: int, after: Sequence[Buffer] = ()) -> None:

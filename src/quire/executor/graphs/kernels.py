@@ -74,7 +74,7 @@ def attend(
     most_tiles: int = 0,
     value_in_key: bool = False,
     tiles_are_made: bool = False,
-    digit_rows: int = 0,
+    stores_digits: bool = False,
 ) -> str:
     """Return the source of attention over plain blocks, one row a tile.
 
@@ -86,17 +86,17 @@ def attend(
         most_tiles: the most tiles, if there are more than thread blocks; those with a row come
             first. 0 if each thread block has one tile.
         tiles_are_made: whether an earlier kernel of the step writes the tiles.
-        digit_rows: see `ending_of`.
+        stores_digits: see `ending_of`.
     """
     parameters = ["const T* q", "const T* keys", "const T* values", "const int* tiles"]
     parameters += ["const int* table", "const float* numbers", "float* partial", "float* stats"]
     stride = shape.key_dim if value_in_key else shape.value_dim
     more = {"READY": "wait_for_others()", "ORDERED": int(ordered), "V_STRIDE": stride}
-    more |= {"MOST_TILES": most_tiles, "DIGIT_ROWS": digit_rows}
+    more |= {"MOST_TILES": most_tiles, "STORES_DIGITS": int(stores_digits)}
     defines: Mapping[str, object] = {**shape.defines(1, split=True), **more}
-    head = digits_head(digit_rows) + "".join(map(paged.source, ("tensor", "warps", "units")))
+    head = digits_head(stores_digits) + "".join(map(paged.source, ("tensor", "warps", "units")))
     return source_text(
-        [*parameters, *ending_of(shape, digit_rows)],
+        [*parameters, *ending_of(shape, stores_digits)],
         "const int split = blockIdx.z, splits = gridDim.z;\n" + paged.source("single"),
         paged.LANES,
         defines=defines,
@@ -169,7 +169,7 @@ def attend_prompts(tiles: PromptTiles) -> str:
 
 
 def combine(
-    shape: paged.Shape, splits: int, *, tiles_are_made: bool = False, digit_rows: int = 0
+    shape: paged.Shape, splits: int, *, tiles_are_made: bool = False, stores_digits: bool = False
 ) -> str:
     """Return the source that combines splits.
 
@@ -177,7 +177,7 @@ def combine(
 
     Args:
         tiles_are_made: whether an earlier kernel of the step writes the tiles.
-        digit_rows: see `ending_of`.
+        stores_digits: see `ending_of`.
     """
     parameters = ["const int* rows", "const float* partial", "const float* stats"]
     lines = [
@@ -190,10 +190,10 @@ def combine(
         "if (count == 1 || high == 0) return;",
     ]
     body = "\n".join([*lines, paged.source("combine")])
-    parameters += ["const int* tiles", *ending_of(shape, digit_rows)]
-    head = digits_head(digit_rows) + paged.source("units") + paged.source("splits")
+    parameters += ["const int* tiles", *ending_of(shape, stores_digits)]
+    head = digits_head(stores_digits) + paged.source("units") + paged.source("splits")
     place = f"((size_t)tile[0] * {shape.heads} + blockIdx.x % {shape.heads})"
-    defines = {**joined_defines(shape), "PLACE": place, "DIGIT_ROWS": digit_rows}
+    defines = {**joined_defines(shape), "PLACE": place, "STORES_DIGITS": int(stores_digits)}
     return source_text(parameters, body, paged.LANES, defines=defines, head=head)
 
 
@@ -213,19 +213,19 @@ def of_splits(shape: paged.Shape, splits: int, *, some: bool = False) -> list[st
     ]
 
 
-def ending_of(shape: paged.Shape, digit_rows: int = 0) -> list[str]:
+def ending_of(shape: paged.Shape, stores_digits: bool = False) -> list[str]:
     """Return the last parameters of attention kernels: the result, sinks if there are any, and the
     result's digits.
 
     Args:
-        digit_rows: rows of the records of these; 0 without digits.
+        stores_digits: whether a kernel also writes the result as digits.
     """
-    return ["T* result", *sinks_of(shape), *["uint4* digits"] * bool(digit_rows)]
+    return ["T* result", *sinks_of(shape), *["uint4* digits"] * stores_digits]
 
 
-def digits_head(digit_rows: int) -> str:
-    """Return the functions of a kernel that writes the digits of so many rows."""
-    return kernel_text("quire.device.cuda", "digits.cuh") if digit_rows else ""
+def digits_head(stores_digits: bool) -> str:
+    """Return the functions of a kernel that may write digits."""
+    return kernel_text("quire.device.cuda", "digits.cuh") if stores_digits else ""
 
 
 def sinks_of(shape: paged.Shape) -> list[str]:

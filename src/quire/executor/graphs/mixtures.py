@@ -13,9 +13,9 @@ from quire.executor.graphs import product_kernels
 from quire.executor.graphs.arithmetic import activated, gated
 from quire.executor.graphs.operands import ProductMatrix, UnsupportedNode, is_plain
 from quire.executor.graphs.places import NodeKinds, ValueRecording
-from quire.executor.graphs.recorder import Buffer
+from quire.executor.graphs.recorder import EXPERT_TILE, Buffer
 from quire.executor.graphs.routes import ROUTE_THREADS, SCORING_THREADS, Route, grouping
-from quire.executor.graphs.row_layouts import layout_for, with_layout
+from quire.executor.graphs.row_layouts import expert_tile, layout_for, with_layout
 from quire.executor.graphs.source import NotGenerated
 from quire.program.values import Node, Program
 
@@ -69,7 +69,8 @@ class MixtureRecording(ValueRecording):
         )
         reads = self._read([logits])
         chosen, weights = (self._written(value, reads) for value in route.outputs)
-        grouped = self._groups(route.outputs[0], experts, reads)
+        tile = self._tile(route.outputs[0])
+        grouped = self._groups(route.outputs[0], experts, reads, tile=tile)
         rows, routed = recorder.rows, [chosen, weights]
         arguments = [rows, self._place(logits).address]
         arguments += map(recorder.optional, (correction, per_expert))
@@ -97,17 +98,32 @@ class MixtureRecording(ValueRecording):
             )
             self._group(chosen, grouped, experts)
 
+    def _tile(self, chosen: int) -> int:
+        """Return the most pairs in a tile of the products of those experts."""
+        parts = (part for node in self._uses.readers(chosen) for part in node.parts)
+        node = next((each for each in parts if each.kind == "expert_outputs"), None)
+        try:
+            return EXPERT_TILE if node is None else expert_tile(self._recorder, self._program, node)
+        except UnsupportedNode:  # MLX multiplies by their matrices
+            return EXPERT_TILE
+
     def _groups(
-        self, chosen: int, experts: int, reads: Sequence[Buffer], *, repeated: bool = False
+        self,
+        chosen: int,
+        experts: int,
+        reads: Sequence[Buffer],
+        *,
+        tile: int,
+        repeated: bool = False,
     ) -> Routed:
         """Return room for a value's pairs of row and expert, of which kernels know.
 
         Args:
+            tile: the most pairs of a tile.
             repeated: whether a row may name an expert several times.
         """
         recorder = self._recorder
         pairs = recorder.max_rows * self._width(chosen, 1)
-        tile = recorder.expert_tile(pairs, experts)
         most = min(tile, recorder.max_rows) if repeated else tile
         max_tiles = min(pairs, experts + pairs // most)
         order, tiles = (recorder.buffer(size, reads) for size in (4 * pairs, 12 * max_tiles))
@@ -137,7 +153,9 @@ class MixtureRecording(ValueRecording):
             if place is None:
                 raise UnsupportedNode("experts that no kernel chooses")
             count = ProductMatrix.of(experts.down.weight).experts
-            self._group(place, self._groups(chosen, count, [place], repeated=True), count)
+            tile = expert_tile(recorder, self._program, node)
+            groups = self._groups(chosen, count, [place], tile=tile, repeated=True)
+            self._group(place, groups, count)
         routed = self._routed[chosen]
         order, tiles = routed.order, routed.tiles
         down = ProductMatrix.of(experts.down.weight)

@@ -135,7 +135,7 @@ class ValueRecording:
         wanted = {value: self._wanted_layout(value) for value in node.outputs}
         layouts = {value: layout for value, layout in wanted.items() if layout is not None}
         offsets = {value: self._bytes(self._program.values[value]) for value in layouts}
-        return LaidOutRows(layouts, offsets, self._recorder.max_rows)
+        return LaidOutRows(layouts, offsets)
 
     def _wanted_layout(
         self, value: int, written: Collection[RowLayout] = tuple(RowLayout)

@@ -150,7 +150,7 @@ class _EndingGenerator(RowGenerator):
             if layout is None:
                 lines.append(f"if (ends) put(unscaled[n], {unscaled});")
             else:
-                lines.append(f"store_own_digits(digits, 0, 1, n, {unscaled}, ends);")
+                lines.append(f"store_own_digits(digits, n, {unscaled}, ends);")
         ending = ProductEnding(
             tuple(parameters),
             before=self._loads(fixed=True),

@@ -130,7 +130,7 @@ def gated(
     gemm: Gemm,
     activation: str,
     others: int = 0,
-    digit_rows: int = 0,
+    stores_digits: bool = False,
     eps: float | None = None,
 ) -> str:
     """Return the source of a product and its gate.
@@ -141,18 +141,18 @@ def gated(
 
     Args:
         others: elements from one of the other rows to the next, of `SkinnyGemm`; 0 without them.
-        digit_rows: of `SkinnyGemm`, rows of y's records of digits; 0 without digits.
+        stores_digits: whether y is also written as digits, of `SkinnyGemm`.
         eps: see `rows_of`.
     """
     parameters = ["const int* rows", *rows_of(eps)]
     parameters += _weight(gemm) if others else _gate_and_up(gemm)
-    parameters += ["T* y", *["const T* others"] * bool(others), *_digits(digit_rows)]
+    parameters += ["T* y", *["const T* others"] * bool(others), *_digits(stores_digits)]
     lines = [
         "const int x_shape[1] = {*rows};",
         f"const int w_shape[2] = {{{gemm.outputs}, {_words(gemm)}}};",
     ]
     more: dict[str, object] = {"GELU": ACTIVATIONS[activation], "OTHERS": others}
-    more |= {"DIGIT_ROWS": digit_rows, **_scaling(eps)}
+    more |= {"STORES_DIGITS": int(stores_digits), **_scaling(eps)}
     if isinstance(gemm, WarpgroupGemm):
         more["W_TILES"] = -(-gemm.outputs // gemm.width)
         more["MATRIX(tile)"] = f"const int part = tile, N = {gemm.outputs};"
@@ -190,9 +190,9 @@ def experts_first(
     parameters = [*rows_of(eps), *(_gate_and_up(gemm) if gemm.gated else _weight(gemm))]
     if offsets:
         parameters += ["const T* offsets", "const T* offsets_up"][: 1 + gemm.gated]
-    parameters += ["const int* order", "const int* tiles", "T* y", *_digits(int(digits))]
+    parameters += ["const int* order", "const int* tiles", "T* y", *_digits(digits)]
     more: dict[str, object] = {"TOP": top, "FIRST": 1, "OFFSETS": int(offsets), **_scaling(eps)}
-    more["DIGIT_ROWS"] = int(digits)
+    more["STORES_DIGITS"] = int(digits)
     more["Y_INTERLEAVED"] = int(layout is RowLayout.INTERLEAVED)
     more["GELU"] = ACTIVATIONS.get(activation, 0)
     head = ""
@@ -218,9 +218,9 @@ def experts_down(gemm: Gemm, experts: int, *, offsets: bool = False, tiles: int)
     return _experts(parameters, gemm, experts, tiles=tiles, more=more)
 
 
-def _digits(rows: int) -> list[str]:
-    """Return the parameter of a result's digits, which are written if they have rows."""
-    return ["uint4* digits"] * bool(rows)
+def _digits(are_stored: bool) -> list[str]:
+    """Return the parameter of a result's digits."""
+    return ["uint4* digits"] * are_stored
 
 
 def _gate_and_up(gemm: Gemm) -> list[str]:
@@ -264,7 +264,7 @@ def _product(
 ) -> str:
     head, body = product_functions(), kernel_text(_PRODUCTS, gemm.source)
     reads = isinstance(gemm, SkinnyGemm) and gemm.layout is not None
-    if reads or more.get("DIGIT_ROWS") or "ENDS" in more:
+    if reads or more.get("STORES_DIGITS") or "ENDS" in more:
         head += kernel_text(_PRODUCTS, "digits.cuh") + kernel_text(_PRODUCTS, "byte_product.cuh")
     if isinstance(gemm, WarpgroupGemm):
         head += gemm.functions

@@ -107,8 +107,9 @@ class ProductRecording(EndedRecording, ExchangeRecording, LibraryRecording):
         arguments += [*recorder.matrix(weights[0]), *recorder.matrix(weights[1]), y.address]
         arguments += [self._laid_out[output, layout]] if layout else []
         grid = gemm.grid(-(-outputs // gemm.width))
-        digit_rows = recorder.max_rows if layout else 0
-        source = product_kernels.gated(gemm, activation, digit_rows=digit_rows, eps=self._eps(x))
+        source = product_kernels.gated(
+            gemm, activation, stores_digits=layout is not None, eps=self._eps(x)
+        )
         recorder.add_product(gemm, source, grid, arguments=arguments, reads=reads, writes=[y])
 
     def _gated_product(self, node: Node) -> None:

@@ -11,10 +11,11 @@ import numpy as np
 from quire.device.cuda.cublas import Library
 from quire.device.cuda.driver import Card, Function, Launch, Source
 from quire.device.cuda.inboxes import Inboxes
-from quire.device.cuda.skinny_gemm import VAST, SkinnyGemm
+from quire.device.cuda.skinny_gemm import VAST, SkinnyGemm, suit_digits
 from quire.device.cuda.warpgroup_gemm import EXPERT_TILES, WarpgroupGemm
 from quire.device.cuda.wide_gemm import ROWS, WideGemm
 from quire.device.gpu_kernels import in_device_memory
+from quire.device.weights import Packing
 from quire.executor.graphs import device_memory
 from quire.executor.graphs.layout import InputLayout
 from quire.executor.graphs.operands import ProductMatrix
@@ -23,6 +24,10 @@ from quire.executor.graphs.workspaces import Workspaces
 
 EXPERT_TILE = 8
 """Pairs of row and expert in a tile of a skinny GEMM."""
+SINGLE_PAIRS = 0.5
+"""Most pairs for each expert with which a pair has a tile of its own. With as many pairs as experts
+it takes longer (`benchmarks/results/gpu-h200-2026-11-27-single-pairs.json`).
+"""
 _SKINNY_ROWS, _FEW_ROWS, _VERY_FEW_ROWS = 32, 16, 8
 """Most rows of a skinny GEMM, of which a thread block multiplies all; of those for which it is the
 fastest, however large the matrix; and for which it is even if that is a head's.
@@ -75,15 +80,21 @@ def launches(
     ]
 
 
-def expert_tile(card: Card, pairs: int, experts: int) -> int:
+def expert_tile(card: Card, pairs: int, experts: int, packing: Packing) -> int:
     """Return the most pairs of row and expert in a tile of experts' products.
 
-    On Hopper it is about twice as many as an expert gets on average, so that most experts have one
+    A pair is alone, and multiplied as digits, where most experts would have no other one. Else on
+    Hopper it is about twice as many as an expert gets on average, so that most experts have one
     tile.
 
     Args:
         pairs: of the step.
+        packing: of the experts' first matrices.
     """
+    if pairs <= SINGLE_PAIRS * experts and suit_digits(
+        packing.bits, packing.mode, packing.group_size
+    ):
+        return 1
     if not card.warpgroups:
         return ROWS if pairs > EXPERT_TILE * experts else EXPERT_TILE
     fitting = (tile for tile in (EXPERT_TILE, *EXPERT_TILES) if 2 * pairs <= tile * experts)
@@ -264,9 +275,11 @@ class Recorder:
 
     # -- addresses -------------------------------------------------------------------------------
 
-    def expert_tile(self, pairs: int, experts: int) -> int:
-        """Return `expert_tile` of this step."""
-        return EXPERT_TILE if self.batch_invariant else expert_tile(self.card, pairs, experts)
+    def expert_tile(self, pairs: int, matrix: ProductMatrix) -> int:
+        """Return `expert_tile` of this step, where a matrix is the first of each expert's."""
+        if self.batch_invariant:
+            return EXPERT_TILE
+        return expert_tile(self.card, pairs, matrix.experts, packing=matrix.packing)
 
     def gemm(
         self,

@@ -156,7 +156,7 @@ class Stored:
         """Return the C statement that stores a thread's eight elements in another layout."""
         to = f"laid_out{self.number}"
         if self.layout is RowLayout.DIGITS:
-            return f"store_digits({to}, row, LAYOUT_ROWS, r, {elements}, inside);"
+            return f"store_digits(digits_of_row({to}, row, WIDTH), r, {elements}, inside);"
         return f"if (inside) store_interleaved({to} + (size_t)row * WIDTH, r, {elements});"
 
 

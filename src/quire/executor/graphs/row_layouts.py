@@ -64,7 +64,16 @@ def products_of(recorder: Recorder, program: Program, node: Node) -> Iterator[Ge
         rows = program.values[node.inputs[0]].shape[0]
         if bound((rows,), dict.fromkeys(program.symbols, 1)) != (1,):
             return  # weighted inputs: several for a row of the step, where layouts hold one
-        top = program.values[node.inputs[1]].shape[1]
-        assert isinstance(top, int), "a row has a fixed number of experts"
-        tile = recorder.expert_tile(recorder.max_rows * top, matrix.experts)
-        yield recorder.gemm(matrix, matrix.outputs, tile=tile)
+        yield recorder.gemm(matrix, matrix.outputs, tile=expert_tile(recorder, program, node))
+
+
+def expert_tile(recorder: Recorder, program: Program, node: Node) -> int:
+    """Return the most pairs of row and expert in a tile of the products of a node's experts.
+
+    Raises:
+        UnsupportedNode: no kernel reads their matrices.
+    """
+    experts: GatedExperts | PlainExperts = node.weight("experts")
+    top = program.values[node.inputs[1]].shape[1]
+    assert isinstance(top, int), "a row has a fixed number of experts"
+    return recorder.expert_tile(recorder.max_rows * top, ProductMatrix.of(experts.up.weight))

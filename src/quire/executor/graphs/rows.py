@@ -64,7 +64,7 @@ class RowKernel:
 
 @dataclass(frozen=True)
 class LaidOutRows:
-    """Values of up to `rows` rows that a kernel also writes in another layout.
+    """Values that a kernel also writes in another layout.
 
     Attributes:
         layouts: layout of each value.
@@ -73,7 +73,6 @@ class LaidOutRows:
 
     layouts: Mapping[int, RowLayout]
     offsets: Mapping[int, int]
-    rows: int
 
 
 def row_kernel(
@@ -143,7 +142,6 @@ class RowGenerator:
         if more is not None and written:
             self._arguments += [Argument(id, more.offsets[id]) for id in written]
             parameters += [each.parameter for each in stored if each.layout is not None]
-            constants["LAYOUT_ROWS"] = more.rows
             for layout in sorted(set(written.values()), key=lambda each: each.value):
                 functions += kernel_text("quire.device.cuda", f"{layout.value}.cuh")
         threads = cut.lanes * cut.groups

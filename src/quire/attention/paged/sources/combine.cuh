@@ -1,12 +1,12 @@
   // Joins what the splits of a row found: partial [T, HEADS, splits, V_DIM], stats [T, HEADS, splits, 2].
   // One thread block for each row and head: of PLACE. `count` splits have written. With TURNED they are sums of
   // values in coordinates of their own, which are turned back; `signs` include the scale. Of those the
-  // first R_DIM are the result. With DIGIT_ROWS the result is also written as digits, see `digits.cuh`.
+  // first R_DIM are the result. With STORES_DIGITS the result is also written as digits, see `digits.cuh`.
 #ifndef PLACE
 #define PLACE blockIdx.x
 #endif
-#ifndef DIGIT_ROWS
-#define DIGIT_ROWS 0
+#ifndef STORES_DIGITS
+#define STORES_DIGITS 0
 #endif
   __shared__ Weights weights;
   const size_t place = PLACE;
@@ -18,7 +18,7 @@
   __syncthreads();
 #if TURNED
   __shared__ float turned_sums[V_DIM];
-#elif DIGIT_ROWS
+#elif STORES_DIGITS
   __shared__ __align__(16) T finished[V_DIM];
 #endif
   if (d0 < V_DIM) {
@@ -29,7 +29,7 @@
       turned_sums[d0 + e] = sum.x[e];
 #else
       result[place * V_DIM + d0 + e] = (T)sum.x[e];
-#if DIGIT_ROWS
+#if STORES_DIGITS
       finished[d0 + e] = (T)sum.x[e];
 #endif
 #endif
@@ -38,7 +38,7 @@
 #if TURNED
   transform_runs(turned_sums);
   for (int d = threadIdx.x; d < R_DIM; d += blockDim.x) result[place * R_DIM + d] = (T)(across_runs(turned_sums, d) * signs[d]);
-#elif DIGIT_ROWS
+#elif STORES_DIGITS
   __syncthreads();
-  store_all_digits(digits, place / HEADS, DIGIT_ROWS, place % HEADS * V_DIM, finished, V_DIM);
+  store_all_digits(digits_of_row(digits, place / HEADS, HEADS * V_DIM), place % HEADS * V_DIM, finished, V_DIM);
 #endif

@@ -7,7 +7,7 @@
   // first of them. Where one thread block sees all keys of a row, the
   // result is written at once, and `combine` has nothing to do.
   //
-  // With DIGIT_ROWS the result is also written as digits, in records of so many rows, see `digits.cuh`.
+  // With STORES_DIGITS the result is also written as digits, see `digits.cuh`.
   //
   // With MOST_TILES a thread block takes every gridDim.x-th tile, of so many at most; those with a row come
   // first. Otherwise it takes one.
@@ -20,8 +20,8 @@
 #ifndef MOST_TILES
 #define MOST_TILES 0
 #endif
-#ifndef DIGIT_ROWS
-#define DIGIT_ROWS 0
+#ifndef STORES_DIGITS
+#define STORES_DIGITS 0
 #endif
   constexpr int SHARE = V_DIM > 128 ? V_DIM / 128 : 1, STREAMS = 4 / SHARE;
   constexpr int K_OWN = K_DIM / SHARE, V_OWN = V_DIM / SHARE;
@@ -302,7 +302,7 @@
   store_split<STREAMS, ROWS, V_OWN, WARP>(found, shared, (size_t)row * HEADS + head0, split, splits, partial, stats);
 #else
   const bool alone = split == 0 && end * UNIT >= high;
-#if DIGIT_ROWS
+#if STORES_DIGITS
   __shared__ __align__(16) T finished[PART * V_DIM];
 #endif
   for (int n = threadIdx.x; n < PART * V_DIM; n += 128) {
@@ -318,7 +318,7 @@
 #endif
       const T x = (T)(all.x / sum);
       result[place * V_DIM + d] = x;
-#if DIGIT_ROWS
+#if STORES_DIGITS
       finished[n] = x;
 #endif
     } else {
@@ -329,10 +329,10 @@
       }
     }
   }
-#if DIGIT_ROWS
+#if STORES_DIGITS
   if (alone) {
     __syncthreads();
-    store_all_digits(digits, row, DIGIT_ROWS, head0 * V_DIM, finished, PART * V_DIM);
+    store_all_digits(digits_of_row(digits, row, HEADS * V_DIM), head0 * V_DIM, finished, PART * V_DIM);
   }
 #endif
 #endif

@@ -14,15 +14,16 @@ __device__ __forceinline__ unsigned digits_of(float x, int exponent) {
   const unsigned n = __float_as_uint(fmaf(x, inverse, INTEGER_BASE)) - INTEGER_BITS;
   return n + 0x8080u ^ 0x8080u;  // with 128 in each digit none is negative
 }
-__device__ __forceinline__ uint4* record_of(uint4* to, int row, int rows, int column) {
-  return to + (column / 64 * rows + row) * DIGIT_PIECES;
+// The records of a row, of rows of `width` columns.
+template <class Records> __device__ __forceinline__ Records* digits_of_row(Records* records, int row, int width) {
+  return records + (size_t)row * (width / 64) * DIGIT_PIECES;
 }
+__device__ __forceinline__ uint4* record_of(uint4* row, int column) { return row + column / 64 * DIGIT_PIECES; }
 __device__ __forceinline__ void store_unit(uint4* record, int column, int exponent, float sum) {
   ((float2*)(record + 8))[column / 16 % 4] = make_float2(__uint_as_float(exponent - 13 << 23), sum);
 }
-// Stores eight neighbours of a row of `rows`, from a column on; two lanes have 16. All lanes of a warp call it.
-__device__ __forceinline__ void store_digits(uint4* to, int row, int rows, int column, const __nv_bfloat16* x,
-                                             bool inside) {
+// Stores eight neighbours of a row, from a column on; two lanes have 16. All lanes of a warp call it.
+__device__ __forceinline__ void store_digits(uint4* row, int column, const __nv_bfloat16* x, bool inside) {
   float numbers[8], most = 0.f, sum = 0.f;
   #pragma unroll
   for (int i = 0; i < 8; i++) {
@@ -44,20 +45,19 @@ __device__ __forceinline__ void store_digits(uint4* to, int row, int rows, int c
     words[0][odd] = __byte_perm(first, last, 0x5410);
     words[1][odd] = __byte_perm(first, last, 0x7632);
   }
-  uint4* const record = record_of(to, row, rows, column);
+  uint4* const record = record_of(row, column);
   #pragma unroll
   for (int d = 0; d < 2; d++)
     ((uint2*)(record + d * 4))[column / 8 % 8] = make_uint2(words[d][0], words[d][1]);
   if (column % 16 == 0) store_unit(record, column, exponent, sum);
 }
 // The same of a row's neighbours in shared memory, from a column on, by all threads of a thread block.
-__device__ __forceinline__ void store_all_digits(uint4* to, int row, int rows, int column, const __nv_bfloat16* x,
-                                                 int count) {
+__device__ __forceinline__ void store_all_digits(uint4* row, int column, const __nv_bfloat16* x, int count) {
   for (int n = threadIdx.x * 8; n / 256 * 256 < count; n += blockDim.x * 8)
-    store_digits(to, row, rows, column + n, x + n, n < count);
+    store_digits(row, column + n, x + n, n < count);
 }
 // Stores one number; 16 neighbouring lanes have 16 columns. All lanes of a warp call it.
-__device__ __forceinline__ void store_own_digits(uint4* to, int row, int rows, int column, float x, bool inside) {
+__device__ __forceinline__ void store_own_digits(uint4* row, int column, float x, bool inside) {
   float most = fabsf(x), sum = x;
   #pragma unroll
   for (int by = 1; by < 16; by *= 2) {
@@ -67,7 +67,7 @@ __device__ __forceinline__ void store_own_digits(uint4* to, int row, int rows, i
   if (!inside) return;
   const int exponent = exponent_of(most), place = column / 8 % 8 * 8 + column % 2 * 4 + column % 8 / 2;
   const unsigned digits = digits_of(x, exponent);
-  uint4* const record = record_of(to, row, rows, column);
+  uint4* const record = record_of(row, column);
   ((unsigned char*)record)[place] = digits;
   ((unsigned char*)(record + 4))[place] = digits >> 8;
   if (column % 16 == 0) store_unit(record, column, exponent, sum);

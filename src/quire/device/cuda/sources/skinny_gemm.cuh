@@ -17,8 +17,8 @@
 #ifndef DIGITS
 #define DIGITS 0
 #endif
-#ifndef DIGIT_ROWS
-#define DIGIT_ROWS 0
+#ifndef STORES_DIGITS
+#define STORES_DIGITS 0
 #endif
 #ifndef UNSCALED
 #define UNSCALED 0
@@ -41,10 +41,10 @@
   // first products waits for the tiles. That of the last ones starts only when those have waited.
   // WHOLE: chunks have no rest. OTHERS: a gate multiplies other rows, each so many elements behind the one before.
   // With ONE_ROW all of x lies behind the scales, in the pairs in which codes of 4 bits are unpacked.
-  // With DIGITS, x are records of one row, see `digits.cuh`. A lane of a quad has the codes of 16 columns, which
+  // With DIGITS, a tile is of one row, and x are records, see `digits.cuh`. A lane of a quad has the codes of 16 columns, which
   // have a unit of their own. So two columns of a product, the digits of a row, are those of each lane's own columns
   // of W, and nothing of the other lanes'.
-  // With DIGIT_ROWS, y is also written as digits, in records of so many rows.
+  // With STORES_DIGITS, y is also written as digits.
   // UNSCALED: a norm has not scaled the only row of x. Its products are, by the sums of `squares` of 16 columns each.
   // ENDS: lines of C compute what follows each element of the only row, instead of storing y. With HEAD_ROWS, so many
   // rows of W are a head, and a thread block's two parts are from both halves of one.
@@ -54,7 +54,7 @@
   constexpr int CODES = CHUNK * BITS / 2, X = CHUNK * 8, ALL_CODES = MATRICES * 16 * CODES;
   static_assert(CODES <= 32 && X <= 32, "a copy of a warp is of whole rows");
 #if DIGITS
-  static_assert(ROWS == 1, "records are of one row");
+  static_assert(ROWS == 1, "digits are of one row");
   constexpr int X_PIECES = CHUNK * DIGIT_PIECES, SPAN = CHUNK;
 #else
   constexpr int X_PIECES = ONE_ROW ? 0 : ROWS * X, SPAN = CHUNK < 2 ? 1 : 2;
@@ -203,10 +203,10 @@
   uint4* const all_x = (uint4*)(scale_tile + ARRAYS * MATRICES * 16 * scale_row);
   for (int i = threadIdx.x; i < K / 8; i += WARPS * 32) all_x[i] = apart(row_of_x[i]);
 #elif DIGITS
-#if EXPERTS && !FIRST
-  const uint4* const records = (const uint4*)x + (size_t)first * (K / 64) * DIGIT_PIECES;
+#if EXPERTS && FIRST
+  const uint4* const records = digits_of_row((const uint4*)x, order[first] / TOP, K);
 #else
-  const uint4* const records = (const uint4*)x;
+  const uint4* const records = digits_of_row((const uint4*)x, first, K);
 #endif
   const auto copy_x = [&](int chunk, int stage, int) {
     if (chunk >= chunks) return;
@@ -577,12 +577,12 @@
 #elif OFFSETS
   const T* const offsets_of[1] = {offsets};
 #endif
-  constexpr int EACH = EXPERTS && !DIGIT_ROWS ? 4 : 1;  // neighbours that a thread stores at once
+  constexpr int EACH = EXPERTS && !STORES_DIGITS ? 4 : 1;  // neighbours that a thread stores at once
   struct __align__(4 * EACH) Sums { float of[EACH]; };
   struct __align__(2 * EACH) Elements { T of[EACH]; };
   for (int i = threadIdx.x * EACH; i < PARTS * TILES * 128; i += WARPS * 32 * EACH) {
     const int own = i / 16 % PARTS, column = i / 16 / PARTS, row = i % 16;
-#if !SENDS && !DIGIT_ROWS
+#if !SENDS && !STORES_DIGITS
     if (column >= count) continue;
 #endif
     Sums sums[SETS] = {};
@@ -624,10 +624,8 @@
     for (int rank = 0; rank < RANKS; rank++)
       if (rank != RANK && row % 4 == 0)
         sent((uint4*)(inbox[rank] + pieces_of(RANK, round)) + ((size_t)(first + column) * Y_ROW + n) / 4, words, round);
-#elif DIGIT_ROWS
-    const int pairs = EXPERTS ? first + column : 0;  // that come before, each with records of one row
-    uint4* const records = digits + (size_t)pairs * (N / 64) * DIGIT_PIECES;
-    store_own_digits(records, EXPERTS ? 0 : column, DIGIT_ROWS, n, (float)elements.of[0], column < count);
+#elif STORES_DIGITS
+    store_own_digits(digits_of_row(digits, first + column, N), n, (float)elements.of[0], column < count);
     if (column >= count) continue;
 #endif
 #if EXPERTS && !FIRST

@@ -1,4 +1,4 @@
-"""Times what a recorded step of one row consists of: `one_row.py SHAPE OUT [--cuts]`.
+"""Times what a recorded step of a few rows consists of: `lone_step.py SHAPE OUT --rows N`.
 
 The graph is launched without an engine, on random weights and keys, by these means:
 
@@ -148,26 +148,29 @@ class Clock:
         return round(statistics.median(found), 2)
 
 
-class OneRow:
-    """The recorded step of one row of a model, without an engine.
+class LoneStep:
+    """A recorded step of a model, without an engine: a row each of so many sequences.
 
     Attributes:
         parts: its kernels, in order.
+
+    Args:
+        rows: a power of two.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, rows: int = 1) -> None:
         config = EngineConfig(folder)
         open_device(config.blas, config.kernels, config.threads)
         loaded = open_model(folder)
         pools, layout = open_pools(loaded, config), KVLayout.of(loaded.model.layout)
-        graphs = open_cuda_graphs(loaded.model, layout, pools, identity="one row")
+        graphs = open_cuda_graphs(loaded.model, layout, pools, identity="lone step")
         if graphs is None:
             raise SystemExit("no step of this model is recorded here")
         self.cache: GraphCache = graphs._cache
-        blocks = CONTEXT // config.block_size + 1
+        self.rows, blocks = rows, CONTEXT // config.block_size + 1
         for number in range(len(layout.groups)):
             pool = pools.kv(number, PLAIN)
-            pool.resize(blocks, (), tails=False)
+            pool.resize(rows * blocks, (), tails=False)
             drawn = [mx.random.normal(each.shape).astype(each.dtype) for each in pool.arrays()]
             pool.replace(iter(drawn))
             mx.eval(pool.arrays())
@@ -180,19 +183,31 @@ class OneRow:
         self._write_inputs(layout, config.block_size, blocks)
 
     def _write_inputs(self, layout: KVLayout, size: int, blocks: int) -> None:
-        ids = BlockIds(array("i", range(blocks)), blocks)
-        row = ScheduledSequence(
-            id="one",
-            number=1,
-            format=PLAIN,
-            start=CONTEXT,
-            count=1,
-            tokens=array("i", [17]),
-            positions=range(CONTEXT, CONTEXT + 1),
-            placement=KVPlacement((ids,) * len(layout.groups), {}),
+        """Write the step's inputs.
+
+        Args:
+            blocks: of each sequence.
+        """
+        tokens = [17 + n for n in range(self.rows)]
+        sequences = []
+        for n, token in enumerate(tokens):
+            ids = BlockIds(array("i", range(n * blocks, (n + 1) * blocks)), blocks)
+            sequences.append(
+                ScheduledSequence(
+                    id=str(n),
+                    number=n + 1,
+                    format=PLAIN,
+                    start=CONTEXT,
+                    count=1,
+                    tokens=array("i", [token]),
+                    positions=range(CONTEXT, CONTEXT + 1),
+                    placement=KVPlacement((ids,) * len(layout.groups), {}),
+                )
+            )
+        inputs, rows = self.cache.inputs(self.rows), self.rows
+        numbers = step_numbers(
+            sequences, layout, inputs, block_size=size, max_rows=rows, tokens=tokens
         )
-        inputs = self.cache.inputs(1)
-        numbers = step_numbers([row], layout, inputs, block_size=size, max_rows=1, tokens=[17])
         assert numbers is not None, "the step has inputs"
         data = np.ascontiguousarray(numbers, np.int32).tobytes()
         driver_call(
@@ -218,7 +233,7 @@ class OneRow:
     def recorded(self) -> list[Part]:
         """Record the step. No buffer is used twice, so that kernels can be left out."""
         with patch.object(Recorder, "release", lambda recorder, buffer: None):
-            self._kept.append(self.cache._record_step(1, PLAIN, self._addresses))
+            self._kept.append(self.cache._record_step(self.rows, PLAIN, self._addresses))
         return self._parts_of(self._kept[-1].recorder.kernels)
 
     def with_cut(self, cut: Cut) -> list[Part]:
@@ -227,7 +242,7 @@ class OneRow:
 
         def chosen(gemm: SkinnyGemm) -> tuple[int, Cut]:
             tiles = usual(gemm)[0]
-            fits = gemm.rows == 1 and gemm.shared_of(tiles, cut) <= gemm.card.shared
+            fits = gemm.rows == self.rows and gemm.shared_of(tiles, cut) <= gemm.card.shared
             return (tiles, cut) if fits else usual(gemm)
 
         with patch.object(skinny_gemm, "_chosen", chosen):
@@ -254,7 +269,7 @@ class OneRow:
         body += [*loops, *wait] if early else [*wait, *loops]
         body += ["if (sum == 0x12345677u) *to = sum;"]
         source = simple([*parameters, "unsigned* to"], body, 512)
-        arguments = (*places, self.cache.inputs(1).tokens)
+        arguments = (*places, self.cache.inputs(self.rows).tokens)
         return replace(
             part.kernel, source=source, grid=(264, 1, 1), block=512, shared=0, arguments=arguments
         )
@@ -268,8 +283,8 @@ class OneRow:
 
     def logits(self) -> np.ndarray:
         """Return the logits that the last launch wrote."""
-        output, _ = self.cache.output(1)
-        found = np.zeros(output.shape[1], np.float32)
+        output, _ = self.cache.output(self.rows)
+        found = np.zeros(self.rows * output.shape[1], np.float32)
         at = ctypes.c_uint64(self.cache._extension.pointer(output))
         driver_call(
             "cuMemcpyDtoH_v2",
@@ -337,7 +352,7 @@ def by_kind(parts: Sequence[Part]) -> Mapping[str, list[int]]:
     return found
 
 
-def kinds(step: OneRow, clock: Clock, whole: float) -> list[dict[str, Any]]:
+def kinds(step: LoneStep, clock: Clock, whole: float) -> list[dict[str, Any]]:
     """Time each kind of kernel alone, and the step without it."""
     kernels, rows = [part.kernel for part in step.parts], []
     for kind, numbers in by_kind(step.parts).items():
@@ -360,7 +375,7 @@ def kinds(step: OneRow, clock: Clock, whole: float) -> list[dict[str, Any]]:
     return rows
 
 
-def chains(step: OneRow, clock: Clock) -> dict[str, float]:
+def chains(step: LoneStep, clock: Clock) -> dict[str, float]:
     """Time chains of kernels that compute nothing."""
     kernels = [part.kernel for part in step.parts]
     products = [part for part in step.parts if part.bytes]
@@ -387,7 +402,7 @@ def chains(step: OneRow, clock: Clock) -> dict[str, float]:
     return found
 
 
-def orders(step: OneRow, clock: Clock) -> dict[str, Any]:
+def orders(step: LoneStep, clock: Clock) -> dict[str, Any]:
     """Time the step with other dependencies, and compare its logits."""
     kernels = [part.kernel for part in step.parts]
     with patch.object(driver, "_capability", lambda: 80):
@@ -401,7 +416,7 @@ def orders(step: OneRow, clock: Clock) -> dict[str, Any]:
     return found
 
 
-def triggers(step: OneRow, clock: Clock, whole: float) -> list[dict[str, Any]]:
+def triggers(step: LoneStep, clock: Clock, whole: float) -> list[dict[str, Any]]:
     """Time the step in which one kind of kernel lets others start later, by microseconds each."""
     kernels, rows = [part.kernel for part in step.parts], []
 
@@ -439,7 +454,7 @@ def triggers(step: OneRow, clock: Clock, whole: float) -> list[dict[str, Any]]:
     return rows
 
 
-def stamped(step: OneRow, clock: Clock) -> list[dict[str, Any]]:
+def stamped(step: LoneStep, clock: Clock) -> list[dict[str, Any]]:
     """Return, by kind, what the card's clock says of a kernel's stages, in microseconds."""
     count = len(step.parts)
     memory = mx.zeros((count, 8), mx.uint64)
@@ -510,7 +525,7 @@ def stamped(step: OneRow, clock: Clock) -> list[dict[str, Any]]:
     return rows
 
 
-def cuts(step: OneRow, clock: Clock, whole: float) -> list[dict[str, Any]]:
+def cuts(step: LoneStep, clock: Clock, whole: float) -> list[dict[str, Any]]:
     """Time the step with another cut of one kind of product."""
     made = {cut: step.with_cut(cut) for cut in CUTS}
     step.compile([part.kernel.source for parts in made.values() for part in parts])
@@ -541,6 +556,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("shape", choices=list(SHAPES))
     parser.add_argument("out", type=Path)
+    parser.add_argument("--rows", type=int, default=1, help="a power of two")
     parser.add_argument("--layers", type=int, help="only so many")
     parser.add_argument("--folder", type=Path, help="of the model, which is written if absent")
     parser.add_argument("--cuts", action="store_true", help="try other cuts of products")
@@ -550,12 +566,13 @@ def main() -> None:
         folder = asked.folder or Path(temporary)
         if not (folder / "config.json").exists():
             write(asked.shape, folder, asked.layers, repeated=True)
-        step = OneRow(str(folder))
+        step = LoneStep(str(folder), asked.rows)
     clock = Clock()
     graph = step.graph([part.kernel for part in step.parts])
     whole = clock.microseconds(graph)
     found: dict[str, Any] = {
         "shape": asked.shape,
+        "rows": asked.rows,
         "layers": asked.layers,
         "kernels": len(step.parts),
         "MB": round(sum(part.bytes for part in step.parts) / 1e6, 1),

@@ -1,4 +1,4 @@
-"""Searches the cuts of all products of a step of one row: `one_row_search.py SHAPE OUT`.
+"""Searches the cuts of all products of a step of a few rows: `cut_search.py SHAPE OUT [--rows N]`.
 
 A cut that is fastest alone may not be so in the step, where thread blocks of neighbouring kernels
 share multiprocessors. So each product's cuts are tried in turn, by the time of the whole graph in
@@ -20,7 +20,7 @@ from typing import Any
 from unittest.mock import patch
 
 import mlx.core as mx
-from one_row import Clock, OneRow, Part, by_kind
+from lone_step import Clock, LoneStep, Part, by_kind
 from shapes import SHAPES, write
 
 from quire.device.cuda import skinny_gemm
@@ -29,28 +29,29 @@ from quire.device.cuda.skinny_gemm import Cut, SkinnyGemm
 from quire.executor.graphs import device_memory
 from quire.executor.graphs.recorder import Buffer, Kernel, Recorder
 
-SLOT, SLOTS = 4 << 20, 1000
-"""Bytes of each buffer of a recording, and the most buffers."""
-MOST_CUTS = 48
+SLOT, SLOTS = 2 << 20, 1000
+"""Bytes of each buffer of a recording for each row, two rows at least, and the most buffers."""
+MOST_CUTS = 72
 ROUNDS, LAUNCHES, LEAST_ROUNDS = 9, 5, 3
 GIVEN_UP, FASTER = 1.002, 0.9988
 """Ratios of times: a cut is given up after a few rounds, or is better than the best one."""
 State = Mapping[str, Cut]
 
 
-class SearchedStep(OneRow):
+class SearchedStep(LoneStep):
     """A step whose recordings all have the same buffers, so that their kernels make one step."""
 
     _memory: mx.array | None = None
 
     def recorded(self) -> list[Part]:
+        slot = SLOT * max(2, self.rows)
         if self._memory is None:
-            self._memory = device_memory.unwritten((SLOTS * SLOT // 16, 4), mx.uint32)
+            self._memory = device_memory.unwritten((SLOTS * slot // 16, 4), mx.uint32)
         base, used = self.cache._extension.pointer(self._memory), iter(range(SLOTS))
 
         def buffer(_: Recorder, bytes: int, reads: Iterable[Buffer] = ()) -> Buffer:
-            assert bytes <= SLOT, bytes
-            return Buffer(base + next(used) * SLOT, SLOT)
+            assert bytes <= slot, bytes
+            return Buffer(base + next(used) * slot, slot)
 
         with patch.object(Recorder, "buffer", buffer):
             return super().recorded()
@@ -58,17 +59,17 @@ class SearchedStep(OneRow):
 
 def candidates(gemm: SkinnyGemm) -> Iterator[Cut]:
     """Yield cuts whose warps all have as many chunks, and some usual ones."""
-    groups = gemm.inputs // 64
+    groups, usual = gemm.inputs // 64, (1, 2, 4) if gemm.experts and gemm.rows > 1 else (1, 2)
     for chunk in (4, 2, 1):
         chunks = -(-groups // chunk)
         for rounds in (1, 2, 3, 4):
             warps = -(-chunks // rounds)
             if 2 <= warps <= 16:
                 for stages in {min(rounds, 3), min(rounds, 2)}:
-                    yield from (Cut(parts, warps, chunk, stages) for parts in (1, 2))
+                    yield from (Cut(parts, warps, chunk, stages) for parts in usual)
     for warps, chunk in ((8, 4), (8, 2), (4, 4), (16, 4), (16, 2), (14, 4)):
         for stages in (2, 3):
-            yield from (Cut(parts, warps, chunk, stages) for parts in (1, 2))
+            yield from (Cut(parts, warps, chunk, stages) for parts in usual)
 
 
 class Search:
@@ -88,7 +89,7 @@ class Search:
         self.best: dict[str, Cut] = {}
         self._graph = self._own = step.graph(self._kernels)
         self.tried: list[tuple[str, Cut | None, float]] = []
-        sources = [each.source for own in self._cuts.values() for each in own.values()]
+        sources = [each.source for kind in self.kinds() for each in self._cuts[kind].values()]
         step.cache._compiler.start(list(dict.fromkeys(sources)))
 
     def _recorded_cuts(self) -> dict[str, dict[Cut, Kernel]]:
@@ -183,6 +184,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("shape", choices=list(SHAPES))
     parser.add_argument("out", type=Path)
+    parser.add_argument("--rows", type=int, default=1, help="a power of two")
     parser.add_argument("--folder", type=Path, help="of the model, which is written if absent")
     parser.add_argument("--seconds", type=float, default=90, help="of the search")
     asked = parser.parse_args()
@@ -190,14 +192,14 @@ def main() -> None:
         folder = asked.folder or Path(temporary)
         if not (folder / "config.json").exists():
             write(asked.shape, folder, repeated=True)
-        step = SearchedStep(str(folder))
+        step = SearchedStep(str(folder), asked.rows)
     search = Search(step, Clock(), asked.seconds)
     better = True
     while better and not search.is_over:
         better = False
         for kind in search.kinds():
             better |= search.improve(kind)
-            found = {"shape": asked.shape, **search.result()}
+            found = {"shape": asked.shape, "rows": asked.rows, **search.result()}
             asked.out.write_text(json.dumps(found, indent=1))
             print(kind, search.best.get(kind, "its own"), found["us"], flush=True)
 
