@@ -215,6 +215,11 @@ class MediaEncoder(Module):
         """
 
     @property
+    def example_shape(self) -> tuple[int, ...]:
+        """The shape of a small item: by default a picture of 24 by 24 patches."""
+        return (24, 24)
+
+    @property
     def levels(self) -> int:
         """The most arrays that an item is encoded to; see `__call__`."""
         return 1
