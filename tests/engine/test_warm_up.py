@@ -13,6 +13,7 @@ from quire.device.verified import VerifiedKernels
 from quire.engine import warm_up as module
 from quire.engine.assembly import assemble
 from quire.engine.warm_up import measure_steps, warm_up
+from quire.models.base import LanguageModel
 from quire.models.weights.loader import LoadedModel, open_model
 from quire.scheduler.plan import StepPlan
 from quire.scheduler.scheduler import Scheduler
@@ -42,13 +43,19 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]:
 
 
 def test_chunks_and_streams_of_every_size_are_run(
-    loaded: LoadedModel, plans: list[StepPlan], caplog: pytest.LogCaptureFixture
+    loaded: LoadedModel,
+    plans: list[StepPlan],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = EngineConfig(
         "", kv_memory=64 << 20, block_size=16, max_sequences=6, max_step_tokens=128
     )
+    encoded = list[LanguageModel]()
+    monkeypatch.setattr(module, "encode_examples", encoded.append)
     told: list[tuple[int, int]] = []
     warm_up(loaded, config, lambda done, total: told.append((done, total)))
+    assert encoded == [loaded.model]
     rounds = told[-1][1]
     assert told == [(done, rounds) for done in range(rounds + 1)]
     assert not [record for record in caplog.records if record.levelname == "WARNING"]

@@ -87,7 +87,8 @@ def warm_up(
     for number, each in enumerate(rounds):
         on_progress(number, len(rounds))
         _serve(engine, each)
-    _encode_examples(loaded.model)
+    if config.ranks == 1:  # ranks encode together, by plans
+        encode_examples(loaded.model)
     if not again:
         engine.prepare()
     on_progress(len(rounds), len(rounds))
@@ -98,11 +99,14 @@ def warm_up(
     log.info("kernels compiled in %.1f s", time.perf_counter() - started)
 
 
-def _encode_examples(model: LanguageModel) -> None:
+def encode_examples(model: LanguageModel) -> None:
     """Load the kernels of encoders. On an H100 the first picture waited 0.9 s for them."""
-    for encoder in model.encoders.values():
-        shape = encoder.example_shape
-        mx.eval(encoder(mx.zeros((encoder.feature_bytes(shape),), mx.uint8), shape))
+    for kind, encoder in model.encoders.items():
+        try:
+            shape = encoder.example_shape
+            mx.eval(encoder(mx.zeros((encoder.feature_bytes(shape),), mx.uint8), shape))
+        except Exception as problem:  # an extension's encoder may take no such item
+            log.info("the first %s loads its kernels: %s", kind, problem)
 
 
 def measure_steps(

@@ -214,6 +214,10 @@ class QwenSoundEncoder(CutEncoder):
         super().__init__()
         self.audio_tower = audio_tower
 
+    @property
+    def example_shape(self) -> tuple[int, ...]:
+        return 100, self.audio_tower.kind.bins
+
     def feature_bytes(self, shape: tuple[int, ...]) -> int:
         frames, bins = shape
         return frames * bins * 4

@@ -97,6 +97,10 @@ class WhisperSoundEncoder(CutEncoder):
         super().__init__()
         self.tower = tower
 
+    @property
+    def example_shape(self) -> tuple[int, ...]:
+        return 2 * self.tower.kind.rows, self.tower.kind.bins
+
     def feature_bytes(self, shape: tuple[int, ...]) -> int:
         frames, bins = shape
         return frames * bins * 4

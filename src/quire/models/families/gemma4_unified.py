@@ -156,6 +156,10 @@ class WaveEncoder(MediaEncoder):
         self._samples = samples
         self._norm = norm
 
+    @property
+    def example_shape(self) -> tuple[int, ...]:
+        return 100, self._samples
+
     def feature_bytes(self, shape: tuple[int, ...]) -> int:
         frames, samples = shape
         return frames * samples * 4

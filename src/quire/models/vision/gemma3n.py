@@ -153,6 +153,11 @@ class Gemma3nVisionEncoder(CutEncoder):
         self.vision_tower = vision_tower
         self.embed_vision = embed_vision
 
+    @property
+    def example_shape(self) -> tuple[int, ...]:
+        side = self.vision_tower.kind.side * _CELL
+        return side, side
+
     def feature_bytes(self, shape: tuple[int, ...]) -> int:
         height, width = shape
         return height * width * 3

@@ -86,6 +86,10 @@ class HybridEncoder(CutEncoder):
         super().__init__()
         self.visual = visual
 
+    @property
+    def example_shape(self) -> tuple[int, ...]:
+        return (1,)
+
     def feature_bytes(self, shape: tuple[int, ...]) -> int:
         visual = self.visual
         return visual.high_res_vision_model.kind.image_bytes + visual.vision_model.kind.tile_bytes

@@ -245,6 +245,10 @@ class LlamaPictureEncoder(CutEncoder):
         self.vision_model = vision_model
         self.multi_modal_projector = projector
 
+    @property
+    def example_shape(self) -> tuple[int, ...]:
+        return 1, 1
+
     def feature_bytes(self, shape: tuple[int, ...]) -> int:
         rows, columns = shape
         kind = self.vision_model.kind

@@ -130,6 +130,7 @@ class OverlappingTiles:
     """
 
     newline = False
+    example_shape: Shape = (1, 1)
 
     def __init__(
         self, visual: MoondreamVision, margin: int, table: nn.Embedding, first: int

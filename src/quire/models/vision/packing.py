@@ -20,6 +20,11 @@ class Packing(Protocol):
         """Whether a learned row ends lines."""
         ...
 
+    @property
+    def example_shape(self) -> Shape:
+        """The shape of an item of one tile."""
+        ...
+
     def tiles(self, shape: Shape) -> int:
         """Return the number of tiles of an item of this shape; 0 if the shape is invalid."""
         ...
@@ -41,6 +46,7 @@ class InOrder:
     """Concatenates the tiles' rows. An item's shape is its number of tiles."""
 
     newline = False
+    example_shape: Shape = (1,)
 
     def tiles(self, shape: Shape) -> int:
         (tiles,) = shape
@@ -63,6 +69,7 @@ class AnyResolution:
     """
 
     newline = True
+    example_shape: Shape = 6 * (0,)
 
     def tiles(self, shape: Shape) -> int:
         down, across, *_ = shape
@@ -104,6 +111,7 @@ class HalvedFrames:
     """
 
     newline = True
+    example_shape: Shape = (1,)
 
     def tiles(self, shape: Shape) -> int:
         (frames,) = shape

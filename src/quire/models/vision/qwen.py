@@ -368,6 +368,10 @@ class QwenVideoEncoder(QwenPictureEncoder):
     def takes_several(self) -> bool:
         return False
 
+    @property
+    def example_shape(self) -> tuple[int, ...]:
+        return 2, 24, 24, 500_000
+
     def feature_bytes(self, shape: tuple[int, ...]) -> int:
         moments, rows, columns, _ = shape
         kind = self.visual.kind

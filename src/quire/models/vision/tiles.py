@@ -63,6 +63,10 @@ class TileEncoder(CutEncoder):
         self._packing = packing
         self._noun = noun
 
+    @property
+    def example_shape(self) -> tuple[int, ...]:
+        return self._packing.example_shape
+
     def feature_bytes(self, shape: tuple[int, ...]) -> int:
         return self._packing.tiles(shape) * self.visual.kind.tile_bytes
 
