@@ -38,11 +38,12 @@ class Counted(PrefillBudget):
         prompt_rows: int,
         seconds: float,
         *,
+        keys: int = 0,
         graphed: bool = False,
     ) -> None:
         cost = STEP_S * (decode_rows > 0) + CHUNK_S * chunks + TOKEN_S * prompt_rows
         self.costs.append(cost)
-        super().observe(decode_rows, chunks, prompt_rows, cost, graphed=graphed)
+        super().observe(decode_rows, chunks, prompt_rows, cost, keys=keys, graphed=graphed)
 
 
 @pytest.fixture(scope="module")

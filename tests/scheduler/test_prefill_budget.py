@@ -9,7 +9,8 @@ from statistics import median
 
 import pytest
 
-from quire.scheduler.prefill_budget import MeasuredSteps, PrefillBudget
+from quire.scheduler.measured_steps import MeasuredSteps
+from quire.scheduler.prefill_budget import PrefillBudget
 from quire.scheduler.prefill_split import PrefillSplit
 
 AIM_S = 60e-3
@@ -550,8 +551,8 @@ def test_a_graphed_step_is_expected_to_take_what_graphs_of_its_rows_do() -> None
     budget = PrefillBudget(0.06, 2.0, 2048)
     budget.observe(0, 1, 300, 0.05)
     budget.observe(2, 1, 298, 0.01, graphed=True)
-    assert budget.known_seconds(0, 1, 300) == pytest.approx(0.05)
-    assert budget.known_seconds(0, 1, 300, graphed=True) == pytest.approx(0.01)
+    assert budget.known_seconds(0, 300, 0) == pytest.approx(0.05)
+    assert budget.known_seconds(0, 300, 0, graphed=True) == pytest.approx(0.01)
 
 
 EXPERTS_MS = {
@@ -591,7 +592,7 @@ def test_streams_keep_their_share_beside_chunks_that_are_worth_their_fixed_cost(
     for _ in range(300):
         rows = budget.graphed(budget.prompt_budget(16), 16, 600, 2048)
         budget.start(16, 1, int(rows > 0), rows, graphed=True)
-        seconds.append(budget.known_seconds(16, 1, rows, graphed=True))
+        seconds.append(budget.known_seconds(16, rows, 0, graphed=True))
     alone = 300 * EXPERTS_MS[16] / 1e3
     assert 1.8 <= sum(seconds) / alone <= 2.1
     assert max(seconds) <= EXPERTS_MS[1024] / 1e3
@@ -602,7 +603,7 @@ def test_a_graph_takes_its_time_however_few_rows_it_has() -> None:
     budget = PrefillBudget(0.06, 2.0, 2048)
     for rows, milliseconds in ((512, 15), (1024, 24), (1667, 45)):
         budget.observe(0, 1, rows, milliseconds / 1e3, graphed=True)
-    seconds = [budget.known_seconds(0, 1, n, graphed=True) for n in (700, 1024, 1030, 2048)]
+    seconds = [budget.known_seconds(0, n, 0, graphed=True) for n in (700, 1024, 1030, 2048)]
     assert seconds == pytest.approx([0.024, 0.024, 0.045, 0.045])
     # Two of 10 streams' rows would need the larger graph.
     tokens = budget.prompt_budget(10, 40)

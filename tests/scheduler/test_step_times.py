@@ -150,3 +150,39 @@ def test_a_curve_is_made_when_steps_are_observed(monkeypatch: pytest.MonkeyPatch
         times.observe(32, 1.9e-3)
     monkeypatch.setattr(StepTimes, "_line", lambda times, count: pytest.fail("it is made again"))
     assert times.curve(1, 100) == pytest.approx([times.seconds(rows) for rows in range(1, 101)])
+
+
+def _seconds(rows: int, keys: int) -> float:
+    return 5e-3 + 16e-6 * rows + 1e-9 * keys
+
+
+def test_keys_take_a_time_of_their_own() -> None:
+    """Chunks of two prompts, with a step that loads a kernel, and fewer rows at their end."""
+    times = StepTimes()
+    for first in (0, 100):
+        for context in range(first, 20_000, 512):
+            slow = 0.1 * (context == 1024)
+            times.observe(1024, _seconds(1024, 1024 * context) + slow, 1024 * context)
+        times.observe(300, _seconds(300, 300 * 20_000), 300 * 20_000)
+    assert times.key_seconds(10**6) == pytest.approx(1e-3, rel=0.01)
+    for rows in (300, 1024):
+        for keys in (0, 10**7):
+            assert times.seconds(rows, keys) == pytest.approx(_seconds(rows, keys), rel=0.01)
+    within = times.rows_within(_seconds(600, 600 * 10_000), context=10_000)
+    assert within == pytest.approx(600, rel=0.02)
+
+
+@pytest.mark.parametrize("keys", [None, 1024])
+def test_nothing_is_learnt_of_keys_that_do_not_differ(keys: int | None) -> None:
+    times = measured((1024, 0.02))
+    for number in range(20):
+        times.observe(1024, 0.02 + 0.001 * number, keys)
+    assert times.key_seconds(10**6) == 0
+
+
+def test_keys_never_make_a_step_shorter() -> None:
+    times = StepTimes()
+    for context in range(0, 20_000, 500):
+        times.observe(64, 0.05 - context * 1e-6, 64 * context)
+    assert times.key_seconds(10**6) == 0
+    assert times.seconds(64, 10**6) == times.seconds(64)

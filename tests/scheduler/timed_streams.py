@@ -66,6 +66,7 @@ class TimedStreams:
         step_s: seconds of a step by its rows; linear between the given numbers.
         host_s: seconds that planning and launching a step takes.
         prompts_s: the most seconds for the prompts of a step.
+        key_s: seconds that each key before a prompt's chunk adds, for each row of the chunk.
         steps, drafted: number of steps, and of those with drafts.
     """
 
@@ -73,6 +74,7 @@ class TimedStreams:
     host_s: HostSeconds
     oracle: Oracle | None
     prompts_s: float = 1.0
+    key_s: float = 0.0
     time: float = 0.0
     steps: int = 0
     drafted: int = 0
@@ -96,8 +98,12 @@ class TimedStreams:
             drafting=Drafting(drafters, self.lengths, 1 << 20, clock=lambda: self.time),
         )
 
-    def seconds(self, rows: int) -> float:
+    def seconds(self, plan: StepPlan) -> float:
         """Return the time of a step."""
+        rows_s = self._rows_s(plan.decode_rows + plan.prompt_rows)
+        return rows_s + self.key_s * plan.prompt_keys
+
+    def _rows_s(self, rows: int) -> float:
         known = sorted(self.step_s)
         place = min(max(1, bisect_left(known, rows)), len(known) - 1)
         low, high = known[place - 1], known[place]
@@ -144,13 +150,14 @@ class TimedStreams:
             self.time += host_s
             if early:
                 self.lengths.observe_wait(host_s, plan.generating)
-            seconds = self.seconds(rows)
+            seconds = self.seconds(plan)
             done_before, self._free_at = (
                 self._free_at,
                 max(self.time, self._free_at) + seconds,
             )
             following = plan, StepResult(self._sampled(plan), seconds=seconds)
-            self.budget.observe(plan.decode_rows, 0, plan.prompt_rows, seconds, graphed=True)
+            shape = plan.decode_rows, plan.prompt_chunks, plan.prompt_rows
+            self.budget.observe(*shape, seconds, keys=plan.prompt_keys, graphed=True)
             self.steps += 1
             self.drafted += any(each.sampled > 1 for each in plan.sequences)
         else:

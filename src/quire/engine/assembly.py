@@ -17,7 +17,7 @@ from quire.executor.guessing import Guesser
 from quire.models.weights.loader import LoadedModel
 from quire.scheduler.draft_lengths import DraftLengths
 from quire.scheduler.drafts import Drafter
-from quire.scheduler.prefill_budget import MeasuredSteps
+from quire.scheduler.measured_steps import MeasuredSteps
 
 _DISK_OPEN_S = 1.0
 """Most seconds that start-up waits for the disk tier's folder, which usually takes milliseconds."""

@@ -43,9 +43,10 @@ from quire.scheduler.draft_lengths import DraftLengths, WorthwhileDrafts
 from quire.scheduler.drafting import Drafting
 from quire.scheduler.drafts import Drafter
 from quire.scheduler.limits import Limits
+from quire.scheduler.measured_steps import MeasuredSteps
 from quire.scheduler.plan import StepPlan, StepResult
 from quire.scheduler.positions import TokenPositions
-from quire.scheduler.prefill_budget import MeasuredSteps, PrefillBudget
+from quire.scheduler.prefill_budget import PrefillBudget
 from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.sequence import SequenceParts
 from quire.speculation.drafters import allowed
@@ -203,12 +204,9 @@ class Engine:
             return math.inf
         plan = self._running
         cost = self._scheduler.encodings.cost
-        pieces = [
-            each.count * (cost.seconds(each.item.kind, each.rows) or math.inf)
-            for each in plan.encoding
-        ]
+        pieces = [e.count * (cost.seconds(e.item.kind, e.rows) or math.inf) for e in plan.encoding]
         return sum(pieces) + self._scheduler.prefill_budget.step_seconds(
-            plan.decode_rows, plan.prompt_chunks, plan.prompt_rows
+            plan.decode_rows, plan.prompt_rows, plan.prompt_keys
         )
 
     # -- steps ---------------------------------------------------------------------------------
@@ -435,13 +433,13 @@ def _observe_duration(
         scheduler.encodings.cost.observe(plan.encoding, max(seconds - rest, seconds * 0.1))
     elif plan.sequences:
         shape = plan.decode_rows, plan.prompt_chunks, plan.prompt_rows
-        budget.observe(*shape, seconds, graphed=result.graphed)
+        budget.observe(*shape, seconds, keys=plan.prompt_keys, graphed=result.graphed)
 
 
 def _known_seconds(scheduler: Scheduler, plan: StepPlan, *, graphed: bool = False) -> float:
     """Return the expected time of a step without encoders and guesses."""
     return scheduler.prefill_budget.known_seconds(
-        plan.decode_rows, plan.prompt_chunks, plan.prompt_rows, graphed=graphed
+        plan.decode_rows, plan.prompt_rows, plan.prompt_keys, graphed=graphed
     )
 
 

@@ -26,7 +26,7 @@ from quire.models.base import LanguageModel
 from quire.models.weights.loader import LoadedModel
 from quire.scheduler.draft_lengths import EveryDraft
 from quire.scheduler.drafts import Draft, Drafter, DraftQuery, LookupDrafter
-from quire.scheduler.prefill_budget import MeasuredSteps
+from quire.scheduler.measured_steps import MeasuredSteps
 
 log = logging.getLogger("quire.engine")
 

@@ -255,6 +255,12 @@ class StepPlan:
         """Number of rows that read prompts."""
         return sum(self._counts[1])
 
+    @property
+    def prompt_keys(self) -> int:
+        """Sum over the rows that read prompts of the keys before their chunk."""
+        read = [each for each in self.sequences if each.count > len(each.sampling)]
+        return sum([each.count * each.start for each in read])
+
 
 class SampledTokens(NamedTuple):
     """The tokens read on the host for the sampled rows of one sequence, in row order.

@@ -184,7 +184,8 @@ class Planner:
             self._prefill_budget.start(generating, 0, 0, prompt_rows=0, graphed=True)
             return []
         count = len(prompts) + len(self.admission.waiting)
-        budget = self._prefill_budget.prompt_budget(generating, count)
+        context = prompts[0].progress.computed if prompts else 0
+        budget = self._prefill_budget.prompt_budget(generating, count, context=context)
         self.admission.admit(prompts, plan, budget)
         prompts = self.admission.fairness.ordered(prompts)
         generating = sum([rows.count for rows in plan])  # some may have given up their places
@@ -196,19 +197,24 @@ class Planner:
         graphs = GraphRows()
         if format is not None:
             graphs = self._graph_rows(format, any(map(_reads_media, prompts)))
-        read = list[int]()
+        read = list[PlannedRows]()
         while prompts and not read:
             shares = self._shares(prompts, generating, budget=budget, graphs=graphs, count=count)
             if not any(shares):
                 break
             self._plan_chunks(prompts, shares, plan, room=graphs.most - generating)
             reading = {sequence.number for sequence in prompts}
-            read = [rows.count for rows in plan if rows.sequence.number in reading]
+            read = [rows for rows in plan if rows.sequence.number in reading]
             # Where all that got a share lost their places, the others read in this step.
             prompts = [sequence for sequence in prompts if sequence.status is Status.RUNNING]
-        graphed = not read or generating + sum(read) <= graphs.most
+        prompt_rows = sum([rows.count for rows in read])
         self._prefill_budget.start(
-            generating, count, len(read), prompt_rows=sum(read), graphed=graphed
+            generating,
+            count,
+            len(read),
+            prompt_rows=prompt_rows,
+            keys=sum([rows.count * rows.start for rows in read]),
+            graphed=not read or generating + prompt_rows <= graphs.most,
         )
         return encoding
 

@@ -16,17 +16,17 @@ An account holds the allowances to what steps really took. While it is overdrawn
 generate until their allowances have paid for it; a few allowances may be saved. Where many prompts
 wait, the allowances of all but one may pay at once, and the step reads for what they leave.
 
-How long steps take is looked up in tables (`MeasuredSteps`).
+How long steps take is looked up in tables (`MeasuredSteps`). These know rows and keys: a row of a
+prompt takes longer the more keys are before its chunk, whatever the size of the step.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from quire.scheduler.step_times import StepTimes
+from quire.scheduler.measured_steps import MeasuredSteps
 
 _SHORT_S = 0.004
 """Seconds that a step beside streams may take, however short it is without prompts."""
@@ -53,8 +53,6 @@ _UNSEEN = 2
 """Most steps in flight whose times are not known yet."""
 _LEAST_GRAPHED = 8
 """Fewest rows that a CUDA graph must have left for prompts."""
-_FEWER_ROWS = 512
-"""Most rows of a graphed step whose time depends on how much of its graph it fills."""
 _MANY_ROWS = 1024
 """Fewest rows of a graphed step that fill a graph, unless no more prompt tokens wait."""
 _WORTH_RATE = 0.8
@@ -74,34 +72,6 @@ _GRAPHED_STEPS = 4
 """Assumed ratio of the times of the largest eager step and of a graphed one, before both are
 measured: 35 to 45 ms and 8 ms with 64 rows (Gemma 4 26B-A4B in 4 bits on an H200).
 """
-
-
-def _timed_as(rows: int) -> int:
-    """Return how many rows a step is timed as: those of its graph, if they are many, which takes as
-    long for fewer.
-    """
-    return rows if rows <= _FEWER_ROWS else 1 << (rows - 1).bit_length()
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredSteps:
-    """Step times of one model on one machine.
-
-    Attributes:
-        generating: times of steps that only generate, and of all steps that run as CUDA graphs.
-        reading: times of steps that only read prompts.
-        reading_beside: seconds that prompt rows add to a generating step, by their number.
-    """
-
-    generating: StepTimes = field(default_factory=lambda: StepTimes(_timed_as))
-    reading: StepTimes = field(default_factory=StepTimes)
-    reading_beside: StepTimes = field(default_factory=StepTimes)
-
-    def prompts(self, decode_rows: int) -> StepTimes:
-        """Return the table of prompts beside so many generating rows, or the nearest known one."""
-        alone, beside = self.reading, self.reading_beside
-        first, second = (beside, alone) if decode_rows else (alone, beside)
-        return first if first.largest or not second.largest else second
 
 
 class _Expected(NamedTuple):
@@ -185,6 +155,8 @@ class PrefillBudget:
         self._account = _Account(self._allowance)
         self._expected: deque[_Expected] = deque(maxlen=_UNSEEN)
         self._reads_in_a_row = 0
+        self._context = 0
+        """Keys before the next chunk of the prompt that is read first."""
 
     # -- planning ------------------------------------------------------------------------------
 
@@ -203,12 +175,16 @@ class PrefillBudget:
             return self._step_s
         return min(self._step_s, self._allowance(decode_rows, prompts))
 
-    def prompt_budget(self, decode_rows: int, prompts: int = 1) -> int:
+    def prompt_budget(self, decode_rows: int, prompts: int = 1, *, context: int = 0) -> int:
         """Return how many prompt tokens the next step may read; for arguments see `seconds`.
 
         0 while the account is overdrawn, or to measure a step that only generates.
+
+        Args:
+            context: keys before the next chunk of the prompt that is read first. `graphed` takes
+                all chunks of the step to have as many.
         """
-        room = self.room(decode_rows)
+        room, self._context = self.room(decode_rows), context
         if decode_rows and self._account.owed_s() > 0 and not self._pays(decode_rows, prompts):
             return 0
         known = self.times.generating.largest > 0
@@ -225,7 +201,7 @@ class PrefillBudget:
         seconds = self._granted(decode_rows, prompts, self._step_s)
         if prompts > 1:
             seconds -= fixed_s  # of a second chunk: the step reads the oldest and the shortest
-        return min(room, max(least, reading.rows_within(max(seconds, worth_s))))
+        return min(room, max(least, reading.rows_within(max(seconds, worth_s), context)))
 
     def graphed(
         self, tokens: int, decode_rows: int, waiting: int, max_graph_rows: int, prompts: int = 1
@@ -254,8 +230,8 @@ class PrefillBudget:
             )
             rows = filling if rows < waiting or ends_later else rows
         steps, chunk = -(-waiting // rows), min(tokens, waiting)
-        graph_s = self.times.generating.known_seconds(decode_rows + rows)
-        eager_s = self.times.prompts(decode_rows).known_seconds(chunk)
+        graph_s = self.times.generating.known_seconds(decode_rows + rows, rows * self._context)
+        eager_s = self.times.prompts(decode_rows).known_seconds(chunk, chunk * self._context)
         if graph_s is None or eager_s is None:
             largest = min(waiting, self.room(decode_rows))  # of an eager step
             if largest <= _GRAPHED_STEPS * max_graph_rows:
@@ -274,7 +250,7 @@ class PrefillBudget:
             return self._max_rows
         alone_s = self._generating_s(decode_rows)
         seconds = alone_s + self._granted(decode_rows, prompts, self._step_s)
-        rows = max(_FIRST_TOKENS, generating.rows_within(seconds) - decode_rows)
+        rows = max(_FIRST_TOKENS, generating.rows_within(seconds, self._context) - decode_rows)
         most_s = alone_s + self._granted(decode_rows, prompts, _LONGER * self._step_s)
         rows = self._larger(rows, decode_rows, most_s)
         return self._worthwhile_rows(rows, decode_rows) if decode_rows else rows
@@ -285,9 +261,10 @@ class PrefillBudget:
         """
         times, graph = self.times.generating, 1 << (decode_rows + rows).bit_length()
         measured = 1 << (times.largest - 1).bit_length()
-        if graph > min(self._max_rows, _GROWN * measured) or (times.seconds(graph) or 0.0) > most_s:
-            return rows
         larger, smaller = graph - decode_rows, _filling(decode_rows + rows) - decode_rows
+        larger_s = times.seconds(graph, larger * self._context) or 0.0
+        if graph > min(self._max_rows, _GROWN * measured) or larger_s > most_s:
+            return rows
         rate = self._rate(decode_rows, max(_LEAST_GRAPHED, smaller))
         if graph <= measured and self._rate(decode_rows, larger) < _FASTER * rate:
             return rows
@@ -298,7 +275,8 @@ class PrefillBudget:
         than `_WORTH_RATE` of the highest rate.
         """
         times = self.times.generating
-        most = min(times.largest, times.rows_within(self._generating_s(decode_rows) + self._step_s))
+        most_s = self._generating_s(decode_rows) + self._step_s
+        most = min(times.largest, times.rows_within(most_s, self._context))
         graph = 1 << (decode_rows + least).bit_length()
         rates = {least: self._rate(decode_rows, least)}
         while graph <= most:
@@ -309,7 +287,7 @@ class PrefillBudget:
 
     def _rate(self, decode_rows: int, rows: int) -> float:
         """Return how many prompt tokens a graphed step reads in a second that they add to it."""
-        return rows / max(_LEAST_S, self._added_s(decode_rows, rows, graphed=True))
+        return rows / max(_LEAST_S, self._added_s(decode_rows, rows, rows * self._context))
 
     def beside_encoders(self, tokens: int, spent_s: float) -> int:
         """Return how many of a step's prompt tokens fit beside encoder work; at least half.
@@ -331,9 +309,14 @@ class PrefillBudget:
         chunks: int,
         prompt_rows: int,
         *,
+        keys: int = 0,
         graphed: bool = False,
     ) -> None:
-        """Charge a planned step's prompts to the account."""
+        """Charge a planned step's prompts to the account.
+
+        Args:
+            keys: see `StepTimes`.
+        """
         if not decode_rows:
             self._account.clear()
             return
@@ -345,7 +328,7 @@ class PrefillBudget:
         self._reads_in_a_row = 0 if alone else self._reads_in_a_row + 1
         added_s = 0.0
         if prompt_rows:
-            added_s = self._added_s(decode_rows, prompt_rows, graphed=graphed)
+            added_s = self._added_s(decode_rows, prompt_rows, keys, graphed=graphed)
         if prompt_rows and not graphed:
             self._expected.append(_Expected((decode_rows, chunks, prompt_rows), added_s))
         self._account.charge(added_s, self._allowance(decode_rows, prompts))
@@ -359,11 +342,17 @@ class PrefillBudget:
         prompt_rows: int,
         seconds: float,
         *,
+        keys: int = 0,
         graphed: bool = False,
     ) -> None:
-        """Record a step's duration in the tables, and correct the charge of its prompts."""
+        """Record a step's duration in the tables, and correct the charge of its prompts.
+
+        Args:
+            keys: see `StepTimes`.
+        """
         if prompt_rows == 0 or graphed:
-            self.times.generating.observe(decode_rows + prompt_rows, seconds)
+            rows, read = decode_rows + prompt_rows, keys if prompt_rows else None
+            self.times.generating.observe(rows, seconds, read)
             return
         shape = decode_rows, chunks, prompt_rows
         planned = next((each for each in self._expected if each.shape == shape), None)
@@ -374,29 +363,33 @@ class PrefillBudget:
         if planned is not None:
             self._expected.remove(planned)
             self._account.correct(min(added_s, _MAX_OVERRUN * planned.seconds) - planned.seconds)
-        table.observe(prompt_rows, added_s)
+        table.observe(prompt_rows, added_s, keys)
 
     def prompt_seconds(self, tokens: int) -> float | None:
         """Return the expected seconds to read a prompt; None before any was read."""
         table = self.times.prompts(0)
         return (table if table.largest else self.times.generating).seconds(tokens)
 
-    def step_seconds(self, decode_rows: int, chunks: int, prompt_rows: int) -> float:
+    def step_seconds(self, decode_rows: int, prompt_rows: int, keys: int) -> float:
         """Return a step's expected seconds; `step_s` before any was seen."""
         if not self.times.generating.largest:
             return self._step_s
-        return self.known_seconds(decode_rows, chunks, prompt_rows)
+        return self.known_seconds(decode_rows, prompt_rows, keys)
 
     def known_seconds(
-        self, decode_rows: int, chunks: int, prompt_rows: int, *, graphed: bool = False
+        self, decode_rows: int, prompt_rows: int, keys: int, *, graphed: bool = False
     ) -> float:
-        """Return a step's expected seconds; 0 if no such step was seen."""
+        """Return a step's expected seconds; 0 if no such step was seen.
+
+        Args:
+            keys: see `StepTimes`.
+        """
         if graphed and self.times.generating.largest:
-            return self._generating_s(decode_rows + prompt_rows)
+            return self._generating_s(decode_rows + prompt_rows, keys)
         known = decode_rows and self.times.generating.largest
         generating_s = self._generating_s(decode_rows) if known else 0.0
-        prompts_s = self.times.prompts(decode_rows).seconds(prompt_rows) if prompt_rows else None
-        return generating_s + (prompts_s or 0.0)
+        table = self.times.prompts(decode_rows)
+        return generating_s + ((table.seconds(prompt_rows, keys) or 0.0) if prompt_rows else 0.0)
 
     # -- within --------------------------------------------------------------------------------
 
@@ -419,24 +412,26 @@ class PrefillBudget:
         one_s = self._allowance(decode_rows, 1)
         return self._allowance(decode_rows, prompts) - self._account.owed_s() >= one_s
 
-    def _generating_s(self, rows: int) -> float:
-        """Return the seconds of a step that only generates; a guess before any was seen, 0 for no
-        rows.
+    def _generating_s(self, rows: int, keys: int = 0) -> float:
+        """Return the seconds of a step that only generates, or is graphed; a guess before any was
+        seen, 0 for no rows.
 
         Steps larger than any seen are assumed to take as long as the largest.
         """
         if not rows:
             return 0.0
         times = self.times.generating
-        seconds = times.seconds(min(rows, times.largest))
+        seconds = times.seconds(min(rows, times.largest), keys)
         return self._step_s / 4 if seconds is None else seconds
 
-    def _added_s(self, decode_rows: int, prompt_rows: int, *, graphed: bool) -> float:
+    def _added_s(
+        self, decode_rows: int, prompt_rows: int, keys: int, *, graphed: bool = True
+    ) -> float:
         """Return the seconds that prompt rows are expected to add to a generating step."""
         if not graphed:
-            seconds = self.times.prompts(decode_rows).seconds(prompt_rows)
+            seconds = self.times.prompts(decode_rows).seconds(prompt_rows, keys)
             return self._step_s / 4 if seconds is None else seconds
-        both_s = self._generating_s(decode_rows + prompt_rows)
+        both_s = self._generating_s(decode_rows + prompt_rows, keys)
         return max(0.0, both_s - self._generating_s(decode_rows))
 
 

@@ -1,10 +1,10 @@
-"""Step times by number of rows: measured at warm-up, and updated by every step that runs."""
+"""Step times by rows and keys: measured at warm-up, and updated by every step that runs."""
 
 from __future__ import annotations
 
 from bisect import bisect, bisect_right
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from math import ceil, inf
 
@@ -16,14 +16,26 @@ _KEPT = 4
 """Number of steps of known ranges for which a curve that every step asks for is kept."""
 _GROWTH = 2
 """Step times are known up to this multiple of the most rows seen."""
+_ALIKE = 32
+"""Two steps have about as many rows if these differ by at most this part."""
+_FARTHER = 4
+"""Two steps show the time of keys if their keys differ by at least this part of the greater."""
+_COMPARED, _LEAST_COMPARED = 31, 3
+"""Most pairs of steps from which the time of a key is computed, and the fewest."""
+_LEAST_WITHOUT_KEYS = 0.2
+"""Least part of a step's time that does not go to its keys."""
 
 
 class StepTimes:
-    """A table of step times by number of rows.
+    """A table of step times by number of rows, and the time of a key.
 
     The ranges of rows are 1, 2, 3, 4, 5-6, 7-8, 9-12, 13-16 and so on. A range has one point from
     its last five steps: their mean rows, times their median seconds per row. The median ignores
     single slow steps, such as one that loads a kernel.
+
+    Rows of prompts take longer the more keys are before their chunk. `keys` is the sum of these
+    keys over the rows of prompts. A key takes the same time for all of them, whatever their number:
+    the median of what pairs of steps with about as many rows and different keys show.
 
     Args:
         counted: returns how many rows a step of so many rows counts as, at least as many. Where
@@ -38,6 +50,11 @@ class StepTimes:
         self._own: dict[int, tuple[float, float]] = {}
         """Rows and seconds of each range's point, by its upper end; the last observed range last.
         """
+        self._with_keys: dict[int, deque[tuple[int, int, float]]] = {}
+        """Rows, keys and seconds of the last steps that read prompts, by the end of their range."""
+        self._shown: deque[tuple[float, int]] = deque(maxlen=_COMPARED)
+        """Seconds of a key that pairs of steps show, and their differences in keys."""
+        self._key_s = 0.0
         self._ordered: list[tuple[float, float]] = []
         """The points as a curve; empty until `_points` makes it again."""
         self._curve: list[float] = []
@@ -55,10 +72,17 @@ class StepTimes:
         self._largest_end = 0
         """The upper end of that point's range."""
 
-    def observe(self, rows: int, seconds: float) -> None:
-        """Record the time of a step."""
+    def observe(self, rows: int, seconds: float, keys: int | None = None) -> None:
+        """Record the time of a step.
+
+        Args:
+            keys: of the rows of prompts; None if there are none.
+        """
         rows = rows if self._counted is None else self._counted(rows)
         end = _range(rows)
+        if keys is not None:
+            self._compare(end, (rows, keys, seconds))
+            seconds = max(seconds - self._key_s * keys, _LEAST_WITHOUT_KEYS * seconds)
         steps = self._steps.setdefault(end, deque(maxlen=_REMEMBERED))
         steps.append((rows, seconds / rows))
         known = self._own.pop(end, None) is not None
@@ -76,6 +100,23 @@ class StepTimes:
         elif not known or self._unread >= _KEPT:
             # Made here: when it is asked for, the device may wait for the plan.
             self._curve = self._line(len(self._curve))
+
+    def _compare(self, end: int, step: tuple[int, int, float]) -> None:
+        """Compare a step with one of about as many rows whose keys differ most from its own."""
+        before = self._with_keys.setdefault(end, deque(maxlen=_REMEMBERED))
+        rows, keys, seconds = step
+        alike = [(abs(k - keys), k, s) for n, k, s in before if _ALIKE * abs(n - rows) <= rows]
+        before.append(step)
+        apart, other, other_s = max(alike, default=(0, keys, seconds))
+        if _FARTHER * apart <= max(keys, other):
+            return
+        self._shown.append(((seconds - other_s) / (keys - other), apart))
+        if len(self._shown) >= _LEAST_COMPARED:
+            self._key_s = max(0.0, _weighted_median(self._shown))
+
+    def key_seconds(self, keys: int) -> float:
+        """Return the seconds that keys add to a step."""
+        return self._key_s * keys
 
     def _points(self) -> list[tuple[float, float]]:
         """Return the points of all ranges as a curve: rows and seconds both ascend."""
@@ -113,7 +154,7 @@ class StepTimes:
             seconds.insert(place, own)
         return list(zip(rows, seconds, strict=True))
 
-    def seconds(self, rows: int) -> float | None:
+    def seconds(self, rows: int, keys: int = 0) -> float | None:
         """Return the time of a step of `rows` rows; None before any step was seen.
 
         Times between two points, and below the first, lie on a line through two points. Above the
@@ -122,13 +163,14 @@ class StepTimes:
         if not (points := self._ordered or self._points()):
             return None
         rows = rows if self._counted is None else self._counted(rows)
+        keys_s = self._key_s * keys
         last, last_s = points[-1]
         if rows >= last or len(points) == 1:
-            return last_s * max(1.0, rows / last)
+            return last_s * max(1.0, rows / last) + keys_s
         place = max(1, bisect_right(points, (rows, inf)))
         (low, low_s), (high, high_s) = points[place - 1], points[place]
         line = low_s + (high_s - low_s) * (rows - low) / (high - low)
-        return max(line, low_s * min(1.0, rows / low))
+        return max(line, low_s * min(1.0, rows / low)) + keys_s
 
     def curve(self, first: int, last: int) -> list[float] | None:
         """Return the times of each number of rows from `first` to `last`, by the newest steps.
@@ -165,16 +207,18 @@ class StepTimes:
             ]
         return line + [last_s * rows / last for rows in range(len(line), count)]
 
-    def known_seconds(self, rows: int) -> float | None:
+    def known_seconds(self, rows: int, keys: int = 0) -> float | None:
         """Return the time of a step of `rows` rows; None if only much smaller steps were seen."""
-        return self.seconds(rows) if rows <= _GROWTH * self.largest else None
+        return self.seconds(rows, keys) if rows <= _GROWTH * self.largest else None
 
-    def rows_within(self, seconds: float) -> int:
-        """Return the most rows whose step takes at most `seconds`; 0 if none does."""
+    def rows_within(self, seconds: float, context: int = 0) -> int:
+        """Return the most rows whose step takes at most `seconds`, each behind `context` keys; 0 if
+        none does.
+        """
         low, high = 0, self.largest * _GROWTH
         while low < high:
             middle = (low + high + 1) // 2
-            if (self.seconds(middle) or 0.0) <= seconds:
+            if (self.seconds(middle, middle * context) or 0.0) <= seconds:
                 low = middle
             else:
                 high = middle - 1
@@ -209,6 +253,17 @@ class ShortTimes:
         """Multiply the expected time, so that a part that is left out is tried again."""
         if rows.bit_length() in self._expected:
             self._expected[rows.bit_length()] *= factor
+
+
+def _weighted_median(values: Iterable[tuple[float, int]]) -> float:
+    """Return the value below and above which the weights, given beside the values, are alike."""
+    ordered = sorted(values)
+    half = sum([weight for _, weight in ordered]) / 2
+    for value, weight in ordered:
+        half -= weight
+        if half <= 0:
+            return value
+    raise ValueError("no values")
 
 
 def _range(rows: int) -> int:
