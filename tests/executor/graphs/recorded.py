@@ -157,7 +157,8 @@ class Compared:
         answers: dict[str, Generated],
         further: float,
     ) -> None:
-        """Tokens and logits against the model in float32, `further` times as far as plain ones.
+        """Tokens and logits against the model in float32, `further` times as far as plain ones. A
+        quarter of the tokens may be further where it is unknown which experts a step chose.
 
         Mutates: the model.
         """
@@ -166,6 +167,7 @@ class Compared:
         patch(eager, "open_backends", lambda: Backends([ReferenceBackend()]))
         patch(current_device(), "operations", PreciseOperations())
         _widen(loaded.model)
+        far, compared = list[str](), 0
         for request in asked:
             tokens, prompt, answer = answers[request.id].tokens, request.prompt, answers[request.id]
             forced = [
@@ -179,11 +181,14 @@ class Compared:
                 (theirs,) = expected[f"{n}"].logits.values()
                 ours = answer.logits[len(prompt) + n]
                 spread = mx.std(theirs).item()
-                below = (theirs.max() - theirs[token]).item()
-                name = f"{request.id}, token {n}"
-                assert below <= further * NEAR * spread, f"{name}: {below / spread:.3f} deviations"
+                below = (theirs.max() - theirs[token]).item() / spread
                 error = (mx.linalg.norm(ours - theirs) / mx.linalg.norm(theirs)).item()
-                assert error < further * FAR, f"{name}: logits differ by {error:.2g}"
+                compared += 1
+                if not (below <= further * NEAR and error < further * FAR):  # NaN is not near
+                    message = f"logits differ by {error:.2g}, token below by {below:.3f} deviations"
+                    far.append(f"{request.id}, token {n}: {message}")
+        assert not self.choices.unknown or mx.cuda.is_available(), "an emulated step chose unheard"
+        assert len(far) <= (compared // 4 if self.choices.unknown else 0), far[0]
 
 
 def _widen(model: nn.Module) -> None:

@@ -52,6 +52,7 @@ FAMILIES = [
     "dbrx",
     "longcat_flash",
     "hy_v4",
+    "bailing_moe_linear",
 ]
 PAGE, TURBO = KVFormat("page", 4, 4), KVFormat("turbo", 3.5, 3.5)
 
@@ -78,6 +79,12 @@ def test_products_of_one_row_begin_the_norms_behind_them(
     sources = list(map(str, whole._cache.recorded(1, KVFormat()).sources))
     assert sum("store_squares(squares_to," in text for text in sources) == 5, "all but two norms"
     assert sum("#define HEAD_ROWS 64" in text for text in sources) == turned
+
+
+def test_a_row_of_several_experts_with_weighted_inputs_is_recorded(compared: Compared) -> None:
+    rounds = streams_of([1]) + streams_of([1], "again ")
+    loaded = opened(grown("llama4_text-several"))
+    compared.assert_agree(loaded, PLAIN, rounds, ["1-r0", "again 1-r0"])
 
 
 @pytest.mark.parametrize("format", [PAGE, KVFormat("uniform", 4, 4), TURBO], ids=str)
