@@ -72,3 +72,42 @@ def test_inputs_of_the_smallest_graph_have_room_for_all_pieces() -> None:
     """A tile of one KV head is one thread block, so many pieces are worth it."""
     found = Tiling(128, 1, 132).shared(tiles_of(*[(0, 30_000 + n) for n in range(60)]))
     assert 60 < len(found) <= 256
+
+
+def single_rows(streams: int, keys: int, prompts: int, before: int, at_once: int = 132) -> set[int]:
+    """Return the most single rows of streams of Llama 8B after many keys, beside 17 with few keys
+    and prompts of 510 rows after others.
+    """
+    counts = [1] * (streams + 17) + [510] * prompts
+    seen = [keys] * streams + [100] * 17 + [before + 510] * prompts
+    both = (np.array(each, np.int32) for each in (counts, seen))
+    found = Tiling(32, 8, at_once).few_rows(*both, max_rows=2048)
+    assert set(found[streams:].tolist()) == {8}
+    return set(found[:streams].tolist())
+
+
+@pytest.mark.parametrize(
+    ("streams", "keys", "prompts", "before", "in_tiles"),
+    [
+        (2, 20_000, 1, 1_000, True),  # 15.6 ms in tiles, 17.7 without, on an H100
+        (2, 20_000, 1, 5_000, True),  # 18.4, 20.0
+        (2, 20_000, 4, 500, False),  # 54, 48
+        (6, 8_700, 2, 8_700, False),  # 36.1, 34.4
+        (15, 8_700, 1, 8_700, False),  # 25.2, 22
+        (2, 2_000, 1, 0, False),
+    ],
+)
+def test_rows_with_many_keys_are_read_in_tiles_where_the_step_ends_sooner(
+    streams: int, keys: int, prompts: int, before: int, in_tiles: bool
+) -> None:
+    assert single_rows(streams, keys, prompts, before) == {0 if in_tiles else 8}
+    assert single_rows(streams, keys, prompts, before, at_once=0) == {8}, "no keys are shared"
+
+
+@pytest.mark.parametrize(("max_rows", "in_tiles"), [(2048, True), (1024, False)])
+def test_single_rows_take_no_tile_of_a_prompt(max_rows: int, in_tiles: bool) -> None:
+    counts, keys = np.array([1, 1, *163 * [9]]), np.full(165, 20_000)
+    tiling = Tiling(32, 4, 132)
+    assert (tiling.room(max_rows) >= len(counts)) == in_tiles
+    found = tiling.few_rows(counts, keys, max_rows)
+    assert set(found[:2].tolist()) == {0 if in_tiles else 8}

@@ -105,7 +105,7 @@ def attended(
     step["rows"][0, 0] = count
     prompts = PromptRows.of(metadata) if many else None
     tiling = tilings[0] if many else None
-    write_group(group_of(step, 0), metadata, 0, tiling=tiling, prompts=prompts)
+    write_group(group_of(step, 0), metadata, 0, tiling=tiling, prompts=prompts, max_rows=rows)
     table = [metadata.block_table]
     if prompts is not None:
         entries, room_of = len(metadata.block_table), {"room": blocks[0], "max_rows": rows}

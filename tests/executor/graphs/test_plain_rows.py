@@ -77,19 +77,41 @@ def test_thread_blocks_of_warpgroups_share_the_keys_of_prompts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Beside a row that generates, and a prompt of which no key is shared."""
-    card = Card(multiprocessors=24, shared=227 << 10, warpgroups=True)
-    monkeypatch.setattr(tiling, "_PIECE_COST", 1)
-    cuts = list[int]()
-    shared = Tiling.shared
+    cuts = _noted_cuts(monkeypatch)
+    tables = [(0,), tuple(range(1, 17)), (17, 18)]
+    assert _error_beside_prompts(2, tables, [7, 900, 0], [1, 90, 70], HOPPER) < 1e-2
+    assert max(cuts[0][:, 5] & 255) > 2
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+def test_thread_blocks_share_the_keys_of_single_rows_beside_prompts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A row with many keys, one with few, a prompt, and three drafted rows with many keys."""
+    cuts = _noted_cuts(monkeypatch)
+    monkeypatch.setattr(tiling, "_MANY_KEYS", 500)
+    tables = [tuple(range(16)), (16,), (17, 18), tuple(range(19, 30))]
+    assert _error_beside_prompts(2, tables, [900, 7, 0, 600], [1, 1, 70, 3], HOPPER) < 1e-2
+    pieces = {row: sum(cuts[0][:, 0] == row) for row in (0, 1, 2, 72)}
+    assert pieces[0] > 2 < pieces[72]
+    assert (pieces[1], pieces[2]) == (0, 1)
+
+
+HOPPER = Card(multiprocessors=24, shared=227 << 10, warpgroups=True)
+
+
+def _noted_cuts(monkeypatch: pytest.MonkeyPatch) -> list[Ints]:
+    """Return a list of the tiles of all launches to come, in pieces that cost little."""
+    cuts, shared = list[Ints](), Tiling.shared
 
     def noted(self: Tiling, tiles: Ints) -> Ints:
-        cuts.append(int((shared(self, tiles)[:, 5] & 255).max()))
-        return shared(self, tiles)
+        cuts.append(shared(self, tiles))
+        return cuts[-1]
 
+    monkeypatch.setattr(tiling, "_PIECE_COST", 1)
+    monkeypatch.setattr(tiling, "_SINGLE_COST", 9)
     monkeypatch.setattr(Tiling, "shared", noted)
-    tables = [(0,), tuple(range(1, 17)), (17, 18)]
-    assert _error_beside_prompts(2, tables, [7, 900, 0], [1, 90, 70], card) < 1e-2
-    assert max(cuts) > 2
+    return cuts
 
 
 def _error_beside_prompts(

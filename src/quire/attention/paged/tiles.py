@@ -43,12 +43,12 @@ class Part:
 
 
 def cut(
-    metadata: AttentionMetadata, few_rows: int, rows_few: int, rows_many: int
+    metadata: AttentionMetadata, few_rows: int | Ints, rows_few: int, rows_many: int
 ) -> Iterator[Part]:
     """Return the parts of a step, in the order of its rows.
 
     Args:
-        few_rows: the most rows of a sequence that counts as one of few rows.
+        few_rows: the most rows of a sequence that counts as one of few rows, one number or `[S]`.
         rows_few, rows_many: rows of one sequence that a tile holds, of either kind of sequence.
     """
     few = metadata.counts <= few_rows

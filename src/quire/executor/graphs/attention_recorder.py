@@ -192,10 +192,9 @@ class AttentionRecorder:
             count = max(1, shape.blocks * tiling.most_shared)
             sums.append(recorder.buffer(kernel.piece * count, [self.q]))
             arguments += [sums[0].address, recorder.constant(mx.zeros((count,), mx.int32))]
-        most = max(tiling.most_tiles(recorder.max_rows), tiling.most_shared)
         self.add(
             kernel.source,
-            (most, shape.blocks, 1),
+            (tiling.room(recorder.max_rows), shape.blocks, 1),
             arguments,
             writes=[self.layer.result, *sums],
             after=after,

@@ -13,7 +13,7 @@ import numpy as np
 
 from quire.attention.metadata import AttentionMetadata, build_metadata
 from quire.attention.paged import packed
-from quire.attention.paged.tiles import FEW_ROWS, TILE_FIELDS, cut
+from quire.attention.paged.tiles import TILE_FIELDS, cut
 from quire.attention.paged.tiling import Tiling
 from quire.attention.rows import row_keys
 from quire.cache.specs import KVLayout
@@ -257,7 +257,7 @@ def _write_groups(
     for number, metadata in found.items():
         own, group = prompts[number], group_of(step, number)
         tiling = memory.tilings[number] if memory.tilings else None
-        write_group(group, metadata, entries, tiling=tiling, prompts=own)
+        write_group(group, metadata, entries, tiling=tiling, prompts=own, max_rows=max_rows)
         entries += len(metadata.block_table)
         if own is None:
             continue
@@ -360,6 +360,7 @@ def write_group(
     entries: int,
     tiling: Tiling | None = None,
     prompts: PromptRows | None = None,
+    max_rows: int = 0,
 ) -> None:
     """Write a KV group's inputs; `write_prompts` adds rows that read a workspace.
 
@@ -368,6 +369,7 @@ def write_group(
         entries: number of block table entries before this group's.
         tiling: see `InputLayout`; None if each row is a tile.
         prompts: the rows that read a workspace.
+        max_rows: rows of the graph; for a tiling.
     """
     count, slots = metadata.rows, metadata.slots
     few = slice(count if prompts is None else prompts.first)  # rows that read codes
@@ -392,8 +394,10 @@ def write_group(
         return
     if metadata.tails is None:
         group["coded"][0, few] = tiles[few]
-    single, wide = 0, list[Ints]()
-    for part in cut(metadata, FEW_ROWS, 1, rows_many=tiling.rows):
+    single, wide, starts = 0, list[Ints](), metadata.query_starts
+    keys = last[starts[1:] - 1] + 1 - first[starts[:-1]]
+    few_rows = tiling.few_rows(metadata.counts, keys, max_rows)
+    for part in cut(metadata, few_rows, 1, rows_many=tiling.rows):
         if part.few:
             end = single + part.rows.stop - part.rows.start
             tiles[single:end] = tiles[part.rows].copy()
