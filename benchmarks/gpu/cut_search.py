@@ -108,11 +108,21 @@ class Search:
 
             with patch.object(skinny_gemm, "_chosen", chosen):
                 parts = self._step.recorded()
+            recorded = {self._weights_of(part.kernel): part.kernel for part in parts}
             for kind, numbers in self._numbers.items():
-                kernel, own = parts[numbers[0]].kernel, self._kernels[numbers[0]]
-                if kernel.source != own.source:
+                own = self._kernels[numbers[0]]
+                kernel = recorded.get(self._weights_of(own))
+                if kernel is None or kernel.source == own.source:
+                    continue
+                if len(kernel.arguments) == len(own.arguments):  # else it computes less, or more
                     found.setdefault(kind, {})[_cut_of(kernel)] = kernel
         return found
+
+    def _weights_of(self, kernel: Kernel) -> tuple[int, ...]:
+        """Return the addresses of a kernel's weights, by which it is found in other recordings:
+        with some cuts a product and what follows it are two kernels.
+        """
+        return tuple(each for each in kernel.arguments if each in self._step.weights)
 
     def _made(self, state: State) -> Graph:
         kernels = list(self._kernels)

@@ -153,6 +153,7 @@ class LoneStep:
 
     Attributes:
         parts: its kernels, in order.
+        weights: the model's, by their addresses.
 
     Args:
         rows: a power of two.
@@ -176,7 +177,7 @@ class LoneStep:
             mx.eval(pool.arrays())
         pointer = self.cache._extension.pointer
         weights = named_parameters(loaded.model).values()
-        self._weights = {pointer(each): each for each in weights}
+        self.weights = {pointer(each): each for each in weights}
         self._addresses = self.cache._addresses(PLAIN)
         self._kept: list[RecordedStep] = []
         self.parts = self.recorded()
@@ -221,7 +222,7 @@ class LoneStep:
             if each.source not in names:
                 name, grid = named(each.source), "x".join(map(str, each.grid))
                 names[each.source] = f"{len(names)}: {name} {grid} of {each.block}"
-            read = [self._weights[at] for at in each.arguments if at in self._weights]
+            read = [self.weights[at] for at in each.arguments if at in self.weights]
             count = sum(
                 array.nbytes * (each.grid[1] / array.shape[0] if array.ndim == 3 else 1)
                 for array in read
@@ -250,9 +251,9 @@ class LoneStep:
 
     def reader(self, part: Part, *, early: bool) -> Kernel:
         """Return a kernel that reads the weights of a product, before or after it waits."""
-        read = [self._weights[at] for at in part.kernel.arguments if at in self._weights]
+        read = [self.weights[at] for at in part.kernel.arguments if at in self.weights]
         grid = part.kernel.grid[1]
-        places = [at for at in part.kernel.arguments if at in self._weights]
+        places = [at for at in part.kernel.arguments if at in self.weights]
         sizes = [
             each.nbytes * grid // each.shape[0] if each.ndim == 3 else each.nbytes for each in read
         ]
