@@ -21,8 +21,6 @@ KEYS = [
     pytest.param((FullKV(2, 64), WindowKV(2, 64, 32)), PoolKey(0, PLAIN), id="plain"),
     pytest.param((FullKV(2, 64), WindowKV(2, 64, 32)), PoolKey(1, PLAIN), id="a second group"),
     pytest.param((FullKV(2, 64), FullKV(2, 64)), PoolKey(0, PAGE), id="codes"),
-]
-COPIED = [
     pytest.param((FullKV(2, 64), FullKV(2, 64)), PoolKey(0, PAGE, tail=True), id="tails"),
     pytest.param((STATE, FullKV(2, 64)), PoolKey(0, PLAIN), id="states"),
 ]
@@ -101,21 +99,6 @@ def test_a_pool_that_grows_to_its_budget_copies_nothing(
     for array in own_arrays(pools, key):
         rows = memory_of(array).reshape(marked, -1)
         assert all((rows[n] == 1 + n % 100).all() for n in range(marked))
-
-
-@pytest.mark.parametrize(("layers", "key"), COPIED)
-def test_pools_that_steps_read_and_write_are_copied(
-    layers: Layers, key: PoolKey, memories: list[SlicedMemory], copies: list[int]
-) -> None:
-    pools, manager = opened(layers)
-    for _ in range(16):
-        assert manager.allocate(key, 1) is not None
-        for change in manager.take_changes():
-            assert isinstance(change, Resize)
-            assert pools.moves_arrays(change)
-            pools.resize(change)
-    assert copies
-    assert not any(each.ranges for each in memories)
 
 
 def test_a_pool_grows_by_equal_parts_of_the_budget() -> None:

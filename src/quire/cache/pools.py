@@ -177,14 +177,12 @@ class Pools:
     def grows_in_place(self, key: PoolKey, budget: int) -> bool:
         """Return whether a pool grows without being copied.
 
-        Not so pools whose arrays, each rounded up to pages, would take much more than the budget,
-        nor states and tails: where a step of MLX reads an array and then writes to it, MLX copies
-        it out of the memory that grows.
+        Not so pools whose arrays, each rounded up to pages, would take much more than the budget.
 
         Args:
             budget: bytes that the pool may claim at most.
         """
-        if self._memory is None or key.tail or key.group in self._recurrent:
+        if self._memory is None:
             return False
         return budget >= _PAGES * self._memory.page_bytes * len(self._pool(key).arrays())
 

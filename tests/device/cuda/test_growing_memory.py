@@ -53,6 +53,16 @@ def test_arrays_grow_and_shrink_in_place(memory: GrowingMemory) -> None:
     assert places == {extension.pointer(array)}
 
 
+def test_an_array_that_was_read_is_written_in_place(memory: GrowingMemory) -> None:
+    extension = load_extension()
+    array = memory.resized(empty(), PART, MOST)
+    place, rows = extension.pointer(array), mx.array([3, 4])
+    current_device().operations.write_rows(array, array[rows] + 1, rows)
+    mx.eval(array)
+    assert seen(array[2:6, 0]) == [0, 1, 1, 0]
+    assert extension.pointer(array) == place
+
+
 def test_an_array_of_other_memory_is_copied(memory: GrowingMemory) -> None:
     array = mx.broadcast_to(mx.arange(PART).reshape(-1, 1), (PART, WIDTH)).astype(mx.int32)
     array = mx.contiguous(array)

@@ -31,6 +31,13 @@ class Extension(Protocol):
         """Return the device address of an array; 0 before it is computed."""
         ...
 
+    def renew(self, array: mx.array) -> None:
+        """Let the next write to an array in growing memory happen in place, whatever reads it.
+
+        The reads must be inputs of what is written.
+        """
+        ...
+
     def mapped_bytes(self) -> tuple[int, int]:
         """Return the bytes of all growing memory, and the most that they ever were."""
         ...

@@ -410,6 +410,16 @@ array array_at(uint64_t address, int device, mlx::core::Shape shape, mlx::core::
     return array(std::move(data), std::move(shape), dtype);
 }
 
+// Makes MLX forget that operations still read an array in growing memory: it would copy the array
+// instead of writing to it in place. Whoever calls this orders the reads before the write.
+void renew(array& of) {
+    if (!computed(of)) return;
+    const auto* buffer = static_cast<const mlx::core::cu::CudaBuffer*>(of.buffer().ptr());
+    if (buffer == nullptr || buffer->size || buffer->data == nullptr) return;
+    const auto fresh = array_at(address(of), buffer->device, of.shape(), of.dtype());
+    of.overwrite_descriptor(fresh);
+}
+
 // The memory of arrays that grow in place. It must outlive them.
 class GrowingMemory {
 public:
@@ -501,6 +511,7 @@ NB_MODULE(_cuda, m) {
         .def_prop_ro("page_bytes", &quire::GrowingMemory::page_bytes)
         .def("resized", &quire::GrowingMemory::resized, nb::arg("array"), nb::arg("rows"), nb::arg("most_rows"))
         .def("keep", &quire::GrowingMemory::keep, nb::arg("arrays"));
+    m.def("renew", &quire::renew, nb::arg("array"));
     m.def("mapped_bytes", [] { return quire::mapped_bytes_; });
     m.def("pointer", &quire::pointer, nb::arg("array"));
     m.def("host_copy", &quire::host_copy, nb::arg("array"));

@@ -14,6 +14,7 @@ from quire.device.cuda import packed
 from quire.device.cuda.blocks import BlockEncoder
 from quire.device.cuda.delta_rule import DeltaRules
 from quire.device.cuda.encoding import Encoder
+from quire.device.cuda.extension import find_extension
 from quire.device.cuda.products import MOST_ROWS, Products
 from quire.device.operations import SpelledOutOperations
 from quire.device.recurrence import DeltaGates
@@ -123,6 +124,11 @@ class CUDAOperations(SpelledOutOperations):
         rows, count = x.shape[:2]
         starts = mx.arange(0, rows * count, count, dtype=mx.int32)[:, None]
         return x.flatten(0, 1)[numbers.astype(mx.int32) + starts]
+
+    def write_rows(self, pool: mx.array, values: mx.array, rows: mx.array) -> None:
+        if (extension := find_extension()) is not None:
+            extension.renew(pool)
+        super().write_rows(pool, values, rows)
 
     def encode(
         self, vectors: Sequence[mx.array], codings: Sequence[VectorCoding]
