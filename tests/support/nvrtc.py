@@ -15,8 +15,9 @@ from quire.device.cuda.driver import DriverError, compile_source, header_folders
 _OPTIONS = ["--gpu-architecture=sm_90a", "--std=c++17", "--ptxas-options=-v"]
 
 
-def assert_compiles(text: str, folder: Path, spilled: int = 0) -> None:
-    """Compile a source for Hopper. Skip the test where the compiler is not installed.
+def assert_compiles(text: str, folder: Path, spilled: int = 0) -> int:
+    """Compile a source for Hopper. Return the registers of a thread, of several kernels those of
+    the largest. Skip the test where the compiler is not installed.
 
     Args:
         folder: gets the source.
@@ -33,6 +34,7 @@ def assert_compiles(text: str, folder: Path, spilled: int = 0) -> None:
     stores = [int(n) for n in re.findall(r"(\d+) bytes spill stores", log)]
     assert stores, log
     assert max(stores) <= spilled, f"{path}: {log}"
+    return max(int(n) for n in re.findall(r"Used (\d+) registers", log))
 
 
 @cache

@@ -102,6 +102,13 @@ def test_routes_are_the_routers_own(name: str, way: str) -> None:
     if way == "one row":
         assert outputs[2].tolist() == tiles[:, 1].tolist() == list(range(route.k))
         assert tiles[:, 0].tolist() == outputs[0].tolist()
+        return
+    grouped_pairs = list[int]()
+    for expert, begin, count in tiles.tolist():
+        own = outputs[2][begin : begin + count].tolist()
+        assert {int(outputs[0][pair]) for pair in own} <= {expert}
+        grouped_pairs += own
+    assert sorted(grouped_pairs) == list(range(rows * route.k))
 
 
 @pytest.mark.slow

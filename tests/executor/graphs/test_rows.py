@@ -102,10 +102,10 @@ def alone(
     return Program(("T",), fields, {}, values, (node,), node.outputs), node
 
 
-def weighted(rows: Form, parts: int) -> tuple[Program, Node]:
-    """Return a program of one weighted sum, `[rows, parts, 64]` by `[rows, parts]`."""
-    x, weights = ((rows, parts, 64), mx.bfloat16), ((rows, parts), mx.float32)
-    program, node = alone("weighted_sum", [x, weights], ((rows, 64), mx.bfloat16))
+def weighted(rows: Form, parts: int, width: int = 64) -> tuple[Program, Node]:
+    """Return a program of one weighted sum, `[rows, parts, width]` by `[rows, parts]`."""
+    x, weights = ((rows, parts, width), mx.bfloat16), ((rows, parts), mx.float32)
+    program, node = alone("weighted_sum", [x, weights], ((rows, width), mx.bfloat16))
     return program, replace(node, roles=("x", "weights"))
 
 
@@ -114,6 +114,12 @@ def test_weighted_sums(rows: Form) -> None:
     """Llama 4 sums over twice as many rows where it has two experts a token."""
     program, node = weighted(rows, 3)
     assert difference(program, node, row_kernel(program, node), 3) <= 2**-7
+
+
+def test_rows_of_all_experts_are_read_at_once(tmp_path: Path) -> None:
+    """A thread has registers for eight elements of each, so it waits for all of them together."""
+    program, node = weighted(T, 8, 2048)
+    assert assert_compiles(row_kernel(program, node).text, tmp_path) >= 8 * 4 + 16
 
 
 def through(program: Program, node: Node, view: str, source: Value, *arguments: object) -> Program:

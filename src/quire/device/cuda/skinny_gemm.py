@@ -219,7 +219,7 @@ class SkinnyGemm:
         one_each = blocks <= most and not self.batch_invariant
         if tiles > 1 or self.batch_invariant:
             long = parts == 1 and self.inputs >= 4096 and self.bits == 4
-            wide = one_each and (tiles == 2 or long)
+            wide = one_each and (tiles == 2 or long or _is_short_router(self))
             return Cut(parts, 16 if wide else 8, 1, stages=2)
         if one_each:
             return Cut(parts, 16, 2, stages=2)
@@ -413,6 +413,14 @@ def _is_vast(gemm: SkinnyGemm) -> bool:
     """
     one = not (gemm.experts or gemm.gated or gemm.layout or gemm.batch_invariant)
     return one and gemm.outputs >= VAST and gemm.bits == 4 and gemm.mode == "affine"
+
+
+def _is_short_router(gemm: SkinnyGemm) -> bool:
+    """Whether it has few thread blocks and short columns. The router of 26B-A4B, of 2,816 columns,
+    takes longer by 16 warps (benchmarks/results/gpu-runs.md).
+    """
+    few = 8 * gemm.outputs <= 32 * gemm.card.multiprocessors
+    return few and gemm.inputs <= 2048 and gemm.card.warpgroups
 
 
 def _is_narrow(gemm: SkinnyGemm) -> bool:

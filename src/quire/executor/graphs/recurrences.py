@@ -21,17 +21,43 @@ from quire.executor.graphs.states import MAX_TARGETS, LayerStates, StateArray
 from quire.program.values import Node
 
 _AT_ONCE = 128
-"""Most sequences whose states advance at once. A graph of 2,048 rows has few of them, and would
-launch 131,000 thread blocks for a convolution of 8,192 channels if each row had its own.
-"""
+"""Most sequences that have thread blocks of their own. A graph of 2,048 rows has few sequences."""
 _FEW_AT_ONCE = 32
 """Most short sequences that advance token by token at once, where long ones advance in chunks."""
 _EACH_SEQUENCE = (
     "for (int sequence = blockIdx.y; sequence < *rows; sequence += gridDim.y) {",
     "const int first = firsts[sequence], count = counts[sequence];",
 )
+_TILE = 32
+"""Rows of a step that a thread block of a convolution takes: those of a long prompt are shared."""
+_EACH_PART = (
+    "const int lane = threadIdx.x & 31, tile = blockIdx.y * TILE, beyond_tile = tile + TILE;",
+    "if (tile >= *rows) { wait_for_others(); return; }",
+    "int sequence = 1 << 30;",
+    "for (int from = 0; sequence == 1 << 30; from += 32) {",
+    "const int own = from + lane, more = own < *rows ? counts[own] : 0;",
+    "const bool reaches = !more || firsts[own] + more > tile;",
+    "sequence = __reduce_min_sync(0xffffffffu, reaches ? own : 1 << 30);",
+    "}",
+    "for (; sequence < *rows && counts[sequence] && firsts[sequence] < beyond_tile; sequence++) {",
+    "const int first = firsts[sequence], count = counts[sequence];",
+    # No part but the first needs the state, which the first one's threads overwrite.
+    "const int least = first + TAPS - 1, begin = tile <= first ? first : max(tile, least);",
+    "const int end = min(first + count, max(beyond_tile, least));",
+    "if (begin >= end) continue;",
+)
+_CHANNELS = 4
+"""Neighbouring channels of a convolution that a thread reads and writes at once in graphs of few
+rows. With more rows that takes longer (benchmarks/results/gpu-runs.md).
+"""
 _FEW_ROWS = 64
 """Most rows of a graph in which all states advance token by token."""
+
+
+def _is_aligned(x: Operand, channels: int) -> bool:
+    """Return whether `_CHANNELS` channels of a convolution's input lie in one aligned word."""
+    first = 0 if x.buffer is None else (x.address - x.buffer.address) // x.dtype.size
+    return (channels | x.row | first) % _CHANNELS == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +69,6 @@ class _Advance:
         constants: integers that the body uses, by name.
         functions: C functions that the body calls.
         shared: bytes of shared memory of a thread block.
-        on_a_multiprocessor: see `blocks` of `source_text`.
     """
 
     lines: Sequence[str]
@@ -52,7 +77,6 @@ class _Advance:
     constants: Mapping[str, int] = field(default_factory=dict)
     functions: str = ""
     shared: int = 0
-    on_a_multiprocessor: int | None = None
 
 
 class StateRecording(ValueRecording):
@@ -72,22 +96,34 @@ class StateRecording(ValueRecording):
         return {**super().kinds, "convolve": self._convolve, **own}
 
     def _convolve(self, node: Node) -> None:
-        state = self._state(node, "conv")
+        state, rows = self._state(node, "conv"), self._recorder.max_rows
         x, taps = self._operand(node, "x"), self._operand(node, "taps")
-        bias = self._operand(node, "bias")
+        bias, few = self._operand(node, "bias"), rows <= _FEW_ROWS
         dtype, channels = self._program.values[node.outputs[0]].dtype, state.shape[1]
+        each = _CHANNELS if few and _is_aligned(x, channels) else 1
         constants = {
             "CHANNELS": channels,
             "TAPS": state.shape[0] + 1,
             "THREADS": _THREADS,
             "X_ROW": x.row,
+            "EACH": each,
+            "AHEAD": 2 if few else 8,
+            "TILE": _TILE,
             "BIASED": int(bias.address != 0),
             "SILU": int(node.attributes["silu"]),
         }
-        lines = [f"#define ROUNDED {ROUNDED[dtype]}", own_text("convolve.cuh")]
+        lines = [f"#define ROUNDED {ROUNDED[dtype]}", own_text("convolve.cuh"), "}"]
         operands = {"x": x, "taps": taps, "bias": bias}
-        blocks = -(-channels // _THREADS)
-        self._advance(node, state, operands, self._by_sequence(lines, blocks, constants))
+        blocks = -(-channels // (each * _THREADS))
+        if few:
+            begin = [*_EACH_SEQUENCE, "const int begin = first, end = first + count;"]
+            grid = blocks, min(rows, _AT_ONCE), 1
+        else:
+            begin, grid = [*_EACH_PART], (blocks, -(-rows // _TILE), 1)
+        kernel = _Advance(
+            [*begin, *lines], grid, constants=constants, functions=own_text("channels.cuh")
+        )
+        self._advance(node, state, operands, kernel)
 
     def _delta_rule(self, node: Node) -> None:
         state, own = self._state(node, "delta"), node.attributes
@@ -145,7 +181,6 @@ class StateRecording(ValueRecording):
             chunks.threads,
             functions=chunks.functions,
             shared=chunks.shared,
-            on_a_multiprocessor=1,
         )
 
     def _state_space(self, node: Node) -> None:
@@ -212,7 +247,6 @@ class StateRecording(ValueRecording):
                 each.threads,
                 constants={**each.constants, "TARGETS": MAX_TARGETS},
                 functions=each.functions,
-                blocks=each.on_a_multiprocessor,
             )
             recorder.add(
                 text,

@@ -83,7 +83,6 @@ def source_text(
     threads: int,
     constants: Mapping[str, int],
     functions: str = "",
-    blocks: int | None = None,
 ) -> str:
     """Return the source of a kernel.
 
@@ -93,8 +92,6 @@ def source_text(
         threads: threads of a thread block.
         constants: integers that the body uses, by name.
         functions: C functions that the body calls.
-        blocks: thread blocks that a multiprocessor must be able to run at once; None leaves the
-            number of registers to the compiler.
     """
     half = any("__half" in each for each in parameters) or any("as_half" in each for each in body)
     lines = ["#include <cuda_bf16.h>"]
@@ -102,12 +99,19 @@ def source_text(
         lines += ["#include <cuda_fp16.h>", "#define HALF"]
     lines += [DEPENDENCIES, kernel_text("quire.device.cuda", "rows.cuh")]
     lines += [f"constexpr int {name} = {value};" for name, value in constants.items()]
-    begin = signature(["const int* rows", *parameters], threads, blocks)
+    # One thread block a multiprocessor is enough. Without that bound the compiler saves registers:
+    # it reads operands one after the other, those of eight experts in eight round trips.
+    begin = signature(["const int* rows", *parameters], threads, blocks=1)
     return "\n".join([*lines, functions, begin, "others_may_start();", *body, "}\n"])
 
 
 def signature(parameters: Sequence[str], threads: int, blocks: int | None) -> str:
-    """Return the C line with which a kernel begins; for arguments see `source_text`."""
+    """Return the C line with which a kernel begins.
+
+    Args:
+        blocks: thread blocks that a multiprocessor must be able to run at once; None leaves the
+            number of registers to the compiler.
+    """
     bounds = f"{threads}, {blocks}" if blocks else f"{threads}"
     kernel = f"kernel({', '.join(parameters)}) {{"
     return f'extern "C" __global__ void __launch_bounds__({bounds}) {kernel}'

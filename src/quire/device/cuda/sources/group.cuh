@@ -12,27 +12,35 @@
   for (int i = threadIdx.x; i < pairs; i += blockDim.x) atomicAdd(&counts[chosen[i]], 1);
   __syncthreads();
   if (threadIdx.x < 32) {
-    int at = 0, tile = 0;
-    for (int base = 0; base < EXPERT_COUNT; base += 32) {
-      const int e = base + threadIdx.x, own = e < EXPERT_COUNT ? counts[e] : 0;
-      const int own_tiles = (own + TILE - 1) / TILE;
-      int sum = own, tile_sum = own_tiles;
-      for (int by = 1; by < 32; by *= 2) {
-        const int other = __shfl_up_sync(0xffffffffu, sum, by);
-        const int other_tiles = __shfl_up_sync(0xffffffffu, tile_sum, by);
-        if (threadIdx.x >= by) {
-          sum += other;
-          tile_sum += other_tiles;
-        }
-      }
-      if (e < EXPERT_COUNT) {
-        starts[e] = cursor[e] = at + sum - own;
-        tile_starts[e] = tile + tile_sum - own_tiles;
-      }
-      at += __shfl_sync(0xffffffffu, sum, 31);
-      tile += __shfl_sync(0xffffffffu, tile_sum, 31);
+    constexpr int EACH = (EXPERT_COUNT + 31) / 32;  // neighbouring experts of a lane
+    const int first = threadIdx.x * EACH;
+    int own[EACH], at = 0, tile = 0;
+    #pragma unroll
+    for (int i = 0; i < EACH; i++) {
+      own[i] = first + i < EXPERT_COUNT ? counts[first + i] : 0;
+      at += own[i];
+      tile += (own[i] + TILE - 1) / TILE;
     }
-    if (threadIdx.x == 0) total = tile;
+    const int sum = at, tile_sum = tile;
+    #pragma unroll
+    for (int by = 1; by < 32; by *= 2) {
+      const int before = __shfl_up_sync(0xffffffffu, at, by), tiles_before = __shfl_up_sync(0xffffffffu, tile, by);
+      if (threadIdx.x >= by) {
+        at += before;
+        tile += tiles_before;
+      }
+    }
+    if (threadIdx.x == 31) total = tile;
+    at -= sum;
+    tile -= tile_sum;
+    #pragma unroll
+    for (int i = 0; i < EACH; i++) {
+      if (first + i >= EXPERT_COUNT) break;
+      starts[first + i] = cursor[first + i] = at;
+      tile_starts[first + i] = tile;
+      at += own[i];
+      tile += (own[i] + TILE - 1) / TILE;
+    }
   }
   __syncthreads();
   for (int e = threadIdx.x; e < EXPERT_COUNT; e += blockDim.x)

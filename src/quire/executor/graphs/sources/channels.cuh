@@ -1,0 +1,20 @@
+// N neighbouring channels, in float32.
+template <int N>
+struct Channels {
+  float at[N];
+};
+template <int N, typename E>
+__device__ __forceinline__ Channels<N> read_channels(const E* from) {
+  const Pack<E, N> found = *(const Pack<E, N>*)from;
+  Channels<N> own;
+  #pragma unroll
+  for (int i = 0; i < N; i++) own.at[i] = number(found.at[i]);
+  return own;
+}
+template <int N, typename E>
+__device__ __forceinline__ void write_channels(E* to, const Channels<N>& own) {
+  Pack<E, N> made;
+  #pragma unroll
+  for (int i = 0; i < N; i++) put(made.at[i], own.at[i]);
+  *(Pack<E, N>*)to = made;
+}
