@@ -16,6 +16,7 @@ from quire.device.coding import Chunks, CodedChunks, VectorCoding
 from quire.device.cuda.blocks import BlockEncoder
 from quire.device.cuda.encoding import Encoder
 from quire.device.device import current_device
+from quire.executor import kept_states
 from quire.executor.graphs import graph_cache, recorder
 from quire.executor.graphs.graph_cache import GraphCache
 from quire.executor.graphs.runner import CUDAGraphs
@@ -133,6 +134,28 @@ def test_graphs_stay_where_pools_grow_in_place(
     company.run([replace(request, id="third")])
     assert (whole.made == made) == in_place
     assert company.answers["third"].tokens == company.answers["first"].tokens
+
+
+def test_graphs_are_checked_where_states_have_moved(
+    compared: Compared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLX copies an array that it cannot write in place, as where the device still reads it."""
+    write, held = kept_states._write, list[mx.array]()
+
+    def moving(kept: list[kept_states._Kept]) -> None:
+        held.extend(each.array.reshape(-1) for each in kept)
+        mx.eval(held)
+        write(kept)
+
+    monkeypatch.setattr(kept_states, "_write", moving)
+    rounds = [[replace(each, max_tokens=3) for each in streams_of([1], named)[0]] for named in "ab"]
+    company = Company(opened(grown("lfm2")), PLAIN)
+    for requests in rounds:
+        company.run(requests)
+    (whole,) = compared.wholes
+    assert held
+    assert whole.verified
+    assert all(whole.verified.values())
 
 
 def test_steps_of_few_pairs_multiply_each_alone(

@@ -350,10 +350,14 @@ class CUDAGraphs:
             if launch is None:
                 return check.expected
             cache, piece = self._cache, partial(self._cache.piece, max_rows, format)
-            graphs = self._graphs_of(max_rows, format)
-            assert graphs is not None, "the check has computed the pools"
+
+            def run_graph() -> mx.array:
+                graphs = self._graphs_of(max_rows, format)  # where the check has put the states
+                assert graphs is not None, "the check has computed the pools"
+                return launch.run(graphs)
+
             difference = check.difference(
-                partial(launch.run, graphs),
+                run_graph,
                 self._logits_of if self._cache.output(max_rows)[1] else None,
                 lambda: NodeGraphs(cache.recorded(max_rows, format), piece, launch),
                 program=self._programs.body,
