@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
@@ -16,6 +17,8 @@ import pytest
 from quire.core.config import EngineConfig
 from quire.core.kv_choice import parse_format
 from quire.device.device import current_device
+from quire.executor.factory import open_executor
+from quire.executor.segments.runner import open_segments
 from quire.models.weights.loader import LoadedModel, open_model
 from tests.support.families import CONFIGS
 from tests.support.schedules import Deviation, Schedule, deviation
@@ -36,6 +39,10 @@ RECURRENT = {
 }
 """Whose bits are their own by the compiled kernels alone."""
 EVERY_DAY = 4
+SHARED_KEYS = 15
+"""A seed of `gemma4_ple` with plain blocks, where there are kernels: segments compute the last
+layers for wanted rows only.
+"""
 SLOW = 60
 
 
@@ -72,16 +79,25 @@ def opened(products: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[
 
 
 def drawn(seed: int, opened: Callable[[str], LoadedModel]) -> tuple[str, Deviation]:
-    """Run the schedule of a seed, with the family and format of its turn. Return its deviation."""
+    """Run the schedule of a seed, with the family and format of its turn. Return its deviation from
+    requests that the model's own code computes alone. With the kernels, segments compute the
+    schedule.
+    """
     kernels = current_device().kernels
     families = FAMILIES if kernels is None else (*FAMILIES, *RECURRENT)
     family, name = families[seed % len(families)], FORMATS[seed % len(FORMATS)]
     loaded = opened(family)
     config = EngineConfig(str(loaded.path), kv_memory=64 << 20, kv_format=parse_format(name))
-    return f"{seed} {family} {name}", deviation(Schedule.draw(seed), loaded, config)
+    case, segments = f"{seed} {family} {name}", open_segments(loaded.model)
+    by_segments = partial(open_executor, segments=segments)
+    found = deviation(Schedule.draw(seed), loaded, config, by_segments)
+    if segments is not None:
+        assert segments.steps, case
+        assert all(segments.agrees.values()), f"{case}: {segments.agrees}"
+    return case, found
 
 
-@pytest.mark.parametrize("seed", range(EVERY_DAY))
+@pytest.mark.parametrize("seed", [*range(EVERY_DAY), SHARED_KEYS])
 def test_as_if_alone(opened: Callable[[str], LoadedModel], seed: int) -> None:
     case, got = drawn(seed, opened)
     assert got.within, f"{case}: {got}"

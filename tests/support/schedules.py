@@ -12,6 +12,7 @@ from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.core.media import MediaItem
 from quire.core.request import Request, SamplingParams
+from quire.engine.assembly import OpenExecutor
 from quire.models.weights.loader import LoadedModel
 from tests.support.parity import TOLERANCE, Company, Generated, alone, with_media
 
@@ -98,11 +99,21 @@ class Schedule:
         )
         return replace(config, kv_memory=int(least * 1.25))
 
-    def run(self, loaded: LoadedModel, config: EngineConfig) -> dict[str, Generated]:
-        """Return each request's answer; assert that nothing holds a block at the end."""
+    def run(
+        self,
+        loaded: LoadedModel,
+        config: EngineConfig,
+        open_executor: OpenExecutor | None = None,
+    ) -> dict[str, Generated]:
+        """Return each request's answer; assert that nothing holds a block at the end.
+
+        Args:
+            open_executor: see `Company`.
+        """
         company = Company(
             loaded,
             replace(config, max_step_tokens=self.max_step_tokens, prefix_cache=self.prefix_cache),
+            open_executor=open_executor,
         )
         step, waiting = 0, list(zip(self.arrivals, self.requests, strict=True))
         while waiting or company.engine.has_work:
@@ -136,10 +147,19 @@ class Deviation:
         return self.logits <= TOLERANCE and self.tokens == 0
 
 
-def deviation(schedule: Schedule, loaded: LoadedModel, config: EngineConfig) -> Deviation:
-    """Runs a schedule, and each of its requests alone."""
+def deviation(
+    schedule: Schedule,
+    loaded: LoadedModel,
+    config: EngineConfig,
+    open_executor: OpenExecutor | None = None,
+) -> Deviation:
+    """Run a schedule, and each of its requests alone.
+
+    Args:
+        open_executor: opens the schedule's executor; None opens the one that requests have alone.
+    """
     expected = alone(loaded, config, list(schedule.requests))
-    got = schedule.run(loaded, config)
+    got = schedule.run(loaded, config, open_executor)
     worst, other = 0.0, 0
     for name, answer in got.items():
         theirs = expected[name]
