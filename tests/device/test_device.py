@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
@@ -33,6 +34,21 @@ def test_two_modules_alone_ask_mlx_for_the_device() -> None:
         if names & questions:
             asked.append(str(path.relative_to(SOURCE)))
     assert sorted(asked) == ["device/device.py", "device/machine.py"]
+
+
+@pytest.mark.parametrize("before", [0, 1 << 40])
+def test_peaks_of_memory_are_of_one_time(before: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLX's peak begins anew with each change of mapped memory, which is added to it."""
+    device, mapped = CUDA(), 1 << 30
+    monkeypatch.setattr(device, "free_memory", lambda: 0)
+    extension = SimpleNamespace(mapped_bytes=lambda: (mapped, before))
+    monkeypatch.setattr(device, "_extension", extension)
+    held = mx.zeros(1 << 16)
+    mx.eval(held)
+    mx.reset_peak_memory()
+    found = device.memory()
+    assert found["arrays"] >= mapped + held.nbytes
+    assert found["arrays_peak"] == max(before, found["arrays"])
 
 
 @pytest.mark.parametrize("device", [CPU(), CUDA(), Metal()], ids=["cpu", "cuda", "metal"])

@@ -328,9 +328,10 @@ class CUDA(GPU):
     def memory(self) -> dict[str, int]:
         found = super().memory()
         if self._extension is not None:
-            mapped, most = self._extension.mapped_bytes()
+            mapped, before = self._extension.mapped_bytes()
+            most = max(found["arrays_peak"], found["arrays"])
             found["arrays"] += mapped
-            found["arrays_peak"] += most
+            found["arrays_peak"] = max(before, mapped + most)
         return found
 
     def free_memory(self) -> int:

@@ -39,7 +39,9 @@ class Extension(Protocol):
         ...
 
     def mapped_bytes(self) -> tuple[int, int]:
-        """Return the bytes of all growing memory, and the most that they ever were."""
+        """Return the bytes of all growing memory, and the most that they and MLX's arrays ever were
+        together until the former last changed. MLX's peak begins anew with each change.
+        """
         ...
 
     def host_copy(self, array: mx.array) -> tuple[mx.array, Copy]:

@@ -311,14 +311,17 @@ std::pair<array, std::shared_ptr<HostCopy>> host_copy(array of) {
     return {array(shape, dtype, std::move(copied), {std::move(of)}), std::move(copy)};
 }
 
-// Bytes of memory that all address ranges have, and the most that they ever had. Used by the one thread
-// that owns MLX.
+// Bytes of memory that all address ranges have, and the most that they and MLX's arrays ever had together until
+// the first number last changed. Used by the one thread that owns MLX.
 std::pair<size_t, size_t> mapped_bytes_{0, 0};
 
-// Counts mapped memory, and takes it from what MLX may allocate before operations wait for others.
+// Counts mapped memory, and takes it from what MLX may allocate before operations wait for others. MLX's peak begins
+// anew, so that it is of a time in which the mapped memory stays the same.
 void count_mapped(int64_t bytes) {
+    const size_t most = std::max(mlx::core::get_peak_memory(), mlx::core::get_active_memory());
+    mapped_bytes_.second = std::max(mapped_bytes_.second, mapped_bytes_.first + most);
+    mlx::core::reset_peak_memory();
     mapped_bytes_.first += bytes;
-    mapped_bytes_.second = std::max(mapped_bytes_.second, mapped_bytes_.first);
     const auto limit = static_cast<int64_t>(mlx::core::get_memory_limit()) - bytes;
     mlx::core::set_memory_limit(static_cast<size_t>(std::max<int64_t>(limit, 0)));
 }
