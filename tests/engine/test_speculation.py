@@ -195,7 +195,7 @@ def test_nothing_is_learnt_from_steps_for_which_graphs_were_recorded(
         "observe_wait",
         lambda lengths, seconds, rows, **named: waits.append(seconds),
     )
-    monkeypatch.setattr(StepTimes, "observe", lambda table, rows, seconds: times.append(rows))
+    monkeypatch.setattr(StepTimes, "observe", lambda table, rows, *measured: times.append(rows))
     company.run(wanted)
     assert bool(waits) is not recorded
     assert bool(times) is not recorded

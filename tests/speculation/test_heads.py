@@ -144,7 +144,7 @@ def test_step_times_are_learnt_from_steps_that_guess(monkeypatch: pytest.MonkeyP
     times.observe(4, 1.0)
     seen = list[tuple[int, float]]()
     monkeypatch.setattr(HeadDrafter, "token_s", lambda drafter, sequences: 0.25)
-    monkeypatch.setattr(times, "observe", lambda rows, seconds: seen.append((rows, seconds)))
+    monkeypatch.setattr(times, "observe", lambda rows, seconds, keys: seen.append((rows, seconds)))
     collect = EagerExecutor.collect
     monkeypatch.setattr(
         EagerExecutor, "collect", lambda executor: replace(collect(executor), seconds=3.0)
