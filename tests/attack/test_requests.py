@@ -161,7 +161,7 @@ def test_what_is_kept_of_long_conversations_holds_up_nobody(victim: Victim, coun
 
 
 @pytest.mark.parametrize(
-    ("choices", "peak"), [(32, 160 * MIB), pytest.param(128, 600 * MIB, marks=pytest.mark.slow)]
+    ("choices", "peak"), [(32, 280 * MIB), pytest.param(128, 600 * MIB, marks=pytest.mark.slow)]
 )
 def test_many_pictures_for_many_choices_are_read_once(
     victim: Victim, choices: int, peak: int
@@ -171,7 +171,8 @@ def test_many_pictures_for_many_choices_are_read_once(
     with victim.watched() as seen:
         answer = httpx.post(victim.url + CHAT, json=body, timeout=200)
         assert answer.status_code == 200, answer.text
-    # Read for each choice they take 5.5 MB more of each; the answers' blocks are kept for reuse.
+    # Read once they take 150 to 210 MB, most of it buffers of prompts' segments. Read for each
+    # choice they take 5.5 MB more of each; the answers' blocks are kept for reuse.
     seen.check(peak=peak, left=400 * MIB)
 
 
