@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -21,7 +20,7 @@ from unittest.mock import patch
 
 import mlx.core as mx
 from lone_step import Clock, LoneStep, Part, by_kind
-from shapes import SHAPES, write
+from shapes import SHAPES
 
 from quire.device.cuda import skinny_gemm
 from quire.device.cuda.driver import Graph
@@ -198,11 +197,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="of the model, which is written if absent")
     parser.add_argument("--seconds", type=float, default=90, help="of the search")
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = asked.folder or Path(temporary)
-        if not (folder / "config.json").exists():
-            write(asked.shape, folder, repeated=True)
-        step = SearchedStep(str(folder), asked.rows)
+    step = SearchedStep.of_shape(asked.shape, asked.folder, asked.rows)
     search = Search(step, Clock(), asked.seconds)
     better = True
     while better and not search.is_over:

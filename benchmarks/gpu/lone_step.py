@@ -26,7 +26,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 from unittest.mock import patch
 
 import mlx.core as mx
@@ -182,6 +182,21 @@ class LoneStep:
         self._kept: list[RecordedStep] = []
         self.parts = self.recorded()
         self._write_inputs(layout, config.block_size, blocks)
+
+    @classmethod
+    def of_shape(
+        cls, shape: str, folder: Path | None, rows: int, layers: int | None = None
+    ) -> Self:
+        """Open the model of a shape, which is written first if its folder has none.
+
+        Args:
+            folder: None for a temporary one.
+        """
+        with tempfile.TemporaryDirectory() as temporary:
+            place = folder or Path(temporary)
+            if not (place / "config.json").exists():
+                write(shape, place, layers, repeated=True)
+            return cls(str(place), rows)
 
     def _write_inputs(self, layout: KVLayout, size: int, blocks: int) -> None:
         """Write the step's inputs.
@@ -563,11 +578,7 @@ def main() -> None:
     parser.add_argument("--cuts", action="store_true", help="try other cuts of products")
     parser.add_argument("--brief", action="store_true", help="no chains, no kernels left out")
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = asked.folder or Path(temporary)
-        if not (folder / "config.json").exists():
-            write(asked.shape, folder, asked.layers, repeated=True)
-        step = LoneStep(str(folder), asked.rows)
+    step = LoneStep.of_shape(asked.shape, asked.folder, asked.rows, asked.layers)
     clock = Clock()
     graph = step.graph([part.kernel for part in step.parts])
     whole = clock.microseconds(graph)

@@ -105,7 +105,7 @@ def encode_examples(model: LanguageModel) -> None:
         try:
             shape = encoder.example_shape
             mx.eval(encoder(mx.zeros((encoder.feature_bytes(shape),), mx.uint8), shape))
-        except Exception as problem:  # an extension's encoder may take no such item
+        except Exception as problem:  # the server starts even if an extension's encoder fails here
             log.info("the first %s loads its kernels: %s", kind, problem)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,15 +79,16 @@ class Case:
         return sum(each.count for each in self.step)
 
 
+CONVOLVE = Case(
+    "convolve",
+    {"x": (40,)},
+    {"taps": (40, 4), "bias": (40,)},
+    ("conv", (3, 40), "bfloat16"),
+    (40,),
+    attributes={"silu": True},
+)
 CASES = {
-    "convolve": Case(
-        "convolve",
-        {"x": (40,)},
-        {"taps": (40, 4), "bias": (40,)},
-        ("conv", (3, 40), "bfloat16"),
-        (40,),
-        attributes={"silu": True},
-    ),
+    "convolve": CONVOLVE,
     "convolve odd channels": Case(
         "convolve",
         {"x": (42,)},
@@ -96,15 +97,7 @@ CASES = {
         (42,),
         attributes={"silu": True},
     ),
-    "convolve in parts": Case(
-        "convolve",
-        {"x": (40,)},
-        {"taps": (40, 4), "bias": (40,)},
-        ("conv", (3, 40), "bfloat16"),
-        (40,),
-        attributes={"silu": True},
-        step=LONG_STEP,
-    ),
+    "convolve in parts": replace(CONVOLVE, step=LONG_STEP),
     "delta_rule": Case(
         "delta_rule",
         {"mixed": (2 * 2 * 64 + 4 * 16,), "steps": (4,), "betas": (4,)},

@@ -419,7 +419,7 @@ def _is_short_router(gemm: SkinnyGemm) -> bool:
     """Whether it has few thread blocks and short columns. The router of 26B-A4B, of 2,816 columns,
     takes longer by 16 warps (benchmarks/results/gpu-runs.md).
     """
-    few = 8 * gemm.outputs <= 32 * gemm.card.multiprocessors
+    few = gemm.outputs <= 4 * gemm.card.multiprocessors
     return few and gemm.inputs <= 2048 and gemm.card.warpgroups
 
 
