@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,10 @@ settings.load_profile("quire")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+# Tests check kernels themselves, whatever passed in other processes.
+_COMPILED = "MLX_PTX_CACHE_DIR"
+os.environ.pop(_COMPILED, None)
 
 _QUICK = (
     *("tests/core", "tests/scheduler"),
@@ -53,6 +58,25 @@ def pytest_collection_finish() -> None:
     """Freeze what the modules have made, so that no garbage collection looks at it again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_kernel_folder() -> Iterator[None]:
+    """Leave no folder of compiled kernels to the next file.
+
+    An engine's worker or a command in this process chooses one. It records which kernels passed
+    their checks, so that a later test would not check its own.
+    """
+    before = os.environ.get("TMPDIR")
+    yield
+    if os.environ.pop(_COMPILED, None) is None:
+        return
+    if before is None:
+        os.environ.pop("TMPDIR", None)
+    else:
+        os.environ["TMPDIR"] = before
+    if (verified := sys.modules.get("quire.device.verified")) is not None:
+        verified.verified_kernels.cache_clear()
 
 
 @pytest.fixture(autouse=True, scope="module")
