@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from quire.constraints.grammar import check_grammar, compiles_as_pattern
 from quire.constraints.schemas import closed, prepare
 from quire.core.errors import RequestError
+from quire.core.request import GrammarSpec
 
 NUMBER = {"type": "integer"}
 NAMED: dict[str, Any] = {"type": "object", "properties": {"a": NUMBER}, "required": ["a"]}
@@ -69,6 +72,48 @@ def test_references_from_the_root_are_meant_within_the_schema() -> None:
     links: dict[str, Any] = {f"a{n}": {"$ref": f"/$defs/a{n + 1}"} for n in range(1200)}
     with pytest.raises(RequestError, match="chain"):
         prepare({"$defs": links, "$ref": "/$defs/a0"}, "x", lambda _: True, lambda _: True)
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ("https://json-schema.org/draft-07/schema#", "http://json-schema.org/draft-07/schema"),
+        ("http://json-schema.org/draft-04/schema#", "http://json-schema.org/draft-04/schema"),
+        (
+            "http://json-schema.org/draft/2020-12/schema#",
+            "https://json-schema.org/draft/2020-12/schema",
+        ),
+        ("http://json-schema.org/schema#", None),
+        ("https://spec.openapis.org/oas/3.1/dialect/base", None),
+        (7, None),
+    ],
+)
+def test_a_dialect_is_one_that_the_compiler_reads(given: object, read: str | None) -> None:
+    wanted = {"type": "integer"} if read is None else {"$schema": read, "type": "integer"}
+    inner = {"properties": {"a": {"$schema": given, "type": "integer"}}}
+    for schema, made in (
+        ({"$schema": given, "type": "integer"}, wanted),
+        (inner, {"properties": {"a": wanted}}),
+    ):
+        assert prepare(schema, "x", compiles_as_pattern, compiles).schema == made
+        assert compiles(made)
+
+
+def test_patterns_of_whole_names_are_properties() -> None:
+    """With all of its names used, a pattern would ask the compiler for one more."""
+    patterns = {"^a$": NUMBER, "^(b|c-1)$": NUMBER, "^(?:d)$": NUMBER, "^x_": NUMBER}
+    made = prepare(NAMED | {"patternProperties": patterns}, "x", compiles_as_pattern, compiles)
+    named = {"a": {"allOf": [NUMBER, NUMBER]}} | dict.fromkeys(("b", "c-1", "d"), NUMBER)
+    assert made.schema == NAMED | {"properties": named, "patternProperties": {"^x_": NUMBER}}
+    assert made.unenforced == ()
+
+
+def compiles(schema: dict[str, Any]) -> bool:
+    try:
+        check_grammar(GrammarSpec("json_schema", json.dumps(schema)))
+    except RequestError:
+        return False
+    return True
 
 
 def test_keywords_that_are_null_ask_for_nothing() -> None:

@@ -6,6 +6,7 @@ and named, so that the client can be told.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,6 +43,13 @@ _LISTED = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
 _SINGLE = frozenset({"items", "additionalItems", "additionalProperties"})
 _VALUES = frozenset({"const", "default"})
 """Keywords that may be null."""
+_DIALECTS = frozenset(
+    f"json-schema.org/{each}/schema"
+    for each in ("draft-04", "draft-06", "draft-07", "draft/2019-09", "draft/2020-12")
+)
+"""Dialects of `$schema` that the compiler reads, without scheme and fragment."""
+_SPELLED_OUT = re.compile(r"\^(?:\((?:\?:)?([\w-]+(?:\|[\w-]+)*)\)|([\w-]+))\$", re.ASCII)
+"""Matches a pattern of whole names, as `^a$` and `^(a|b)$`."""
 _JOINING = frozenset(
     {"$ref", "anyOf", "oneOf", "patternProperties", "if", "then", "else", "dependencies"}
     | {"dependentRequired", "dependentSchemas", "unevaluatedProperties", "$dynamicRef"}
@@ -146,18 +154,41 @@ def _closed(schema: Any) -> Any:
 
 
 def _asked(schema: Any) -> Any:
-    """Return the schema without null keywords, which some clients send for absent ones, and with
-    `#` before references from the root, which LiteLLM omits.
+    """Return the schema without null keywords, which some clients send for absent ones, with `#`
+    before references from the root, which LiteLLM omits, and with dialects that the compiler reads.
     """
     if not isinstance(schema, dict):
         return schema
-    return {
+    made = {
         key: f"#{value}"
         if key == "$ref" and isinstance(value, str) and value.startswith("/")
         else change_within(_asked, key, value)
         for key, value in schema.items()
         if value is not None or key in _VALUES
     }
+    if isinstance(dialect := made.pop("$schema", None), str):
+        name = dialect.partition("://")[2].removesuffix("#")
+        if name in _DIALECTS:
+            made["$schema"] = f"{'https' if '/draft/' in name else 'http'}://{name}"
+    return _with_names(made)
+
+
+def _with_names(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema with patterns of whole names read as properties.
+
+    The compiler would ask for another property of such a pattern when all its names are used.
+    """
+    patterns = schema.get("patternProperties")
+    if not isinstance(patterns, dict) or not isinstance(schema.get("properties", {}), dict):
+        return schema
+    spelled = {each: found for each in patterns if (found := _SPELLED_OUT.fullmatch(each))}
+    named = dict(schema.get("properties", {}))
+    for pattern, found in spelled.items():
+        for name in (found[1] or found[2]).split("|"):
+            inner = patterns[pattern]
+            named[name] = {"allOf": [named[name], inner]} if name in named else inner
+    rest = {key: value for key, value in patterns.items() if key not in spelled}
+    return schema | ({"properties": named, "patternProperties": rest} if spelled else {})
 
 
 def change_within(change: Callable[[Any], Any], key: str, value: Any) -> Any:
