@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any, cast
 
 import mlx.core as mx
 
 from quire.core.errors import ModelError
 from quire.device.device import current_device
+from quire.device.low_rank import runs_of
 from quire.device.operations import Operations
 from quire.device.rotation import Rotate
 from quire.device.weights import (
@@ -194,10 +194,7 @@ class _Choice:
     def __init__(self, rows: list[int], dtype: mx.Dtype) -> None:
         self._rows = rows
         self.numbers = mx.array(rows, dtype)
-        self._runs: list[tuple[int, int, int]] = []
-        for number, run in groupby(rows):
-            start = self._runs[-1][1] if self._runs else 0
-            self._runs.append((start, start + len(list(run)), number))
+        self._runs = runs_of(rows)
 
     def add_product(
         self, y: mx.array, x: mx.array, stack: _Stack, operations: Operations

@@ -8,6 +8,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from quire.device.cuda.operations import CUDAOperations
+from quire.device.operations import Operations
+
 NUMBERS = np.array([0, 2, 1, 1, 0, 2, 2], np.int32)
 
 
@@ -30,6 +33,16 @@ def test_each_row_by_its_own_matrices(ops: Any, depth: int, rank: int, columns: 
         assert np.allclose(found[row], wanted, rtol=1e-4, atol=1e-3)
         alone = ops.add_low_rank(*(each[row : row + 1] for each in given[:3]), *given[3:])
         assert np.array_equal(np.array(alone)[0], found[row])
+
+
+def test_rows_that_cannot_be_gathered_need_no_runs() -> None:
+    """As where CUDA graphs of adapters' steps are held against their program."""
+    y, x, inner, outer = (mx.array(each) for each in drawn(24, 5, 40))
+    operations, numbers = CUDAOperations(), mx.array(NUMBERS)
+    assert not operations.gather_mm_dtypes
+    found = operations.add_low_rank(y, x, numbers, inner=inner, outer=outer)
+    expected = Operations().add_low_rank(y, x, numbers, inner=inner, outer=outer)
+    assert mx.allclose(found, expected, rtol=1e-4, atol=1e-3).item()
 
 
 def test_wider_stacks_change_no_bit(compiled: Any) -> None:
