@@ -16,6 +16,7 @@ from quire.api.ollama.schema import (
     ModelOptions,
 )
 from quire.api.shared.access import note_ignored
+from quire.api.shared.answered_calls import MadeCalls
 from quire.api.shared.content import function_call, read_arguments
 from quire.api.shared.context import Context, decoding
 from quire.api.shared.media_parts import media_part
@@ -111,12 +112,9 @@ def _generation(
 
 
 def _templated(said: Sequence[Message]) -> list[messages.TemplateMessage]:
-    """Return messages as chat templates read them.
-
-    A tool's result belongs to the first unanswered call of its name.
-    """
+    """Return messages as chat templates read them."""
     shaped: list[messages.TemplateMessage] = []
-    waiting: list[tuple[str, str]] = []
+    made = MadeCalls()
     for number, message in enumerate(said):
         role = "system" if message.role == "developer" else message.role
         content = _content(message.content or "", message.images, f"messages[{number}].")
@@ -124,7 +122,7 @@ def _templated(said: Sequence[Message]) -> list[messages.TemplateMessage]:
         if message.thinking:
             each["reasoning_content"] = message.thinking
         if message.tool_calls:
-            calls = [
+            each["tool_calls"] = [
                 function_call(
                     call.id or f"call_{number}_{index}",
                     call.function.name,
@@ -132,26 +130,13 @@ def _templated(said: Sequence[Message]) -> list[messages.TemplateMessage]:
                 )
                 for index, call in enumerate(message.tool_calls)
             ]
-            waiting = [(call["id"], call["function"]["name"]) for call in calls]
-            each["tool_calls"] = calls
+            made.add(each["tool_calls"])
         if role == "tool":
-            each["tool_call_id"], called = _answered(message, waiting)
+            each["tool_call_id"], called = made.answered(message.tool_call_id, message.tool_name)
             if called is not None:
                 each["name"] = called
         shaped.append(each)
     return shaped
-
-
-def _answered(message: Message, waiting: list[tuple[str, str]]) -> tuple[str, str | None]:
-    """Remove from the unanswered calls the one that a tool's message answers. Return its id and
-    name.
-    """
-    wanted = (message.tool_call_id, message.tool_name)
-    for call in waiting:
-        if wanted == (None, None) or call[0] == wanted[0] or call[1] == wanted[1]:
-            waiting.remove(call)
-            return call
-    return message.tool_call_id or "", message.tool_name
 
 
 def _content(text: str, images: list[str] | None, path: str) -> str | list[messages.Part]:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import from_json
 
+from quire.api.shared.answered_calls import MadeCalls
 from quire.api.shared.media_parts import URL_PARTS, UrlPart, media_part
 from quire.api.shared.schema import CacheBreakpoint, History, TextOrList, tag_by_role, tag_by_type
 from quire.media.source import DOCUMENT
@@ -165,7 +166,7 @@ class FunctionCall(History):
     chunks.
     """
 
-    id: str
+    id: str | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
     index: int | None = None
@@ -175,9 +176,14 @@ class FunctionCall(History):
         """The function's name."""
         return self.function.name
 
-    def to_template(self) -> messages.Call:
-        """Return the shape that chat templates read."""
-        return function_call(self.id, self.name, read_arguments(self.function.arguments))
+    def to_template(self, unnamed: str) -> messages.Call:
+        """Return the shape that chat templates read.
+
+        Args:
+            unnamed: the id of a call without one.
+        """
+        arguments = read_arguments(self.function.arguments)
+        return function_call(self.id or unnamed, self.name, arguments)
 
 
 class CalledCustom(History):
@@ -190,7 +196,7 @@ class CalledCustom(History):
 class CustomCall(History):
     """A call of a custom tool that the assistant made."""
 
-    id: str
+    id: str | None = None
     type: Literal["custom"]
     custom: CalledCustom
     index: int | None = None
@@ -200,9 +206,9 @@ class CustomCall(History):
         """The tool's name."""
         return self.custom.name
 
-    def to_template(self) -> messages.Call:
-        """Return the shape that chat templates read."""
-        return function_call(self.id, self.name, {INPUT: self.custom.input})
+    def to_template(self, unnamed: str) -> messages.Call:
+        """See `FunctionCall`."""
+        return function_call(self.id or unnamed, self.name, {INPUT: self.custom.input})
 
 
 ToolCall = Annotated[
@@ -234,12 +240,12 @@ class AssistantMessage(History):
 
 class ToolMessage(History):
     """The result of a tool call. Agents send images here, although OpenAI's schema allows only
-    text.
+    text, and null for a tool that returned nothing.
     """
 
     role: Literal["tool"]
-    content: Content
-    tool_call_id: str
+    content: Content | None = None
+    tool_call_id: str | None = None
     name: str | None = None
     images: Images = None
 
@@ -315,34 +321,29 @@ def continues_last(said: Sequence[Message], continues: bool | None, starts: bool
 
 def to_template(said: list[Message]) -> tuple[messages.TemplateMessage, ...]:
     """Return messages as chat templates read them."""
-    names = {
-        call.id: call.name
-        for message in said
-        if isinstance(message, AssistantMessage)
-        for call in message.tool_calls or ()
-    }
-    return tuple(
-        _message(message, f"messages[{index}]", names) for index, message in enumerate(said)
-    )
+    made = MadeCalls()
+    return tuple(_message(message, index, made) for index, message in enumerate(said))
 
 
-def _message(message: Message, param: str, names: dict[str, str]) -> messages.TemplateMessage:
-    content = None if message.content is None else _parts(message.content, f"{param}.content")
+def _message(message: Message, index: int, made: MadeCalls) -> messages.TemplateMessage:
+    path = f"messages[{index}].content"
+    content = None if message.content is None else _parts(message.content, path)
     role = "system" if message.role == "developer" else message.role
     shaped: messages.TemplateMessage = {"role": role, "content": content or ""}
-    if message.name is not None:
-        shaped["name"] = message.name
+    name = message.name
     if isinstance(message, AssistantMessage):
         if not shaped["content"] and message.refusal:
             shaped["content"] = message.refusal
         if reasoning := message.read_reasoning():
             shaped["reasoning_content"] = reasoning
         if message.tool_calls:
-            shaped["tool_calls"] = [call.to_template() for call in message.tool_calls]
+            numbered = enumerate(message.tool_calls)
+            shaped["tool_calls"] = [call.to_template(f"call_{index}_{n}") for n, call in numbered]
+            made.add(shaped["tool_calls"])
     if isinstance(message, ToolMessage):
-        shaped["tool_call_id"] = message.tool_call_id
-        if message.name is None and message.tool_call_id in names:
-            shaped["name"] = names[message.tool_call_id]
+        shaped["tool_call_id"], name = made.answered(message.tool_call_id, message.name)
+    if name is not None:
+        shaped["name"] = name
     return shaped
 
 
