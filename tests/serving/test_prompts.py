@@ -44,6 +44,17 @@ async def test_bare_prompts_are_encoded_one_by_one(service: Service) -> None:
     assert prepared.bare
 
 
+async def test_a_bare_prompt_has_one_start(service: Service, monkeypatch: Any) -> None:
+    encode = Tokenizer.encode
+
+    def with_start(self: Tokenizer, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return encode(self, f"<bos>{text}" if add_special_tokens else text)
+
+    monkeypatch.setattr(Tokenizer, "encode", with_start)
+    prepared = await service.prepare(Generation(prompts=("Hi.", "<bos>Hi.")))
+    assert prepared.prompts[0].tokens == prepared.prompts[1].tokens
+
+
 async def test_descriptions_of_tools_stay_behind(service: Service) -> None:
     prepared = await service.prepare(Generation(messages=(ASK,), tools=(TOOL,)))
     assert "Does it." in service.tokenizer.decode(prepared.prompts[0].tokens)

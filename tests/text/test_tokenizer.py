@@ -56,6 +56,16 @@ def test_encode_adds_the_start_unless_told_not_to(tmp_path: Path) -> None:
     assert tokenizer.decode(ids, skip_special_tokens=True) == "the fox"
 
 
+def test_a_start_that_a_prompt_spells_out_is_not_doubled(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.open(folder(tmp_path, tokenizer_config={"bos_token": "<s>"}))
+    ids = tokenizer.encode("the fox")
+    assert tokenizer.encode_prompt("the fox") == ids
+    assert tokenizer.encode_prompt("<s>the fox") == ids
+    assert tokenizer.encode_prompt("<s><s>the fox") == [ids[0], *ids]
+    assert tokenizer.encode_prompt("<s>") == ids[:1]
+    assert tokenizer.encode_prompt("the <s>") == [ids[0], *tokenizer.encode("the ")[1:], ids[0]]
+
+
 def test_surrogates_are_read_as_browsers_do(tmp_path: Path) -> None:
     tokenizer = Tokenizer.open(folder(tmp_path))
     for spelt, meant in [("a\ud800b", "a\ufffdb"), ("\ud83d\ude42", "🙂"), ("\udc00é", "\ufffdé")]:

@@ -66,7 +66,7 @@ def read_object(path: Path) -> dict[str, Any]:
         return {}
     refuse_pointer(path, text[: len(_POINTER)].encode())
     try:
-        value = json.loads(text)
+        value = json.loads(text.removeprefix("\ufeff"))  # editors on Windows write this mark
     except (ValueError, RecursionError) as error:  # also for a number of too many digits
         raise ModelError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(value, dict):

@@ -149,7 +149,9 @@ class Prompts:
             ContextOverflow: as `tokens`.
         """
         self._check_text(text, param, self._countable)
-        return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        if add_special_tokens:
+            return tuple(self.tokenizer.encode_prompt(text))
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
     def _prompts(self, spec: Generation, limit: int) -> tuple[Generation, list[Prompt]]:
         """Return the encoded prompts and the generation that they belong to; see
@@ -185,8 +187,7 @@ class Prompts:
             self._check_text(text, spec.names.prompt, limit)
         if self._info().generates:
             assert len(texts) == 1, "decoders read no pairs"
-            ids = tuple(self.tokenizer.encode(texts[0], add_special_tokens=True))
-            return self._truncated(spec, Prompt(ids))
+            return self._truncated(spec, Prompt(tuple(self.tokenizer.encode_prompt(texts[0]))))
         most = self._longest(spec) if spec.truncate == -1 else spec.truncate
         left = spec.truncate_left is True
         encoded = self.tokenizer.encode_texts(*texts, most=most, keep_end=left)

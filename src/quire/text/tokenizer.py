@@ -119,6 +119,19 @@ class Tokenizer:
         """
         return self.codec.encode(_readable(text), add_special_tokens)
 
+    def encode_prompt(self, text: str) -> list[int]:
+        """Return the token ids of a prompt, with what the tokenizer's post-processor adds.
+
+        A start token that the text spells out is not added once more: prompts that are pasted from
+        a chat template begin with it.
+        """
+        ids, start = self.encode(text), self.special_tokens.get("bos_token")
+        if start and text.startswith(start):
+            spelled = self.encode(text, add_special_tokens=False)
+            if ids[:1] == spelled[:1] and ids[1 : 1 + len(spelled)] == spelled:
+                return ids[1:]
+        return ids
+
     def encode_texts(
         self,
         first: str,

@@ -70,6 +70,22 @@ def test_shards_load_like_one_file(tmp_path: Path) -> None:
         find_shards(folder)
 
 
+def test_files_that_their_names_count_are_all_needed(tmp_path: Path) -> None:
+    for number in (1, 3):
+        (tmp_path / f"model-0000{number}-of-00003.safetensors").touch()
+    with pytest.raises(ModelError, match=r"2 of the 3 files 'model-N-of-00003\.safetensors'"):
+        find_shards(tmp_path)
+    (tmp_path / "model-00002-of-00003.safetensors").touch()
+    assert len(find_shards(tmp_path)) == 3
+
+
+def test_a_configuration_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    folder = tiny_model(tmp_path, "qwen3")
+    config = folder / "config.json"
+    config.write_bytes(b"\xef\xbb\xbf" + config.read_bytes())
+    assert open_model(str(folder)).config["model_type"] == "qwen3"
+
+
 def test_dtype_by_name(tmp_path: Path) -> None:
     folder = tiny_model(tmp_path, "gemma4_ple")
     half = open_model(str(folder), dtype="bfloat16")

@@ -19,7 +19,7 @@ log = logging.getLogger("quire.models")
 
 _MAX_HEADER = 100 << 20
 _START = 128
-_NUMBERED = re.compile(r"model-\d+-of-\d+\.safetensors")
+_NUMBERED = re.compile(r"model-\d+-of-(\d+)\.safetensors")
 
 
 def find_shards(folder: Path) -> list[Path]:
@@ -29,7 +29,8 @@ def find_shards(folder: Path) -> list[Path]:
     or all. Other files, such as adapters, are named in the log.
 
     Raises:
-        ModelError: there are no files, one listed in the index is missing, or the index is damaged.
+        ModelError: there are no files, one that the index or the numbers in the names ask for is
+            missing, or the index is damaged.
     """
     found = sorted(folder.glob("*.safetensors"))
     shards = _shards(folder, found)
@@ -52,7 +53,14 @@ def _shards(folder: Path, found: list[Path]) -> list[Path]:
         raise ModelError(f"{folder}: no .safetensors files")
     if folder / "model.safetensors" in found:
         return [folder / "model.safetensors"]
-    return [path for path in found if _NUMBERED.fullmatch(path.name)] or found
+    numbered = {path: match[1] for path in found if (match := _NUMBERED.fullmatch(path.name))}
+    for total in set(numbered.values()):
+        if (there := [*numbered.values()].count(total)) < int(total):
+            raise ModelError(
+                f"{folder}: {there} of the {int(total)} files 'model-N-of-{total}.safetensors' "
+                "are there. Download the others."
+            )
+    return [*numbered] or found
 
 
 def _listed(index: Path) -> list[str]:
