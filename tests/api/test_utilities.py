@@ -157,6 +157,28 @@ def test_cors_is_off_unless_an_origin_is_named(serve: Serve) -> None:
     assert "access-control-allow-origin" not in other.headers
 
 
+def test_an_origin_may_be_named_as_the_address_bar_shows_it(serve: Serve) -> None:
+    served = serve(config=ServerConfig(cors_origins=("http://A.example:3000/",)))
+    headers = {"origin": "http://a.example:3000"}
+    answer = HTTP.post(served.url + CHAT, json=ASK, headers=headers)
+    assert answer.headers["access-control-allow-origin"] == headers["origin"]
+
+
+def test_a_public_page_may_call_this_machine_if_it_is_named(serve: Serve) -> None:
+    """Chrome asks so before a page of the internet calls a local address."""
+    private = "access-control-{}-private-network"
+    asking = {
+        "origin": "https://a.example",
+        "access-control-request-method": "POST",
+        private.format("request"): "true",
+    }
+    for origin, status in ("https://a.example", 200), ("*", 400):
+        served = serve(config=ServerConfig(cors_origins=(origin,)))
+        answer = HTTP.options(served.url + CHAT, headers=asking)
+        assert answer.status_code == status
+        assert (answer.headers.get(private.format("allow")) == "true") == (status == 200)
+
+
 def test_metrics_carry_what_gateways_route_by(serve: Serve) -> None:
     served = serve(lambda _: Script((5, 6, 7)), config=ServerConfig())
     HTTP.post(served.url + CHAT, json=ASK)

@@ -169,6 +169,23 @@ def test_keys_of_a_file_have_limits(tmp_path: Path) -> None:
             config("--api-key-file", str(file))
 
 
+def test_origins_are_such_as_browsers_send() -> None:
+    given = ("http://LOCALHOST:3000/", "tauri://localhost", "app://obsidian.md", "null")
+    named = config(*(each for origin in given for each in ("--cors-origin", origin)))
+    assert named.cors_origins == (
+        *("http://localhost:3000", "tauri://localhost"),
+        *("app://obsidian.md", "null"),
+    )
+    assert config("--cors-origin", "*").cors_origins == ("*",)
+
+
+@pytest.mark.parametrize("text", ["localhost:3000", "chrome-extension://*", "http://a.example/b"])
+def test_what_no_browser_sends_is_no_origin(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        config("--cors-origin", text)
+    assert f"{text!r} is not an origin" in capsys.readouterr().err
+
+
 def test_by_default_no_image_is_fetched_and_their_limits_are_the_settings() -> None:
     given, default = config(), ServerConfig()
     assert (given.allow_media_hosts, given.media_folders) == (False, ())

@@ -31,7 +31,7 @@ from quire.api.ollama.endpoint import Ollama
 from quire.api.openapi import OpenApi
 from quire.api.operations import Endpoints
 from quire.api.page import PageFiles
-from quire.api.pages import PageGuard, host_names
+from quire.api.pages import ANY, PageGuard, host_names, named_origins
 from quire.api.rerank.endpoint import Rerank
 from quire.api.responses.conversations import Conversations
 from quire.api.responses.endpoint import Responses
@@ -191,17 +191,20 @@ def _middleware(
     """
     config = server.config
     named = [*routes, *PageFiles.ROUTES] if config.page else routes
+    origins = named_origins(config)
     stack = [
         Middleware(TrailingSlash),
         Middleware(AccessLog, observe=server.metrics.response, routes=named, trace=trace),
         Middleware(ErrorMiddleware),
-        Middleware(PageGuard, hosts=host_names(config), origins=config.cors_origins),
+        Middleware(PageGuard, hosts=host_names(config), origins=origins),
     ]
-    if config.cors_origins:
+    if origins:
         stack.append(
             Middleware(
                 CORSMiddleware,
-                allow_origins=list(config.cors_origins),
+                allow_origins=origins,
+                # Chrome asks before a public page calls this machine; `*` does not answer for it.
+                allow_private_network=ANY not in origins,
                 allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["*"],
                 expose_headers=[

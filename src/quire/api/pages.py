@@ -44,19 +44,24 @@ def host_names(config: ServerConfig) -> frozenset[str]:
     return frozenset(name.lower() for name in names if name)
 
 
+def named_origins(config: ServerConfig) -> tuple[str, ...]:
+    """Return the origins of pages that may call this server, as browsers send them."""
+    return tuple(origin.lower().removesuffix("/") for origin in config.cors_origins)
+
+
 class PageGuard:
     """Middleware that refuses what may come from a web page.
 
     Args:
         hosts: allowed names in `Host`; `*` allows any. Addresses always pass, because no page can
             make a browser send an address under another name.
-        origins: origins of pages that may send requests; `*` allows any.
+        origins: origins of pages that may send requests, in lower case; `*` allows any.
     """
 
     def __init__(self, app: ASGIApp, hosts: Iterable[str], origins: Iterable[str]) -> None:
         self._app = app
         self._hosts = frozenset(hosts)
-        self._origins = frozenset(origin.lower().rstrip("/") for origin in origins)
+        self._origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":

@@ -22,6 +22,7 @@ from quire.cli.values import (
     HttpUrl,
     Model,
     Names,
+    Origins,
     Port,
     Seconds,
 )
@@ -78,7 +79,7 @@ class AccessOptions(Options):
         description="API key for /metrics only, which shows all keys' requests; other keys "
         "see their own",
     )
-    cors_origin: Annotated[Names, Flag("ORIGIN", again=True, former="--cors-origins")] = Field(
+    cors_origin: Origins = Field(
         (),
         description="origin whose web pages may call this server; may be given again; "
         "default: none",

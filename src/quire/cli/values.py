@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,6 +119,19 @@ def _http_url(text: str) -> str:
     return text
 
 
+def _origin(text: str) -> str:
+    """Return an origin as browsers send it, `*` or `null`.
+
+    Raises:
+        ValueError: the text is something else; browsers would never send it.
+    """
+    origin = text.lower().removesuffix("/")
+    if origin not in ("*", "null") and not _ORIGIN.fullmatch(origin):
+        raise ValueError(f"{text!r} is not an origin, e.g. http://localhost:3000; * is any")
+    return origin
+
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#*\s]+")
 _MOST_PROCESSES = 1000
 _MOST_COUNTED, _MOST_BYTES, _MOST_S = 10**15, 10**18, 1e9
 """Upper bound of counts: more than any machine has, and small enough that products fit 64 bits."""
@@ -161,6 +175,11 @@ Model = Annotated[Place, AfterValidator(_named)]
 """The same, but not empty, as where a script's variable is not set."""
 Names = Annotated[tuple[str, ...], BeforeValidator(_listed), Flag("NAME", again=True)]
 """Given again for each; with commas between in a variable."""
+Origins = Annotated[
+    tuple[Annotated[str, AfterValidator(_origin)], ...],
+    BeforeValidator(_listed),
+    Flag("ORIGIN", again=True, former="--cors-origins"),
+]
 Paths = Annotated[tuple[PossiblePath, ...], BeforeValidator(_listed), Flag("DIR", again=True)]
 Counts = Annotated[tuple[Count, ...], BeforeValidator(_listed), Flag("N,N,...")]
 Numbers = Annotated[tuple[int, ...], BeforeValidator(_listed_or_none), Flag("N,N,...")]
