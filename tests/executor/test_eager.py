@@ -18,10 +18,11 @@ from quire.core.kv_format import KVFormat
 from quire.core.request import SamplingParams
 from quire.device.device import current_device
 from quire.device.host_copy import HostCopy
+from quire.executor.computed import Computed
 from quire.executor.eager import EagerExecutor
 from quire.executor.factory import open_pools
 from quire.executor.inputs import StepInputs
-from quire.executor.step import Computed, LaunchedStep
+from quire.executor.step import LaunchedStep
 from quire.models.base import LanguageModel
 from quire.models.weights.loader import LoadedModel, open_model
 from quire.sampling.rows import RowSampling

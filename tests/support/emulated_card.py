@@ -104,10 +104,10 @@ class EmulatedExtension:
         numbers_target: int = 0,
     ) -> mx.array:
         mx.synchronize()
+        given = [memory_of(each).copy() for each in inputs]  # another graph may have written one
         if numbers:  # a step's further graphs read what the first one has written
             self.spoil()
-        for given, target in zip(inputs, targets, strict=True):
-            memory = memory_of(given)
+        for memory, target in zip(given, targets, strict=True):
             ctypes.memmove(target, memory.ctypes.data, memory.nbytes)
         ctypes.memmove(numbers_target, numbers, len(numbers))
         for each in EmulatedGraph.made[graph].launches:

@@ -11,6 +11,7 @@ from mlx.utils import tree_unflatten
 
 from quire.device.weights import Packing
 from quire.models.base import LanguageModel, named_layers, named_parameters
+from quire.models.decoder import DecoderModel
 from quire.models.layers.linear import use_device_products
 from quire.models.registry import build
 from quire.models.weights.layouts import store_joined
@@ -43,9 +44,18 @@ def experts_in_mxfp4(model: nn.Module) -> None:
 
 
 def packed_model(
-    config: dict[str, Any], pack: Callable[[nn.Module], None] = in_codes
+    config: dict[str, Any], pack: Callable[[nn.Module], None] = in_codes, heads: int = 0
 ) -> LanguageModel:
+    """Return a packed model of random weights.
+
+    Args:
+        heads: how many heads of the family's checkpoints it has.
+    """
     twin, model = build(config), build(config)
+    for each in (twin, model) if heads else ():
+        assert isinstance(each, DecoderModel)
+        names = each.names.heads[:heads]
+        assert each.add_heads([f"model.{name.layer}" for name in names]) == heads
     draw_constants(twin)
     pack(twin)
     weights = dict(named_parameters(twin))

@@ -11,11 +11,11 @@ from quire.cache.pools import Pools
 from quire.core.media import MediaItem, PlacedMedia
 from quire.engine.draft_model import PLAIN, Job, guess_sampling, reading
 from quire.engine.draft_states import StatesDrafter
+from quire.executor.computed import Computed
 from quire.executor.eager import EagerExecutor
 from quire.executor.encoder_cache import EncoderCache
 from quire.executor.hidden_rows import HiddenRows
 from quire.executor.inputs import StepInputs
-from quire.executor.step import Computed
 from quire.models.dflash import DFlash
 from quire.models.media_rows import MediaRows
 from quire.scheduler.drafts import Draft, DraftQuery

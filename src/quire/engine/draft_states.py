@@ -14,11 +14,11 @@ import mlx.core as mx
 
 from quire.cache.pools import Pools
 from quire.engine.draft_model import ModelDrafter
+from quire.executor.computed import Computed
 from quire.executor.eager import EagerExecutor
 from quire.executor.executor import Executor
 from quire.executor.hidden_rows import HiddenRows
 from quire.executor.inputs import StepInputs
-from quire.executor.step import Computed
 from quire.models.eagle import EagleHead
 from quire.models.weights.loader import LoadedModel
 from quire.scheduler.drafts import Draft, DraftQuery

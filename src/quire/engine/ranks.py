@@ -34,13 +34,13 @@ from quire.device.device import current_device
 from quire.device.ranks import Part, chosen_backend, collectives, join
 from quire.engine.follower_process import FollowerProcess
 from quire.engine.split_disk import OPEN, FollowingDisk, Report, SplitDisk, rank_disk
+from quire.executor.computed import Computed
 from quire.executor.contents import Contents
 from quire.executor.executor import Executor
 from quire.executor.factory import open_pools
 from quire.executor.graphs.executor import GraphExecutor
 from quire.executor.graphs.opening import open_cuda_graphs
 from quire.executor.inputs import StepInputs
-from quire.executor.step import Computed
 from quire.models.stages import LayeredModel
 from quire.models.weights.loader import LoadedModel
 from quire.scheduler.plan import StepPlan

@@ -19,6 +19,7 @@ from quire.constraints.masks import TokenMask
 from quire.core.kv_format import KVFormat
 from quire.device.device import current_device
 from quire.executor.adapters import Adapters
+from quire.executor.computed import Computed
 from quire.executor.contents import Contents
 from quire.executor.encoder_cache import EncoderCache
 from quire.executor.following import Following, resolved
@@ -27,7 +28,6 @@ from quire.executor.inputs import StepInputs
 from quire.executor.repeated import RepeatedSteps
 from quire.executor.stages import VectorStage
 from quire.executor.step import (
-    Computed,
     Drawn,
     LaunchedStep,
     SampledRow,

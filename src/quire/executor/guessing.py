@@ -5,13 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import mlx.core as mx
 
 from quire.device.device import current_device
 from quire.device.dtypes import int32
 from quire.executor.ahead import Ahead
+from quire.executor.computed import Computed
 from quire.executor.inputs import StepInputs
 from quire.models.base import LanguageModel
 from quire.models.draft_head import TokenGuesser
@@ -69,6 +70,14 @@ class FinalStates(NamedTuple):
         return int32(drafts)
 
 
+class LookAhead(Protocol):
+    """Computes `LanguageModel.look_ahead` of a step's rows."""
+
+    def __call__(
+        self, hidden: mx.array, following: mx.array, inputs: StepInputs, *, head: int
+    ) -> Computed: ...
+
+
 class Guesser(ABC):
     """Guesses what follows the tokens that a step samples.
 
@@ -95,6 +104,9 @@ class Guesser(ABC):
 
     def read(self, inputs: StepInputs, hidden: mx.array) -> None:  # noqa: B027  # most need not
         """Take in a step that samples nothing; `hidden` is `[T, hidden]`."""
+
+    def look_ahead_by(self, compute: LookAhead) -> None:  # noqa: B027  # most have no layers
+        """Let `compute` run the head's layers on the rows of steps."""
 
 
 class HeadGuesser(Guesser):
@@ -125,28 +137,53 @@ class LayerGuesser(Guesser):
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
+        self._look_ahead: LookAhead = self._by_model
         self.layers = range(len(model.own_layout), len(model.layout))
+
+    def look_ahead_by(self, compute: LookAhead) -> None:
+        self._look_ahead = compute
 
     def guess(
         self, states: FinalStates, tokens: mx.array, kept: mx.array | None, *, count: int
     ) -> mx.array | None:
         inputs, hidden, rows = states.inputs, states.hidden, states.rows
         assert hidden is not None, "models with a head compute all rows"
-        ahead = self._model.look_ahead(hidden, _next(inputs, rows, tokens), inputs)
+        ahead = self._ahead(hidden, _next(inputs, rows, tokens), inputs)
         if not count:
             return None
         if len(rows) < hidden.shape[0]:
-            ahead = ahead[int32(rows)]
+            ahead = ahead.rows(int32(rows))
         guesses: list[mx.array] = []
         further = Ahead(inputs, rows)
         for number in range(count):
             if number:
-                ahead = self._model.look_ahead(ahead, guesses[-1], further.next(guesses[-1]))
-            guesses.append(mx.argmax(self._model.logits(ahead), axis=-1).astype(mx.int32))
+                step = further.next(guesses[-1])
+                ahead = Computed(self._model.look_ahead(ahead.hidden, guesses[-1], step))
+            guesses.append(self._best(ahead))
         return _of_sequences(guesses, kept)
 
     def read(self, inputs: StepInputs, hidden: mx.array) -> None:
-        self._model.look_ahead(hidden, _known_next(inputs), inputs)
+        self._ahead(hidden, _known_next(inputs), inputs)
+
+    def _ahead(
+        self, hidden: mx.array, following: mx.array, inputs: StepInputs, head: int = 0
+    ) -> Computed:
+        """Run a head's layer on all rows of a step. Its output becomes `arrays`: a graph's writes
+        to the pools are part of no other array.
+        """
+        found = self._look_ahead(hidden, following, inputs, head=head)
+        self.arrays = (found.output,)
+        return found
+
+    def _by_model(
+        self, hidden: mx.array, following: mx.array, inputs: StepInputs, *, head: int
+    ) -> Computed:
+        return Computed(self._model.look_ahead(hidden, following, inputs, head=head))
+
+    def _best(self, ahead: Computed) -> mx.array:
+        """Return the likeliest next tokens, int32 `[R]`."""
+        logits = self._model.logits(ahead.hidden) if ahead.logits is None else ahead.logits
+        return mx.argmax(logits, axis=-1).astype(mx.int32)
 
 
 class LayersGuesser(LayerGuesser):
@@ -195,10 +232,10 @@ class LayersGuesser(LayerGuesser):
         """
         guesses: list[mx.array] = []
         for number in range(len(self.layers)):
-            hidden = self._model.look_ahead(hidden, following, inputs, head=number)
+            ahead = self._ahead(hidden, following, inputs, head=number)
+            hidden = ahead.hidden
             if number + 1 < max(count + 1, len(self.layers)):
-                logits = self._model.logits(hidden[fronts])
-                guesses.append(mx.argmax(logits, axis=-1).astype(mx.int32))
+                guesses.append(self._best(ahead.rows(fronts)))
                 following = mx.concatenate([following[1:], following[:1]])
                 following[fronts] = guesses[-1]
         return guesses

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
@@ -124,6 +125,7 @@ class StepInputs(_Rows):
         narrowed: whether the model computed its last layers for these rows only.
         known_tokens: the rows' tokens; None if one of them is on the device.
         adapted: the rows with their LoRA adapters; None if no row has one.
+        hidden: the rows' final hidden states, where a head reads them; see `looking_ahead`.
 
     Args:
         sampled: maps a sequence's number to the row of `previous` with its last token, which the
@@ -161,6 +163,7 @@ class StepInputs(_Rows):
         self.wanted: mx.array | None = None
         self.wanted_rows: list[int] | None = None
         self.narrowed = False
+        self.hidden: mx.array | None = None
         if sum(wanted) < self._total:
             firsts = [*self._starts[1:], self._total]
             ends = zip(firsts, wanted, strict=True)
@@ -230,6 +233,15 @@ class StepInputs(_Rows):
             return None
         self.narrowed = True
         return self._one_by_one(self.ending, self.wanted), self.wanted
+
+    def looking_ahead(self, hidden: mx.array, following: mx.array) -> StepInputs:
+        """Return the step as a head reads it that has a layer of its own; see
+        `LanguageModel.look_ahead`.
+        """
+        rows = copy(self)
+        rows.hidden, rows.tokens, rows.known_tokens = hidden, following, None
+        rows.media = rows.adapted = None
+        return rows
 
     def sampled_only(self, rows: Sequence[int]) -> ForwardContext:
         """Return a step of the sampled rows, whose indices are `rows`."""

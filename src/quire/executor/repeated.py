@@ -20,8 +20,8 @@ from quire.core.kv_format import KVFormat
 from quire.device.dtypes import noting
 from quire.device.verified import Check, Verification, verified_kernels
 from quire.executor.agreement import tolerance_of, whole_error
+from quire.executor.computed import Computed
 from quire.executor.inputs import StepInputs, StepUses
-from quire.executor.step import Computed
 from quire.models.base import ForwardContext
 
 log = logging.getLogger("quire.executor")

@@ -28,6 +28,10 @@ Field = tuple[tuple[int, ...], mx.Dtype]
 """The shape of a row of an array, and its type."""
 
 
+HIDDEN = "hidden"
+"""The field of final hidden states."""
+
+
 class NotLinear(Exception):
     """Raised if a model's computation depends on its number of rows other than by linear forms."""
 
@@ -62,14 +66,14 @@ def trace(model: LanguageModel, variant: Variant | None = None) -> StepPrograms:
     whole = trace_body(model, variant)
 
     def head(operations: TracedOperations, given: Mapping[str, mx.array]) -> list[mx.array]:
-        return [model.logits(given["hidden"])]
+        return [model.logits(given[HIDDEN])]
 
     hidden = whole.values[whole.outputs[0]]
     width = hidden.shape[-1]
     assert isinstance(width, int), "the hidden size is fixed"
 
     def rows(sizes: Mapping[str, int]) -> dict[str, mx.array]:
-        return {"hidden": mx.zeros((sizes["R"], width), hidden.dtype)}
+        return {HIDDEN: mx.zeros((sizes["R"], width), hidden.dtype)}
 
     return StepPrograms(whole, at_once(_traced(model, head, ("R",), fields=rows)))
 
@@ -82,6 +86,28 @@ def trace_body(model: LanguageModel, variant: Variant | None = None) -> Program:
         return [model(TracedStep(operations, model, how, given=given))]
 
     return at_once(_traced(model, body, ("T",), fields=lambda sizes: how.fields(sizes["T"])))
+
+
+def trace_ahead(model: LanguageModel, head: int) -> Program:
+    """Trace the program of `LanguageModel.look_ahead` for one of a model's heads.
+
+    Its field `HIDDEN` is the argument `hidden`, "tokens" is `following`.
+
+    Raises:
+        NotLinear: as `trace`.
+    """
+    how = Variant(model.position_axes)
+    states, _ = _text_step(model, KnownWeights(named_parameters(model)))
+
+    def ahead(operations: TracedOperations, given: Mapping[str, mx.array]) -> list[mx.array]:
+        step = TracedStep(operations, model, how, given=given)
+        return [model.look_ahead(given[HIDDEN], given["tokens"], step, head=head)]
+
+    def fields(sizes: Mapping[str, int]) -> dict[str, mx.array]:
+        hidden = mx.zeros((sizes["T"], states.shape[-1]), states.dtype)
+        return how.fields(sizes["T"]) | {HIDDEN: hidden}
+
+    return at_once(_traced(model, ahead, ("T",), fields=fields))
 
 
 def steps_of(model: LanguageModel) -> Variant:

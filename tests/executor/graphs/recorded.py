@@ -60,9 +60,12 @@ CODED_FORMATS: list[tuple[KVFormat, tuple[int, ...]]] = [
 """Coded formats, each with the layers that it skips."""
 
 
-def opened(config: dict[str, Any], pack: Callable[[nn.Module], None] = in_codes) -> LoadedModel:
+def opened(
+    config: dict[str, Any], pack: Callable[[nn.Module], None] = in_codes, heads: int = 0
+) -> LoadedModel:
+    """Return `packed_model` as if it was loaded; for the arguments see there."""
     mx.random.seed(0)
-    model = packed_model(config, pack)
+    model = packed_model(config, pack, heads)
     size = sum(each.nbytes for each in named_parameters(model).values())
     return LoadedModel(
         model,

@@ -11,12 +11,12 @@ import mlx.core as mx
 import pytest
 
 from quire.core.kv_format import KVFormat
+from quire.executor.computed import Computed
 from quire.executor.factory import open_pools
 from quire.executor.graphs.executor import GraphExecutor
 from quire.executor.graphs.runner import CUDAGraphs
 from quire.executor.graphs.verifications import LongContexts
 from quire.executor.inputs import StepInputs
-from quire.executor.step import Computed
 from quire.models.weights.loader import open_model
 from tests.executor.test_eager import CONFIG, PROMPT, resized, rows
 from tests.support.tiny_models import tiny_model
@@ -28,6 +28,8 @@ VERIFIED = 4
 
 class _Graphs:
     """Runs the model in place of graphs, and makes one for each new number of rows."""
+
+    heads = ()
 
     def __init__(self) -> None:
         self._rows: set[int] = set()

@@ -13,10 +13,10 @@ from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.core.media import MediaItem, PlacedMedia
 from quire.core.request import Request
+from quire.executor.computed import Computed
 from quire.executor.graphs.layout import InputLayout, step_numbers, step_type
 from quire.executor.graphs.runner import CUDAGraphs
 from quire.executor.inputs import StepInputs
-from quire.executor.step import Computed
 from tests.engine.rows import scheduled
 from tests.engine.test_image_parity import showing
 from tests.executor.graphs.recorded import Compared, opened

@@ -5,15 +5,18 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import mlx.core as mx
+
 from quire.cache.pools import Pools
 from quire.core.kv_format import KVFormat
 from quire.executor.adapters import AdaptedRows, Factors
+from quire.executor.computed import Computed
 from quire.executor.eager import EagerExecutor
 from quire.executor.encoder_cache import EncoderCache
 from quire.executor.graphs.encoders import EncoderGraphs
 from quire.executor.graphs.runner import CUDAGraphs
 from quire.executor.inputs import StepInputs
-from quire.executor.step import Computed, LaunchedStep
+from quire.executor.step import LaunchedStep
 from quire.models.base import LanguageModel
 from quire.scheduler.plan import GraphRows, StepPlan
 
@@ -44,6 +47,9 @@ class GraphExecutor(EagerExecutor):
             self.planned_bytes = encoders.max_bytes
             self.media = EncoderCache(model.encoders, features, encode=encoders.encode)
         self._graphs = graphs
+        self._heads = () if graphs is None else graphs.heads
+        if self._heads and self._guesser is not None:
+            self._guesser.look_ahead_by(self._look_ahead)
         self._factors: Factors | None = None
         """The adapters' factors that `_adapted` was made for."""
         self._adapted: CUDAGraphs | None = None
@@ -56,11 +62,10 @@ class GraphExecutor(EagerExecutor):
         return GraphRows() if self._graphs is None else self._graphs.graph_rows(format, media)
 
     def _build(self, plan: StepPlan, before: LaunchedStep | None) -> LaunchedStep:
-        if self._encoders is None:
-            return super()._build(plan, before)
-        made = self._encoders.made
+        others = [each for each in (self._encoders, *self._heads) if each is not None]
+        made = [each.made for each in others]
         step = super()._build(plan, before)
-        if self._encoders.made == made:
+        if [each.made for each in others] == made:
             return step
         return step._replace(rows=step.rows._replace(recorded=True))
 
@@ -74,6 +79,13 @@ class GraphExecutor(EagerExecutor):
             or eagerly()
         )
         return computed._replace(recorded=computed.recorded or graphs.made > made)
+
+    def _look_ahead(
+        self, hidden: mx.array, following: mx.array, inputs: StepInputs, *, head: int
+    ) -> Computed:
+        eagerly = partial(self.model.look_ahead, hidden, following, inputs, head=head)
+        rows = inputs.looking_ahead(hidden, following)
+        return self._heads[head].compute(rows, eagerly, every_row=True) or Computed(eagerly())
 
     def _graphs_of(self, adapted: AdaptedRows | None) -> CUDAGraphs | None:
         """Return the graphs of a step; None if the model must compute it."""

@@ -38,7 +38,7 @@ from quire.executor.graphs.step_graphs import Addresses, RecordedStep, StepGraph
 from quire.executor.graphs.workspaces import COMMON, Workspaces
 from quire.executor.inputs import StepInputs
 from quire.program.low_rank import NUMBERS
-from quire.program.trace import StepPrograms
+from quire.program.trace import HIDDEN, StepPrograms
 from quire.program.values import Node, Program, bound
 from quire.program.wanted_rows import FIELD as WANTED_ROWS
 
@@ -53,6 +53,8 @@ _ENDING_ROWS = 512
 _INPUT_ROWS = (MAX_ROWS, 512, WIDE_ROWS)
 """Sizes of input buffers: a step copies as many inputs as its graph has rows, or a few times more.
 """
+_MEDIA = "media."
+"""Begins the names of the fields of media rows; see `Variant`."""
 _MAX_ENTRIES = 1 << 18
 """Most entries of all block tables of a step together."""
 
@@ -71,8 +73,7 @@ class GraphCache:
         hidden: `[rows, hidden]` buffer that every graph writes its hidden states to.
         library: computes products of wide graphs; None if own kernels compute all of them.
         made: number of graphs made so far.
-        media: `[rows, hidden]` buffers that every graph reads the levels of media rows from; empty
-            for models without encoders.
+        takes_media: whether rows of media may replace embeddings.
     """
 
     def __init__(
@@ -107,11 +108,14 @@ class GraphCache:
         width = hidden.shape[-1]
         assert isinstance(width, int), "the hidden size is fixed"
         self.hidden = device_memory.unwritten((WIDE_ROWS, width), hidden.dtype)
-        self.media = tuple(
-            device_memory.unwritten((WIDE_ROWS, width), programs.body.values[id].dtype)
+        self._read = {
+            name: device_memory.unwritten((WIDE_ROWS, width), programs.body.values[id].dtype)
             for name, id in programs.body.fields.items()
-            if name.removeprefix("media.").isdecimal()
-        )
+            if name == HIDDEN or name.removeprefix(_MEDIA).isdecimal()
+        }
+        """Buffers `[rows, hidden]` that graphs read by field: levels of media rows; for the program
+        of a head, final hidden states."""
+        self.takes_media = f"{_MEDIA}0" in self._read
         self._numbers = device_memory.unwritten((WIDE_ROWS,), mx.int32)
         """Each row's number among the factors of adapters."""
         self._factors = tuple(factors)
@@ -193,14 +197,17 @@ class GraphCache:
         return self._inputs[rows]
 
     def arrays_of(self, inputs: StepInputs, layout: InputLayout) -> dict[int, mx.array]:
-        """Return a step's tokens if some are on the device, the levels of its media rows, and the
-        numbers of its rows' adapters, by the address that graphs read them from.
+        """Return a step's tokens if some are on the device, the levels of its media rows, its final
+        hidden states for a head, and the numbers of its rows' adapters, by the address that graphs
+        read them from.
         """
         found: list[tuple[mx.array, mx.array]] = []
+        if inputs.hidden is not None:
+            found.append((self._read[HIDDEN], inputs.hidden))
         if inputs.media is not None:
             levels = list(inputs.media.levels)
-            levels += [mx.zeros_like(levels[0])] * (len(self.media) - len(levels))
-            found += zip(self.media, levels, strict=True)
+            levels += [mx.zeros_like(levels[0])] * (len(self._read) - len(levels))
+            found += zip(self._read.values(), levels, strict=True)
         if inputs.adapted is not None:
             found.append((self._numbers, inputs.adapted.numbers))
         arrays = {
@@ -346,18 +353,17 @@ class GraphCache:
     def _given(self, recorder: Recorder) -> dict[str, Place]:
         """Return the places of the fields of the body."""
         inputs = recorder.inputs
-        by_row = inputs.tokens, inputs.positions, inputs.wanted
-        known = [(at, inputs.array(at)) for at in by_row]
-        known += [(recorder.address(array), array) for array in self.media]
-        levels = (f"media.{level}" for level in range(len(self.media)))
-        names = "tokens", "positions", WANTED_ROWS, *levels
-        found = {
-            name: Place(at, _buffer_of(at, array))
-            for name, (at, array) in zip(names, known, strict=True)
+        by_row = {
+            "tokens": inputs.tokens,
+            "positions": inputs.positions,
+            WANTED_ROWS: inputs.wanted,
         }
+        known = {name: (at, inputs.array(at)) for name, at in by_row.items()}
+        known |= {name: (recorder.address(each), each) for name, each in self._read.items()}
+        found = {name: Place(at, _buffer_of(at, array)) for name, (at, array) in known.items()}
         numbers = Place(recorder.address(self._numbers), buffer=None)
         placed = Place(inputs.placed, buffer=None)
-        return {**found, "media.placed": placed, NUMBERS: numbers}
+        return {**found, f"{_MEDIA}placed": placed, NUMBERS: numbers}
 
     def _record_head(self, recorder: Recorder, recording: Recording, hidden: Buffer) -> None:
         """Record the kernels that turn hidden states into logits.
@@ -367,7 +373,7 @@ class GraphCache:
         """
         assert self._logits is not None, "there is memory for logits"
         logits = Buffer(recorder.address(self._logits), self._logits.nbytes)
-        given = {"hidden": Place(hidden.address, hidden)}
+        given = {HIDDEN: Place(hidden.address, hidden)}
         recording.record(self._programs.head, given, [logits])
 
     def _make_logits(self) -> None:

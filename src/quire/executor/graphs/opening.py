@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 from quire.cache.pools import Pools
 from quire.cache.specs import KVLayout
@@ -18,7 +19,8 @@ from quire.executor.graphs.operands import UnsupportedNode
 from quire.executor.graphs.runner import CUDAGraphs
 from quire.models.base import LanguageModel
 from quire.models.layers.linear import joined_matrices
-from quire.program.trace import NotLinear, steps_of, trace
+from quire.program.trace import NotLinear, StepPrograms, steps_of, trace, trace_ahead
+from quire.program.values import Program
 
 log = logging.getLogger("quire.engine")
 
@@ -69,17 +71,21 @@ def open_cuda_graphs(
             raise UnsupportedNode("no kernel for attention in both directions")
         inboxes = None if part.size == 1 else verified_inboxes(part)
         traced = trace(model, steps_of(model))
+        given: dict[str, Any] = {
+            "logits": model.logits,
+            "layout": layout,
+            "pools": pools,
+            "extension": load_extension(),
+            "joined": joined_matrices(model),
+            "compiling": compiling,
+        }
         graphs = CUDAGraphs(
             traced,
-            model.logits,
-            layout,
-            pools=pools,
             identity=identity,
-            extension=load_extension(),
             batch_invariant=batch_invariant,
             inboxes=inboxes,
-            joined=joined_matrices(model),
-            compiling=compiling,
+            heads=() if batch_invariant else _open_heads(model, traced.head, identity, **given),
+            **given,
         )
         graphs.check()
     except (UnsupportedNode, NotLinear, NoExtension, DriverError, OSError) as error:
@@ -90,3 +96,24 @@ def open_cuda_graphs(
         return graphs
     log.info("CUDA graphs disabled for this model: %s. Decoding runs eagerly.", problem)
     return None
+
+
+def _open_heads(
+    model: LanguageModel, last: Program, identity: str, **given: Any
+) -> list[CUDAGraphs]:
+    """Return the graphs of the model's own heads; none where one of them has no kernels.
+
+    Args:
+        last: the program from hidden states to logits.
+        given: further arguments of `CUDAGraphs`.
+    """
+    found: list[CUDAGraphs] = []
+    try:
+        for number in range(len(model.layout) - len(model.own_layout)):
+            programs = StepPrograms(trace_ahead(model, number), last)
+            found.append(CUDAGraphs(programs, identity=f"{identity}, head {number}", **given))
+            found[-1].check()
+    except (UnsupportedNode, NotLinear) as error:
+        log.info("CUDA graphs: %s. The model's heads run eagerly.", error)
+        return []
+    return found

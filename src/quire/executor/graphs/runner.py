@@ -24,6 +24,7 @@ from quire.device.cuda.extension import Extension
 from quire.device.cuda.inboxes import Inboxes
 from quire.device.ranks import WHOLE, agreed
 from quire.device.verified import Check, Verification
+from quire.executor.computed import Computed
 from quire.executor.graphs.compiling import Compiling, KernelCompiling
 from quire.executor.graphs.formats import reads_prompts, serves_format
 from quire.executor.graphs.graph_cache import MAX_ROWS, WIDE_ROWS, GraphCache
@@ -35,7 +36,6 @@ from quire.executor.graphs.step_check import NodeGraphs, StepCheck
 from quire.executor.graphs.step_graphs import StepGraphs, StepLaunch
 from quire.executor.graphs.verifications import LongContexts, Verifications
 from quire.executor.inputs import StepInputs
-from quire.executor.step import Computed
 from quire.program.folding import simplified
 from quire.program.low_rank import LowRankFactors, arrays_of, shapes_of, with_low_rank
 from quire.program.passes import prepared, recordable, split_experts
@@ -68,6 +68,7 @@ class CUDAGraphs:
             as a graph, or none does.
         joined: matrices that lie side by side in memory.
         factors: of adapters, which the programs add; see `program.low_rank`.
+        heads: graphs of what the model's own heads look ahead, in order; none run eagerly.
         compiling: when kernels are compiled. Steps of ranks and batch-invariant steps cannot run
             eagerly meanwhile: they wait.
     """
@@ -85,8 +86,10 @@ class CUDAGraphs:
         inboxes: Inboxes | None = None,
         joined: Joined | None = None,
         factors: LowRankFactors = NO_FACTORS,
+        heads: Sequence[CUDAGraphs] = (),
         compiling: Compiling = Compiling.AT_USE,
     ) -> None:
+        self.heads = tuple(heads)
         self._programs, self._adapters = programs, shapes_of(factors)
         self._logits_of = logits
         self._part = WHOLE if inboxes is None else inboxes.part
@@ -117,6 +120,8 @@ class CUDAGraphs:
         self._pools = pools
         self._kernels = KernelCompiling(self._cache, compiling)
         self._cache.use(pools)
+        for head in self.heads:
+            head.use(pools, compiling)
 
     def with_low_rank(
         self, factors: LowRankFactors, before: CUDAGraphs | None
@@ -163,8 +168,8 @@ class CUDAGraphs:
 
     @property
     def made(self) -> int:
-        """Number of graphs made so far."""
-        return self._cache.made
+        """Number of graphs made so far, those of heads included."""
+        return self._cache.made + sum(head.made for head in self.heads)
 
     def check(self) -> None:
         """Record a step without compiling it; see `GraphCache.check`."""
@@ -232,7 +237,7 @@ class CUDAGraphs:
         rows = inputs.sequences
         if not sum(each.count for each in rows):
             return False
-        if inputs.cross is not None or (inputs.media is not None and not self._cache.media):
+        if inputs.cross is not None or (inputs.media is not None and not self._cache.takes_media):
             return False
         format = rows[0].format
         if any(each.pooled and not each.sampling for each in rows):
@@ -263,7 +268,7 @@ class CUDAGraphs:
         Args:
             media: whether rows of the step are media.
         """
-        if not self.serves_format(format) or (media and not self._cache.media):
+        if not self.serves_format(format) or (media and not self._cache.takes_media):
             return GraphRows()
         rows = self._most_rows(format)
         while rows > 1 and self._known.own(format, rows) is False:

@@ -27,6 +27,7 @@ from quire.executor.inputs import StepInputs
 from quire.executor.kept_states import KeptStates
 from quire.program.low_rank import NUMBERS
 from quire.program.replay import run_node
+from quire.program.trace import HIDDEN
 from quire.program.values import Node, Program, bound
 
 log = logging.getLogger("quire.engine")
@@ -322,6 +323,8 @@ def _fields(program: Program, inputs: StepInputs, rows: int) -> dict[str, mx.arr
     found = {"tokens": inputs.tokens, "positions": inputs.positions.T}
     if inputs.adapted is not None:
         found[NUMBERS] = inputs.adapted.numbers
+    if inputs.hidden is not None:
+        found[HIDDEN] = inputs.hidden
     if inputs.media is not None:
         found["media.placed"] = inputs.media.placed
         found |= {f"media.{n}": each for n, each in enumerate(inputs.media.levels)}

@@ -8,10 +8,10 @@ from weakref import WeakKeyDictionary
 
 from quire.cache.pools import Pools
 from quire.executor.adapters import AdaptedRows, Factors
+from quire.executor.computed import Computed
 from quire.executor.eager import EagerExecutor
 from quire.executor.inputs import StepInputs
 from quire.executor.segments.runner import StepSegments
-from quire.executor.step import Computed
 from quire.models.base import LanguageModel
 
 

@@ -16,13 +16,13 @@ from quire.cache.pools import Pools
 from quire.cache.specs import KVLayout
 from quire.device.device import current_device
 from quire.device.dtypes import int32
+from quire.executor.computed import Computed
 from quire.executor.inputs import SomeRows, StepInputs
 from quire.executor.kept_states import KeptStates
 from quire.executor.segments.builder import Segment
 from quire.executor.segments.exact import refused_nodes
 from quire.executor.segments.rows import LogitsSegment
 from quire.executor.segments.stages import Stages, staged
-from quire.executor.step import Computed
 from quire.models.base import LanguageModel
 from quire.program.folding import convert_tables, simplified
 from quire.program.low_rank import NUMBERS, with_low_rank
