@@ -75,6 +75,7 @@ from tests.support.family_shapes import FULL
             {"linear_attn_config": {"full_attn_layers": [3, 4], "kda_layers": [1, 2, 4]}},
             r"linear_attn_config.kda_layers = \[1, 2, 4\], which with full_attn_layers is",
         ),
+        ("kimi_k3", {"text_config": {"hidden_act": "silu"}}, "hidden_act = 'silu'"),
         ("kimi_linear-groups", {"layer_types": [FULL]}, "1 layer_types for 3 layers"),
         ("bailing_hybrid", {"architectures": ["BailingMoeV2_5ForCausalLM"]}, "architectures = "),
         ("bailing_hybrid", {"group_norm_size": 4}, "group_norm_size = 4"),

@@ -65,3 +65,51 @@ def test_hunyuan_4_as_it_is_published(tmp_path: Path) -> None:
         scale = name.endswith("scale")
         expected = mx.repeat(array[::streams], streams) if scale else array
         assert mx.array_equal(theirs[name], expected).item(), name
+
+
+def test_kimi_k3_as_it_is_published(tmp_path: Path) -> None:
+    """Scores of sums have a norm and a product, delta nets three convolutions, experts numbers."""
+    folder = write_model(tmp_path, HELD_AGAINST_MLX_LM["kimi_k3"])
+    ours = named_parameters(open_model(str(folder)).model)
+    parts = {
+        "mlp.gate": "block_sparse_moe.gate",
+        "mlp.e_score_correction_bias": "block_sparse_moe.gate.e_score_correction_bias",
+        "mlp.shared_expert": "block_sparse_moe.shared_experts",
+        "mlp.fc1_latent_proj": "block_sparse_moe.routed_expert_down_proj",
+        "mlp.fc2_latent_proj": "block_sparse_moe.routed_expert_up_proj",
+        "mlp.latent_norm": "block_sparse_moe.routed_expert_norm",
+        "model.hc_head": "model.output_attn_res",
+    }
+    matrices = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
+    published = {"vision_tower.blocks.0.weight": mx.ones(4), "mm_projector.proj.0": mx.ones(4)}
+    for name, array in ours.items():
+        given = f"language_model.{renamed(name, parts)}"
+        if ".mlp.experts." in name:
+            path, _, matrix = name.removesuffix(".weight").rpartition(".")
+            given = f"language_model.{path.replace('.mlp.', '.block_sparse_moe.')}"
+            for number, each in enumerate(array):
+                published[f"{given}.{number}.{matrices[matrix]}.weight"] = each
+        elif name.endswith(".conv1d.weight"):
+            for part, each in zip("qkv", mx.split(array, 3), strict=True):
+                published[given.replace("conv1d", f"{part}_conv1d")] = each.swapaxes(-1, -2)
+        elif name.endswith(".A_log"):
+            published[given] = mx.pad(array, (0, 4)).reshape(1, 1, -1, 1)
+        elif name.endswith((".embed_q.weight", ".unembed_out.weight")):
+            pass
+        elif name.endswith(("_res.weight", "hc_head.weight")):
+            path = given.removesuffix(".weight")
+            published[f"{path}_norm.weight"] = mx.full(array.size, 0.5)
+            published[f"{path}_proj.weight"] = 2.0 * array
+        else:
+            published[given] = array
+        if name.endswith(".embed_q.weight"):
+            values = ours[name.replace("embed_q", "unembed_out")]
+            both = mx.concatenate([array.swapaxes(-1, -2), values], axis=1).flatten(0, 1)
+            published[given.replace("embed_q", "kv_b_proj")] = both
+    mx.save_safetensors(str(folder / "model.safetensors"), published)
+
+    theirs = named_parameters(open_model(str(folder)).model)
+
+    assert theirs.keys() == ours.keys()
+    for name, array in ours.items():
+        assert mx.array_equal(theirs[name], array).item(), name

@@ -94,6 +94,43 @@ _PLACED: dict[str, Any] = {
 """GPT-2's keys; its positions are learned."""
 
 
+def _kimi_k3(**changes: Any) -> dict[str, Any]:
+    """Return Kimi K3 with blocks of two layers, of which the last is not whole."""
+    own = {"kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24}
+    text = config(
+        "kimi_linear",
+        **own,
+        num_hidden_layers=5,
+        num_key_value_heads=4,
+        q_lora_rank=24,
+        rms_norm_eps=1e-5,
+        hidden_act="situ",
+        activation_situ_beta=1.5,
+        activation_situ_linear_beta=2.5,
+        attn_res_block_size=2,
+        mla_use_output_gate=True,
+        linear_attn_config={
+            "full_attn_layers": [3],
+            "kda_layers": [1, 2, 4, 5],
+            "num_heads": 4,
+            "head_dim": 16,
+            "short_conv_kernel_size": 3,
+            "gate_lower_bound": -5.0,
+            "use_full_rank_gate": True,
+        },
+        num_experts=8,
+        num_experts_per_token=2,
+        num_shared_experts=2,
+        moe_intermediate_size=32,
+        routed_scaling_factor=2.5,
+        first_k_dense_replace=1,
+        routed_expert_hidden_size=32,
+        latent_moe_use_norm=True,
+    )
+    del text["rope_parameters"]
+    return {"model_type": "kimi_k3", "text_config": text | changes}
+
+
 CONFIGS: dict[str, dict[str, Any]] = HYBRIDS | {
     "llama": config("llama", **LLAMA3),
     "llama-dynamic": config(
@@ -611,6 +648,15 @@ HELD_AGAINST_MLX_LM: dict[str, dict[str, Any]] = {
         moe_layers_enum="1,3",
         swiglu_limits=[0.0, 0.5, 0.0, None],
         swiglu_limits_shared=[0.4, 0.0, 0.3, 0.6],
+    ),
+    "kimi_k3": _kimi_k3(),
+    "kimi_k3-whole": _kimi_k3(
+        attn_res_block_size=None,
+        mla_use_output_gate=False,
+        latent_moe_use_norm=False,
+        routed_expert_hidden_size=None,
+        q_lora_rank=None,
+        activation_situ_linear_beta=None,
     ),
     "mimo": config("mimo", rms_norm_eps=1e-5, rope_theta=10000.0),
     "telechat3": config("telechat3", rms_norm_eps=1e-5, rope_theta=10000.0),

@@ -16,6 +16,7 @@ _QUADRUPLED = frozenset(
         "moe_intermediate_size",
         "moe_shared_expert_intermediate_size",
         "moe_latent_size",
+        "routed_expert_hidden_size",
         "shared_expert_intermediate_size",
         "shared_intermediate_size",
         "share_expert_dim",

@@ -122,3 +122,52 @@ def test_tools_follow_the_system_message_of_deepseek_v32(tmp_path: Path) -> None
         function = json.dumps(TOOL["function"])
         end = f"<functions>\n{function}\n</functions>\n<｜User｜>a<｜Assistant｜></think>"
         assert text.endswith(end)
+
+
+CALLED = (
+    '<|open|>tools<|sep|><|open|>call tool="now" index="1"<|sep|>'
+    '<|open|>argument key="zone" type="number"<|sep|>1<|close|>argument<|sep|>'
+    '<|open|>argument key="place" type="string"<|sep|>a\n<b><|close|>argument<|sep|>'
+    '<|open|>argument key="all" type="boolean"<|sep|>true<|close|>argument<|sep|>'
+    '<|close|>call<|sep|><|open|>call tool="then" index="2"<|sep|><|close|>call<|sep|>'
+    "<|close|>tools<|sep|>"
+)
+
+
+def in_xtml(attributes: str, content: str) -> str:
+    return f"<|open|>message {attributes}<|sep|>{content}<|close|>message<|sep|><|end_of_msg|>"
+
+
+@pytest.mark.parametrize("thinks", [True, False])
+def test_results_are_in_the_order_of_the_calls_in_prompts_of_kimi_k3(
+    thinks: bool, tmp_path: Path
+) -> None:
+    """As encoding_k3.py of mlx-vlm 0.7.10 writes the same messages."""
+    template = ChatTemplate.open(folder(tmp_path, "kimi_k3"), {})
+    then = {"id": "c2", "type": "function", "function": {"name": "then", "arguments": {}}}
+    late = {"role": "tool", "tool_call_id": "c2", "content": "late"}
+    calling = {"role": "assistant", "reasoning_content": "Ask.", "tool_calls": [CALL, then]}
+    history = [said("a"), {**calling, "content": None}, late, RESULT]
+    text = template.render(history, tools=[TOOL], enable_thinking=thinks, reasoning_effort="low")
+
+    tools = '[{"function":{"name":"now","parameters":{"type":"object"}},"type":"function"}]'
+    declared = "# Tools\nHere are the available tools, described in JSONSchema.\n\n"
+    thought = "<|open|>think<|sep|>Ask.<|close|>think<|sep|>" if thinks else ""
+    channel = "think" if thinks else "response"
+    effort, expected = (
+        "thinking_effort=low`.<|close|>",
+        [
+            in_xtml('role="system" type="tool-declare"', f"{declared}```json\n{tools}\n```"),
+            in_xtml('role="user"', "a"),
+            in_xtml(
+                'role="assistant"',
+                f"{thought}<|open|>response<|sep|><|close|>response<|sep|>{CALLED}",
+            ),
+            in_xtml('role="tool" tool="now" index="1"', "noon"),
+            in_xtml('role="tool" tool="then" index="2"', "late"),
+            f'<|open|>message role="assistant"<|sep|><|open|>{channel}<|sep|>',
+        ],
+    )
+    assert text.startswith(expected[0])
+    assert (effort in text) == thinks
+    assert text.endswith("".join(expected[1:]))

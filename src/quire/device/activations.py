@@ -92,17 +92,20 @@ class Gating:
         inner: whether `limit` bounds `x` instead of `activation(x)` (Hunyuan 4).
         alpha: gpt-oss's `x * sigmoid(alpha * x) * (y + 1)`, in which `limit` bounds `x` instead;
             0 is without.
+        softcaps: Kimi K3's `cap(x) * sigmoid(x) * cap(y)`, with the bounds of both, by hyperbolic
+            tangents; 0 is without, of `y` also an unbounded value.
     """
 
     activation: str
     limit: float = 0.0
     alpha: float = 0.0
     inner: bool = False
+    softcaps: tuple[float, float] = (0.0, 0.0)
 
     @property
     def plain(self) -> bool:
         """Whether nothing is bounded."""
-        return not (self.limit or self.alpha)
+        return not (self.limit or self.alpha or self.softcaps[0])
 
 
 def gated(gating: Gating, activation: Activation, x: mx.array, y: mx.array) -> mx.array:
@@ -113,6 +116,11 @@ def gated(gating: Gating, activation: Activation, x: mx.array, y: mx.array) -> m
     """
     if gating.plain:
         return activation(x) * y
+    if gating.softcaps[0]:
+        wide, value = x.astype(mx.float32), y.astype(mx.float32)
+        of_gate, of_value = gating.softcaps
+        value = _softcapped(value, of_value) if of_value else value
+        return (_softcapped(wide, of_gate) * mx.sigmoid(wide) * value).astype(x.dtype)
     low, high = mx.array(-gating.limit), mx.array(gating.limit)
     if gating.alpha:
         bounded, value = mx.minimum(x, high), mx.clip(y, low, high)  # in float32
@@ -120,6 +128,10 @@ def gated(gating: Gating, activation: Activation, x: mx.array, y: mx.array) -> m
         return (bounded * mx.sigmoid(bounded * slope) * (value + _ONE)).astype(x.dtype)
     active = activation(mx.minimum(x, high)) if gating.inner else mx.minimum(activation(x), high)
     return (active * mx.clip(y, low, high)).astype(x.dtype)
+
+
+def _softcapped(x: mx.array, bound: float) -> mx.array:
+    return mx.tanh(x / mx.array(bound)) * mx.array(bound)
 
 
 class ElementOperations:

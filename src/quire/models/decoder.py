@@ -18,7 +18,6 @@ from quire.models.decoder_layers import layer_of
 from quire.models.description import Description
 from quire.models.layers.common import embed, project_logits
 from quire.models.layers.rope import Rope
-from quire.models.layers.streams import StreamHead
 from quire.models.prediction_head import PredictionHead
 from quire.models.shares import Cuts, Split, head_rows
 from quire.models.stages import LayeredDecoder, LayeredModel
@@ -42,10 +41,9 @@ class Decoder(LayeredDecoder):
             self.layers.append(layer_of(whole, layer, first))
             first += len(layer.mixers)
         self.norm = whole.norm.module(whole.hidden_size)
-        self._streams = 1
-        if whole.streams is not None:
-            self._streams = whole.streams.count
-            self.hc_head = StreamHead(whole.streams, whole.hidden_size)
+        self._hidden, self._residuals = whole.hidden_size, whole.residuals
+        if whole.residuals is not None:
+            self.hc_head = whole.residuals.head(whole.hidden_size)
         kinds = dict.fromkeys(mixer.rotation for mixer in whole.mixers)
         self._ropes = tuple((kind, Rope(*kind)) for kind in kinds if kind is not None)
         self._captured: tuple[int, ...] = ()
@@ -65,13 +63,15 @@ class Decoder(LayeredDecoder):
         return mx.concatenate([y, *(states[each] for each in self._captured)], axis=-1)
 
     def embed(self, step: ForwardContext) -> mx.array:
-        """Return the first layer's input, `[T, hidden]`, as often as there are streams."""
+        """Return the first layer's input, `[T, hidden]` of each part that rows hold there."""
         x = self.embedded(step.tokens)
         if "embed_positions" in self:
             x = x + embed(self.embed_positions, step.positions, x.dtype)
         if step.media is not None:
             x = step.media.replaced(x)
-        return x if self._streams == 1 else mx.concatenate([x] * self._streams, axis=-1)
+        if self._residuals is not None and (count := self._residuals.count(0)) > 1:
+            x = mx.concatenate([x] * count, axis=-1)
+        return self._as_handed_on(x)
 
     def through(self, x: mx.array, step: ForwardContext, layers: Iterable[int]) -> list[mx.array]:
         """Return the input of each layer, and the last layer's output, `[T, hidden]` each."""
@@ -85,7 +85,16 @@ class Decoder(LayeredDecoder):
         return states
 
     def passed(self, x: mx.array, step: ForwardContext, layers: Iterable[int]) -> mx.array:
-        return self.through(x, step, layers)[-1]
+        if self.held is not None and self._residuals is not None:
+            x = x[:, : self._hidden * self._residuals.count(self.held.layers.start)]
+        return self._as_handed_on(self.through(x, step, layers)[-1])
+
+    def _as_handed_on(self, x: mx.array) -> mx.array:
+        """Return rows in one shape between any layers, if ranks hand them on."""
+        if self.held is None or self._residuals is None:
+            return x
+        width = self._hidden * self._residuals.count(len(self.layers))
+        return mx.pad(x, [(0, 0), (0, width - x.shape[-1])])
 
     def ended(self, x: mx.array) -> mx.array:
         y: mx.array = self.norm(self.hc_head(x) if "hc_head" in self else x)

@@ -10,8 +10,9 @@ from quire.device.collectives import summed
 from quire.device.device import current_device
 from quire.models.base import ForwardContext, Module
 from quire.models.description import Description, Layer, NormPlacement, Rotation
+from quire.models.layers.attention_residuals import AttentionResiduals, ResidualMixture
 from quire.models.layers.rope import Rotate
-from quire.models.layers.streams import HyperConnection
+from quire.models.layers.streams import HyperConnection, Streams
 
 Rotations = Mapping[Rotation, Rotate]
 """Rotations of a step's positions, by kind."""
@@ -180,9 +181,9 @@ class StreamsLayer(DecoderLayer):
 
     def __init__(self, whole: Description, layer: Layer, first: int) -> None:
         super().__init__(whole, layer, first)
-        assert whole.streams is not None, "the layers of streams"
-        self.attn_hc = HyperConnection(whole.streams, whole.hidden_size)
-        self.ffn_hc = HyperConnection(whole.streams, whole.hidden_size)
+        assert isinstance(whole.residuals, Streams), "the layers of streams"
+        self.attn_hc = HyperConnection(whole.residuals, whole.hidden_size)
+        self.ffn_hc = HyperConnection(whole.residuals, whole.hidden_size)
 
     def __call__(self, x: mx.array, step: ForwardContext, rotate: Rotations) -> mx.array:
         """`[T, streams * hidden]` -> the same."""
@@ -190,6 +191,34 @@ class StreamsLayer(DecoderLayer):
         x = self.attn_hc.written(x, self._mix(self.input_layernorm(y), step, rotate), weights)
         y, weights = self.ffn_hc.read(x)
         return self.ffn_hc.written(x, self._feed(self.post_attention_layernorm(y), step), weights)
+
+
+class MixingLayer(DecoderLayer):
+    """A layer that adds to the last of several sums, with norms before each block."""
+
+    def __init__(self, whole: Description, layer: Layer, first: int) -> None:
+        super().__init__(whole, layer, first)
+        assert isinstance(whole.residuals, AttentionResiduals), "the layers of sums"
+        self.self_attention_res = ResidualMixture(whole.residuals, whole.hidden_size)
+        self.mlp_res = ResidualMixture(whole.residuals, whole.hidden_size)
+
+    def __call__(self, x: mx.array, step: ForwardContext, rotate: Rotations) -> mx.array:
+        """`[T, sums * hidden]` -> the same, or with another sum, see `_mixed`."""
+        y = self.input_layernorm(self.self_attention_res(x))
+        x = self._mixed(x, self._mix(y, step, rotate))
+        y = self.post_attention_layernorm(self.mlp_res(x))
+        return self.mlp_res.added(x, self._feed(y, step))
+
+    def _mixed(self, x: mx.array, y: mx.array) -> mx.array:
+        """Return the sums `x` with the attention's output `y`."""
+        return self.self_attention_res.added(x, y)
+
+
+class StartingLayer(MixingLayer):
+    """A mixing layer with which another sum starts."""
+
+    def _mixed(self, x: mx.array, y: mx.array) -> mx.array:
+        return mx.concatenate([x, y], axis=-1)
 
 
 class GatedLayer(DecoderLayer):
@@ -224,6 +253,8 @@ _LAYERS: dict[NormPlacement, type[DecoderLayer]] = {
     NormPlacement.BESIDE: BesideLayer,
     NormPlacement.SHORTCUT: ShortcutLayer,
     NormPlacement.STREAMS: StreamsLayer,
+    NormPlacement.MIXING: MixingLayer,
+    NormPlacement.STARTING: StartingLayer,
     NormPlacement.GATED: GatedLayer,
 }
 

@@ -15,7 +15,6 @@ from quire.device.ranks import WHOLE, Part
 from quire.models.base import Module
 from quire.models.layers.norm import LayerNorm, RMSNorm, UnweightedNorm
 from quire.models.layers.rope import RopeParameters
-from quire.models.layers.streams import Streams
 from quire.models.shares import Cut, Cuts, Split, within
 
 Rotation = tuple[int, RopeParameters]
@@ -34,6 +33,8 @@ class NormPlacement(Enum):
     BESIDE = "before each block, both of which read what comes in"
     SHORTCUT = "before each block, of two layers whose experts are added behind both"
     STREAMS = "before each block, which reads and writes several residual streams"
+    MIXING = "before each block, which reads a mixture of several sums of layers before"
+    STARTING = "as MIXING, of a layer with which another sum starts"
     GATED = "before each block, whose output a learned gate weighs; for rows that attend to media"
 
 
@@ -111,6 +112,20 @@ class FeedForward(Protocol):
         ...
 
 
+class Residuals(Protocol):
+    """Description of several parts, `hidden` wide each, that rows hold side by side between
+    layers; a frozen dataclass.
+    """
+
+    def count(self, layers: int) -> int:
+        """Return the number of parts behind as many layers; behind none, each is the embedding."""
+        ...
+
+    def head(self, hidden_size: int) -> Module:
+        """Return the module that makes one part of them, called with the last layer's output."""
+        ...
+
+
 @dataclass(frozen=True)
 class Layer:
     """Description of a layer.
@@ -161,7 +176,7 @@ class Description:
             generated.
         part: the rank whose share this is. The outputs of the ranks' blocks are summed, and each
             has as many rows of the head.
-        streams: residual streams, if there are several.
+        residuals: what rows hold between layers, if that is more than one sum.
         ahead: the layer with which some checkpoints predict the token after the next.
     """
 
@@ -180,7 +195,7 @@ class Description:
     positions: int = 0
     marks: int = 0
     part: Part = WHOLE
-    streams: Streams | None = None
+    residuals: Residuals | None = None
     ahead: Layer | None = None
 
     @property

@@ -1,9 +1,10 @@
 """Chat templates for models that were published without one, derived from their publisher's code.
 
 DeepSeek V3.2's prompts are those of encoding/encoding_dsv32.py in its repository: reasoning of
-earlier turns is left out, reasoning between the tool calls of the last turn stays. Falcon-OCR
-answers one question about one picture. How it formats further messages is not published: here each
-is written in its place, and an answer is followed by the token that ends it.
+earlier turns is left out, reasoning between the tool calls of the last turn stays. Kimi K3's are
+those of encoding_k3.py, and keep all reasoning. Falcon-OCR answers one question about one picture.
+How it formats further messages is not published: here each is written in its place, and an answer
+is followed by the token that ends it.
 """
 
 from __future__ import annotations
@@ -150,10 +151,101 @@ outputting a thinking block. Here is an example:\n<' + dsml + 'function_calls>\n
 {%- endfor -%}
 """
 
+# Results of calls are in the order of the calls, and numbered like them.
+_KIMI_K3 = (
+    _TEXT
+    + """\
+{%- set thinks = (thinking is not defined or thinking)
+    and (enable_thinking is not defined or enable_thinking) -%}
+{%- set effort = thinking_effort if thinking_effort is defined else
+    (reasoning_effort if reasoning_effort is defined else none) -%}
+{%- set ns = namespace(calls=[], run=[], ordered=[], open=true) -%}
+{%- macro attribute(key, value) -%}
+{{ ' ' + key + '="' + value | string | replace('&', '&amp;') | replace('"', '&quot;') + '"' }}
+{%- endmacro -%}
+{%- macro message_of(role, attributes, content) -%}
+{{ '<|open|>message' + attribute('role', role) + attributes + '<|sep|>' + content }}
+{{- '<|close|>message<|sep|><|end_of_msg|>' }}
+{%- endmacro -%}
+{%- macro part(name, content) -%}
+{{ '<|open|>' + name + '<|sep|>' + content + '<|close|>' + name + '<|sep|>' }}
+{%- endmacro -%}
+{%- macro kind(value) -%}
+{{ 'boolean' if value is boolean else 'null' if value is none else 'number' if value is number
+    else 'string' if value is string else 'object' if value is mapping else 'array' }}
+{%- endmacro -%}
+{%- macro named(message) -%}
+{{ attribute('name', message.name) if message.name else '' }}
+{%- endmacro -%}
+{%- macro calls(found) -%}
+{%- for call in found -%}
+{{ '<|open|>call' + attribute('tool', call.function.name) + attribute('index', loop.index) }}
+{{- '<|sep|>' }}
+{%- for key, value in call.function.arguments.items() -%}
+{{ '<|open|>argument' + attribute('key', key) + attribute('type', kind(value)) + '<|sep|>' }}
+{{- value if value is string else value | tojson }}{{ '<|close|>argument<|sep|>' }}
+{%- endfor -%}
+{{ '<|close|>call<|sep|>' }}
+{%- endfor -%}
+{%- endmacro -%}
+{%- if tools -%}
+{{ message_of('system', attribute('type', 'tool-declare'), '# Tools\nHere are the available tools, \
+described in JSONSchema.\n\n```json\n' + tools | tojson(separators=(',', ':'), sort_keys=true) +
+'\n```') }}
+{%- endif -%}
+{%- if thinks and effort in ('low', 'high', 'max') -%}
+{{ message_of('system', attribute('type', 'thinking-effort'), '`thinking_effort` guides on how \
+much to think in your thinking channel (not including the response channel), supported values \
+include `low`, `medium`, `high`, and `max`.\nNow the system is invoked with `thinking_effort='
++ effort + '`.') }}
+{%- endif -%}
+{%- for message in messages -%}
+{%- set said = text(message.content or '', '') -%}
+{%- if message.role == 'tool' -%}
+{%- if loop.first or loop.previtem.role != 'tool' -%}
+{%- set ns.run, ns.ordered, ns.open = [], [], true -%}
+{%- for result in messages[loop.index0:] -%}
+{%- if result.role != 'tool' -%}{%- set ns.open = false -%}
+{%- elif ns.open -%}{%- set ns.run = ns.run + [result] -%}{%- endif -%}
+{%- endfor -%}
+{%- for call in ns.calls -%}
+{%- for result in ns.run if result.tool_call_id == call.id -%}
+{%- set ns.ordered = ns.ordered + [[result, call.function.name]] -%}
+{%- endfor -%}
+{%- endfor -%}
+{%- if ns.ordered | length != ns.run | length -%}
+{%- set ns.ordered = [] -%}
+{%- for result in ns.run -%}
+{%- set usual = ns.calls[loop.index0].function.name if loop.index0 < ns.calls | length else '' -%}
+{%- set ns.ordered = ns.ordered + [[result, result.name or usual]] -%}
+{%- endfor -%}
+{%- endif -%}
+{%- for result, name in ns.ordered -%}
+{{ message_of('tool', attribute('tool', name) + attribute('index', loop.index),
+    text(result.content or '', '')) }}
+{%- endfor -%}
+{%- endif -%}
+{%- elif message.role == 'assistant' -%}
+{%- set ns.calls = message.tool_calls or [] -%}
+{%- set thought = message.reasoning_content or '' -%}
+{{ message_of('assistant', named(message), (part('think', thought) if thinks else '')
+    + part('response', said) + (part('tools', calls(ns.calls)) if ns.calls else '')) }}
+{%- else -%}
+{{ message_of('user' if message.role == 'user' else 'system', named(message), said) }}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{ '<|open|>message' + attribute('role', 'assistant') + '<|sep|><|open|>' }}
+{{- ('think' if thinks else 'response') + '<|sep|>' }}
+{%- endif -%}
+"""
+)
+
 _OWN = {
     "deepseek_v32": _DEEPSEEK_V32,
     "falcon_ocr": _FALCON_OCR,
     "falcon_perception": _FALCON_PERCEPTION,
+    "kimi_k3": _KIMI_K3,
     "moondream3": _MOONDREAM3,
     "multi_modality": _DEEPSEEK_VL,
 }

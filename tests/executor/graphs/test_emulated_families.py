@@ -53,6 +53,7 @@ FAMILIES = [
     "longcat_flash",
     "hy_v4",
     "bailing_moe_linear",
+    "kimi_k3",
 ]
 PAGE, TURBO = KVFormat("page", 4, 4), KVFormat("turbo", 3.5, 3.5)
 

@@ -67,6 +67,11 @@ def calls_of(found: Answer) -> Calls:
 
 
 APERTUS = '<|tools_prefix|>[{"get_weather": {"city": "Tokyo"}}]<|tools_suffix|>'
+XTML = (
+    '<|close|>response<|sep|><|open|>tools<|sep|><|open|>call tool="get_weather" index="1"<|sep|>'
+    '<|open|>argument key="city" type="string"<|sep|>Tokyo<|close|>argument<|sep|>'
+    "<|close|>call<|sep|><|close|>tools<|sep|>"
+)
 LONGCAT = """\
 <longcat_tool_call>get_weather
 <longcat_arg_key>city</longcat_arg_key>
@@ -82,6 +87,40 @@ HY3 = """\
 
 CASES: list[tuple[str, str, str, str, Calls]] = [
     ("none", "<think>a</think><tool_call>", "", "<think>a</think><tool_call>", []),
+    # Kimi K3
+    (
+        "kimi_k3",
+        "<|open|>think<|sep|>Hm.<|close|>think<|sep|><|open|>response<|sep|>Well." + XTML
+        + "<|close|>message<|sep|>",
+        "Hm.",
+        "Well.",
+        WEATHER,
+    ),
+    ("kimi_k3", XTML.replace(' type="string"', ""), "", "", WEATHER),
+    ("kimi_k3", XTML.replace(' index="1"', ""), "", "", WEATHER),
+    (
+        "kimi_k3",
+        XTML[: XTML.index("<|open|>argument")]
+        + '<|open|>json type="object"<|sep|>{"city": "Tokyo"}<|close|>json<|sep|>'
+        + XTML[XTML.index("<|close|>call") :],
+        "",
+        "",
+        WEATHER,
+    ),
+    (
+        "kimi_k3",
+        XTML.replace("Tokyo<|close|>argument<|sep|>", "Tokyo"),
+        "",
+        "",
+        WEATHER,
+    ),
+    (
+        "kimi_k3",
+        XTML.replace('key="city"', 'key="a &amp; &quot;b&quot;"').replace("string", "number"),
+        "",
+        "",
+        [("get_weather", {'a & "b"': "Tokyo"})],
+    ),
     # Seed
     ("seed", "<seed:think>Hm.</seed:think>" + SEED + SEED, "Hm.", "", WEATHER * 2),
     ("seed", XML, "", XML, []),
@@ -343,6 +382,8 @@ MALFORMED = [
     ("hy3", "<tool_call>get weather<tool_sep></tool_call>"),
     ("nemotron", "<TOOLCALL>[]</TOOLCALL>"),
     ("nemotron_mini", "<toolcall>now</toolcall>"),
+    ("kimi_k3", "<|open|>tools<|sep|>now<|close|>tools<|sep|>"),
+    ("kimi_k3", '<|open|>tools<|sep|><|open|>call tool="now"<|sep|>x<|close|>tools<|sep|>'),
     ("phi4", "<|tool_call|>prose<|/tool_call|>"),
     ("ernie", "<tool_call>prose</tool_call>"),
     ("glm4_9b", "get_weather\n{city}"),
@@ -368,6 +409,7 @@ ONE_CALL: list[tuple[str, str]] = [
     ("granite", '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Tokyo"}}]'),
     ("kimi_k2", KIMI),
     ("minimax", MINIMAX),
+    ("kimi_k3", XTML),
     ("lfm2", LFM2),
     ("olmo3", OLMO3),
     ("cohere", COHERE),
@@ -405,6 +447,8 @@ PROMPTS: list[tuple[str, str, bool]] = [
     ("cohere", "<|CHATBOT_TOKEN|><|START_THINKING|>", True),
     ("cohere", "<|CHATBOT_TOKEN|><|START_THINKING|><|END_THINKING|>", False),
     ("nemotron", "<think>\n\n", True),
+    ("kimi_k3", "<|end_of_msg|><|open|>message<|sep|><|open|>think<|sep|>", True),
+    ("kimi_k3", "<|open|>think<|sep|><|end_of_msg|><|open|>response<|sep|>", False),
     ("mistral", "[INST][THINK]hi[/INST]", False),
     ("harmony", "<|start|>assistant<|channel|>analysis<|message|>", True),
     ("harmony", "<|start|>assistant<|channel|>final<|message|>", False),

@@ -32,6 +32,15 @@ def in_dsml() -> str:
     )
 
 
+def in_xtml() -> str:
+    """Return ARGUMENTS as XTML has them."""
+    return "".join(
+        f'<|open|>argument key="{key}" type="{"string" if isinstance(value, str) else "array"}"'
+        f"<|sep|>{value if isinstance(value, str) else json.dumps(value)}<|close|>argument<|sep|>"
+        for key, value in ARGUMENTS.items()
+    )
+
+
 def in_python(quote: str) -> str:
     """Return ARGUMENTS as keywords, strings in one kind of quotes."""
     city = LONG.replace("\\", "\\\\").replace("\n", "\\n").replace(quote, f"\\{quote}")
@@ -65,6 +74,9 @@ CALLS = {
     "dsml": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n'
     + in_dsml()
     + "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+    "kimi_k3": '<|open|>tools<|sep|><|open|>call tool="get_weather" index="1"<|sep|>'
+    + in_xtml()
+    + "<|close|>call<|sep|><|close|>tools<|sep|>",
     "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
     f"<|tool_call_argument_begin|>{JSON}<|tool_call_end|><|tool_calls_section_end|>",
     "granite": f'<|tool_call|>[{{"name": "get_weather", "arguments": {JSON}}}]',

@@ -56,6 +56,10 @@ GOOD = {
     '<|tool_call_argument_begin|>{"city": "x"}<|tool_call_end|><|tool_calls_section_end|>',
     "harmony": "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
     '{"city": "x"}<|call|>',
+    "kimi_k3": '<|close|>response<|sep|><|open|>tools<|sep|><|open|>call tool="get_weather" '
+    'index="1"<|sep|><|open|>argument key="city" type="string"<|sep|>x</div>\n'
+    '<|close|>argument<|sep|><|open|>argument key="days" type="number"<|sep|>3<|close|>argument'
+    "<|sep|><|close|>call<|sep|><|close|>tools<|sep|>",
     "minimax": '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">x'
     "</parameter>\n</invoke>\n</minimax:tool_call>",
     "seed": "<seed:tool_call>\n<function=get_weather>\n<parameter=city>x</parameter>\n"

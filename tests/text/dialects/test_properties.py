@@ -42,6 +42,7 @@ CLOSERS = {
     "deepseek": END,
     "dsml": "｜DSML｜",
     "kimi_k2": "<|tool_call_end|>",
+    "kimi_k3": "<|close|>tools<|sep|>",
     "minimax": "</minimax:tool_call>",
     "harmony": "<|call|>",
     "seed": "</seed:tool_call>",
@@ -108,6 +109,14 @@ def in_dsml(arguments: dict[str, Any]) -> str:
     )
 
 
+def in_xtml(arguments: dict[str, Any]) -> str:
+    return "".join(
+        f'<|open|>argument key="{key}" type="{"string" if isinstance(value, str) else "object"}"'
+        f"<|sep|>{value if isinstance(value, str) else json.dumps(value)}<|close|>argument<|sep|>"
+        for key, value in arguments.items()
+    )
+
+
 def in_object(arguments: dict[str, Any]) -> str:
     return f'{{"name": "make", "arguments": {json.dumps(arguments)}}}'
 
@@ -145,6 +154,10 @@ WRITERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "kimi_k2": lambda a: (
         "<|tool_calls_section_begin|><|tool_call_begin|>functions.make:0"
         f"<|tool_call_argument_begin|>{json.dumps(a)}<|tool_call_end|><|tool_calls_section_end|>"
+    ),
+    "kimi_k3": lambda a: (
+        f'<|open|>tools<|sep|><|open|>call tool="make" index="1"<|sep|>{in_xtml(a)}'
+        "<|close|>call<|sep|><|close|>tools<|sep|>"
     ),
     "minimax": lambda a: (
         f'<minimax:tool_call>\n<invoke name="make">\n{IN_MINIMAX(a)}</invoke>\n</minimax:tool_call>'
@@ -192,6 +205,7 @@ THOUGHTS = {
         ),
         "<think>\n{}\n</think>\n\n",
     ),
+    "kimi_k3": "<|open|>think<|sep|>{}<|close|>think<|sep|>",
     "longcat": "<longcat_think>\n{}\n</longcat_think>\n\n",
     **dict.fromkeys(
         ("lfm2", "hunyuan", "hy3", "nemotron", "olmo3", "phi4", "ernie"),

@@ -34,6 +34,8 @@ from tests.text.dialects.scripts import encode, vocabulary
         ("<|start|>assistant<|channel|>", "gpt_oss", "harmony"),
         ("<|start_of_role|>...<tool_call>", "granitemoehybrid", "granite"),
         ("<|tool_calls_section_begin|>", "deepseek_v3", "kimi_k2"),
+        ("<|open|>message role=", "kimi_k3", "kimi_k3"),
+        ("", "kimi_k3", "kimi_k3"),
         ("<minimax:tool_call>", "minimax_m2", "minimax"),
         ("<|im_start|>...<|tool_list_start|>", "lfm2", "lfm2"),
         ("<|CHATBOT_TOKEN|>...Write 'Action:'", "cohere", "cohere"),

@@ -19,7 +19,7 @@ from tests.text.dialects.test_forced import CHECKED, FORCING, GOOD, check
 LOOSE = Tool("get_rain")
 """A tool that is not strict. The service passes it without a schema."""
 
-UNBOUND = {"llama3", "harmony", "glm4_9b"}
+UNBOUND = {"llama3", "harmony", "glm4_9b", "kimi_k3"}
 """Dialects that bind the whole answer, because only a call's place or a header marks it."""
 
 
@@ -78,6 +78,11 @@ def test_calls_are_bound_and_all_else_is_free(dialect: str) -> None:
         said = ""
         assert lets_through(dialect, "get_weather\nis a tool, and {4}.")
         assert lets_through(dialect, call + "\n" + call)
+    elif dialect == "kimi_k3":  # calls are the last part of a message
+        said = "Let me see.\n"
+        assert lets_through(dialect, said + "<|close|>response<|sep|><|close|>message<|sep|>")
+        start, end = call.index("<|open|>call"), call.index("<|close|>tools")
+        assert lets_through(dialect, said + call[:end] + call[start:end] + call[end:])
     else:
         said = "Let me see.\n"
         assert lets_through(dialect, said)

@@ -409,6 +409,7 @@ WITH_TOOLS: tuple[Published, ...] = (
         {"<|im_end|>": 163586},
         {"<|tool_calls_section_begin|>": 163595, "<|tool_call_begin|>": 163597},
     ),
+    Published(("kimi_k3",), "moonshotai/Kimi-K3", "kimi_k3", ends={"<|end_of_msg|>": 0}),
     Published(
         ("gpt_oss",),
         "openai/gpt-oss-20b",

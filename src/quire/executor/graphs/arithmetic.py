@@ -138,6 +138,10 @@ def gated(gating: Gating, x: str, y: str, dtype: mx.Dtype) -> str:
     """Return a C expression for `activations.gated`. Bounded gates are computed in float32."""
     if gating.plain:
         return rounded(f"{activated(gating.activation, x, dtype)} * {y}", dtype)
+    if gating.softcaps[0]:
+        of_gate, of_value = gating.softcaps
+        value = _softcapped(y, of_value) if of_value else y
+        return rounded(f"{_softcapped(x, of_gate)} * sigmoid({x}) * {value}", dtype)
     high, low = literal(gating.limit, mx.float32), literal(-gating.limit, mx.float32)
     value = f"smaller(larger({y}, {low}), {high})"
     if gating.alpha:
@@ -148,3 +152,8 @@ def gated(gating: Gating, x: str, y: str, dtype: mx.Dtype) -> str:
     else:
         active = f"smaller({activated(gating.activation, x, dtype)}, {high})"
     return rounded(f"{active} * {value}", dtype)
+
+
+def _softcapped(x: str, bound: float) -> str:
+    text = literal(bound, mx.float32)
+    return f"tanhf({x} / {text}) * {text}"

@@ -175,7 +175,7 @@ def bailing_hybrid(s: Settings) -> LanguageModel:
         head_dim=s.integer("linear_head_dim", default=s.integer("head_dim", default=128)),
         kernel=s.integer("short_conv_kernel_size", "linear_conv_kernel_dim", default=4),
         eps=rms(s).eps,
-        narrow_gates=False,
+        narrow_gates="",
         most_forgotten=_most_forgotten(s) if s.flag("kda_safe_gate", default=True) else None,
     )
     mixers: dict[str, Mixer] = {FULL: latents, LINEAR: delta}

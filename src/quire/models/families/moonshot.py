@@ -1,11 +1,12 @@
-"""Kimi K2.5 (arXiv:2602.02276), Kimi-VL (arXiv:2504.07491) and Kimi Linear (arXiv:2510.26692).
+"""Kimi K2.5 (arXiv:2602.02276), Kimi-VL (arXiv:2504.07491), Kimi Linear (arXiv:2510.26692) and K3.
 
 The first two use DeepSeek V3's decoder; of them only K2.5 takes pictures here. Kimi Linear combines
-delta nets with per-channel decay and latent attention without positions.
+delta nets with per-channel decay and latent attention without positions, and so does Kimi K3.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import partial
 
@@ -15,7 +16,7 @@ import numpy as np
 from quire.core.media import EVEN_COLOURS
 from quire.models.base import LanguageModel
 from quire.models.decoder import DecoderModel
-from quire.models.description import Mixer, Norm
+from quire.models.description import Mixer, Norm, NormPlacement
 from quire.models.families.common import (
     EXPERT_PARTS,
     Family,
@@ -31,6 +32,7 @@ from quire.models.families.common import (
 )
 from quire.models.families.deepseek import deepseek_v3_described, latent_attention
 from quire.models.families.qwen_vl import vision_language_model
+from quire.models.layers.attention_residuals import AttentionResiduals
 from quire.models.layers.feed_forward import MLP
 from quire.models.layers.kimi_delta import KimiDelta
 from quire.models.layers.latent_attention import LatentAttention
@@ -54,31 +56,108 @@ PUBLISHED_KEYS = {
 
 
 def kimi_linear(s: Settings) -> LanguageModel:
-    s.only("mla_use_nope", True)
-    s.only("moe_layer_freq", 1)
-    s.only("use_grouped_topk", True)
     s.only("hidden_act", "silu")
-    s = s.filled(**{ours: s.value(key) for key, ours in PUBLISHED_KEYS.items() if s.has(key)})
-    s = s.filled(rms_norm_eps=1e-5, routed_scaling_factor=2.446, n_shared_experts=1)
-    s = s.filled(num_experts_per_tok=8)
-    latents = replace(
-        latent_attention(s.changed(rope_scaling=None, rope_parameters=None)), rope=None
-    )
+    s = _renamed(s).filled(routed_scaling_factor=2.446, n_shared_experts=1, num_experts_per_tok=8)
+    latents = _latents(s)
     mixers: dict[str, Mixer] = {FULL: latents, LINEAR: _delta(s)}
     layers = by_type(_types(s), mixers, sigmoid_mixture(s))
     first = s.integer("first_k_dense_replace", default=1, minimum=0)
-    names = Names(
-        renamed=EXPERT_PARTS
-        | {
-            "block_sparse_moe": "mlp",
-            "w1": "gate_proj",
-            "w2": "down_proj",
-            "w3": "up_proj",
-        },
-        unused=("mtp.",),
-        prepare=partial(delta_tensors, latents=latents),
-    )
+    names = Names(_EXPERTS, unused=("mtp.",), prepare=partial(delta_tensors, latents=latents))
     return decoder(s, with_dense(layers, mlp(s, bias=False), dense_by_type(s, first)), names)
+
+
+_EXPERTS = EXPERT_PARTS | {
+    "block_sparse_moe": "mlp",
+    "w1": "gate_proj",
+    "w2": "down_proj",
+    "w3": "up_proj",
+}
+
+
+def _renamed(s: Settings) -> Settings:
+    """Translate the published keys; refuse what Kimi Linear and K3 do not have."""
+    s.only("mla_use_nope", True)
+    s.only("moe_layer_freq", 1)
+    s.only("use_grouped_topk", True)
+    s = s.filled(**{ours: s.value(key) for key, ours in PUBLISHED_KEYS.items() if s.has(key)})
+    return s.filled(rms_norm_eps=1e-5)
+
+
+def _latents(s: Settings) -> LatentAttention:
+    return replace(latent_attention(s.changed(rope_scaling=None, rope_parameters=None)), rope=None)
+
+
+def kimi_k3(s: Settings) -> LanguageModel:
+    """Build Kimi K3 for text; its encoder is left out."""
+    s = _renamed(text_of(s)).filled(num_experts_per_tok=16)
+    s.only("hidden_act", "situ")
+    s = s.changed(hidden_act="silu")  # of which SiTU has softcaps
+    softcaps = (
+        s.number("activation_situ_beta", default=1.0),
+        s.number("activation_situ_linear_beta", default=0.0),
+    )
+    latents = _latents(s)
+    if s.flag("mla_use_output_gate", default=False):
+        latents = replace(latents, gate_dim=latents.value_dim)
+    own, eps = s.nested("linear_attn_config"), rms(s).eps
+    delta = replace(
+        _delta(s),
+        narrow_gates="f" if own.flag("use_full_rank_gate", default=False) else "fg",
+        most_forgotten=own.number("gate_lower_bound") if own.has("gate_lower_bound") else None,
+    )
+    reduced = s.has("routed_expert_hidden_size")
+    experts = sigmoid_mixture(
+        s,
+        softcaps=softcaps,
+        latent_dim=s.integer("routed_expert_hidden_size") if reduced else 0,
+        latent_norm=eps if reduced and s.flag("latent_moe_use_norm", default=False) else None,
+    )
+    mixers: dict[str, Mixer] = {FULL: latents, LINEAR: delta}
+    first = s.integer("first_k_dense_replace", default=0, minimum=0)
+    layers = with_dense(
+        by_type(_types(s), mixers, experts),
+        mlp(s, bias=False, softcaps=softcaps),
+        dense_by_type(s, first),
+    )
+    residuals: AttentionResiduals | None = None
+    if s.has("attn_res_block_size"):
+        length = s.integer("attn_res_block_size")
+        residuals = AttentionResiduals(length, eps)
+        places = NormPlacement.MIXING, NormPlacement.STARTING
+        layers = tuple(
+            replace(layer, placement=places[index % length == 0])
+            for index, layer in enumerate(layers)
+        )
+    names = Names(
+        renamed=_EXPERTS
+        | {
+            "qkv_conv1d": "conv1d",
+            "routed_expert_down_proj": "fc1_latent_proj",
+            "routed_expert_up_proj": "fc2_latent_proj",
+            "routed_expert_norm": "latent_norm",
+            "output_attn_res": "hc_head",
+        },
+        fused={"qkv_proj": tuple((f"{each}_proj", delta.width) for each in "qkv")},
+        unused=("mtp.", "vision_tower.", "mm_projector."),
+        prepare=partial(_k3_tensors, latents=latents, heads=delta.heads),
+    )
+    return decoder(s, layers, names, residuals=residuals)
+
+
+_SCORES = re.compile(r"(.*(?:self_attention|mlp|output_attn)_res)[_.](norm|proj)[_.]weight")
+
+
+def _k3_tensors(weights: Weights, latents: LatentAttention, heads: int) -> Weights:
+    """Multiply the weights by which sums are scored: of a norm, and of a product behind it."""
+    ready: Weights = {}
+    for name, array in weights.items():
+        if match := _SCORES.fullmatch(name):
+            name = f"{match[1]}.weight"
+            array = ready.get(name, 1.0) * array.astype(mx.float32).reshape(1, -1)
+        elif name.endswith(".A_log"):
+            array = array.flatten()[:heads]
+        ready[name] = array
+    return delta_tensors(ready, latents)
 
 
 def _delta(s: Settings) -> KimiDelta:
@@ -235,8 +314,13 @@ def _context(s: Settings) -> int:
     return s.integer("model_max_length", "max_position_embeddings", default=1 << 20)
 
 
+def _text_context(s: Settings) -> int:
+    return _context(text_of(s))
+
+
 FAMILIES = (
     Family("kimi_k25", "Kimi K2.5 and K2.6, text and images", kimi_k25),
+    Family("kimi_k3", "Kimi K3, text", kimi_k3, context=_text_context),
     Family("kimi_linear", "Kimi Linear", kimi_linear, context=_context),
     Family("kimi_vl", "Kimi-VL, text", kimi_vl),
 )

@@ -137,7 +137,7 @@ def hy_v4(s: Settings) -> LanguageModel:
     first = s.integer("first_k_dense_replace", default=1, minimum=0)
     layers = indexed_layers(usual, indexer, choosing_layers(s), feed_forward=experts)
     streams = Streams(
-        count=s.integer("hc_mult", default=4),
+        streams=s.integer("hc_mult", default=4),
         magnitude=s.number("hc_magnitude", default=2.0),
         eps=s.number("hc_eps", default=1e-6),
         norm_eps=norm.eps,
@@ -145,14 +145,14 @@ def hy_v4(s: Settings) -> LanguageModel:
     names = Names(
         renamed=EXPERT_PARTS | _STREAMS,
         unused=("mtp_layers.",),
-        prepare=partial(_hy_v4_tensors, latents=usual, streams=streams.count),
+        prepare=partial(_hy_v4_tensors, latents=usual, streams=streams.streams),
     )
     return decoder(
         s,
         with_dense(layers, mlp(s, bias=False), dense_by_type(s, first)),
         names,
         placement=NormPlacement.STREAMS,
-        streams=streams,
+        residuals=streams,
     )
 
 

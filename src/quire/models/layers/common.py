@@ -40,7 +40,7 @@ class GatedMLP(Module):
     """`down(act(gate(x)) * up(x))` (SwiGLU with silu, GeGLU with gelu; arXiv:2002.05202).
 
     Args:
-        limit: see `Gating`.
+        limit, softcaps: see `Gating`.
     """
 
     same_rows = (("gate_proj", "up_proj"),)
@@ -52,12 +52,13 @@ class GatedMLP(Module):
         activation: str,
         bias: bool = False,
         limit: float = 0.0,
+        softcaps: tuple[float, float] = (0.0, 0.0),
     ) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
         self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias)
-        self._gating = Gating(activation, limit)
+        self._gating = Gating(activation, limit, softcaps=softcaps)
         self._matrices: GatedMatrices | None = None
         """The weights in the form of the device's operations; cached on first use."""
 

@@ -21,6 +21,7 @@ class MLP:
     Attributes:
         width: inner width.
         limit: bound of both factors of the gate, see `Gating`; 0 means none.
+        softcaps: see `Gating`.
     """
 
     width: int
@@ -28,11 +29,19 @@ class MLP:
     gated: bool = True
     bias: bool = False
     limit: float = 0.0
+    softcaps: tuple[float, float] = (0.0, 0.0)
 
     def module(self, hidden_size: int) -> Module:
         if not self.gated:
             return PlainMLP(hidden_size, self.width, self.activation, bias=self.bias)
-        return GatedMLP(hidden_size, self.width, self.activation, bias=self.bias, limit=self.limit)
+        return GatedMLP(
+            hidden_size,
+            self.width,
+            self.activation,
+            bias=self.bias,
+            limit=self.limit,
+            softcaps=self.softcaps,
+        )
 
     def share(self, split: Split) -> tuple[Self, Cuts]:
         width, run = split.width(self.width)

@@ -28,8 +28,8 @@ class KimiDelta:
         head_dim: size of a head's query, key and value, and inner width of narrow gates.
         kernel: number of tokens that the convolution sees, including the current one.
         eps: epsilon of the output's norm.
-        narrow_gates: whether gates are computed by two matrices with `head_dim` values between,
-            instead of one.
+        narrow_gates: names of the gates, of "f" (forget) and "g" (output), that are computed by two
+            matrices with `head_dim` values between, instead of one.
         most_forgotten: a negative factor; the logarithm of a channel's decay is this times a
             sigmoid. None means minus a softplus, which is unbounded.
     """
@@ -38,7 +38,7 @@ class KimiDelta:
     head_dim: int
     kernel: int
     eps: float
-    narrow_gates: bool = True
+    narrow_gates: str = "fg"
     most_forgotten: float | None = None
 
     @property
@@ -92,14 +92,12 @@ class KimiDeltaAttention(Module):
         self.k_proj = nn.Linear(hidden, width, bias=False)
         self.v_proj = nn.Linear(hidden, width, bias=False)
         self.conv1d = CausalConv(3 * width, kind.kernel)
-        if kind.narrow_gates:
-            self.f_a_proj = nn.Linear(hidden, kind.head_dim, bias=False)
-            self.f_b_proj = nn.Linear(kind.head_dim, width, bias=False)
-            self.g_a_proj = nn.Linear(hidden, kind.head_dim, bias=False)
-            self.g_b_proj = nn.Linear(kind.head_dim, width, bias=False)
-        else:
-            self.f_proj = nn.Linear(hidden, width, bias=False)
-            self.g_proj = nn.Linear(hidden, width, bias=False)
+        for gate in "fg":
+            if gate in kind.narrow_gates:
+                self[f"{gate}_a_proj"] = nn.Linear(hidden, kind.head_dim, bias=False)
+                self[f"{gate}_b_proj"] = nn.Linear(kind.head_dim, width, bias=False)
+            else:
+                self[f"{gate}_proj"] = nn.Linear(hidden, width, bias=False)
         self.dt_bias = mx.ones(width)
         self.A_log = mx.zeros(kind.heads)
         self.b_proj = nn.Linear(hidden, kind.heads, bias=False)
@@ -125,7 +123,7 @@ class KimiDeltaAttention(Module):
 
     def _gate(self, name: str, x: mx.array) -> mx.array:
         """Return the forget ("f") or output ("g") gate before its sigmoid: float32 `[T, width]`."""
-        if self._kind.narrow_gates:
+        if name in self._kind.narrow_gates:
             y: mx.array = self[f"{name}_b_proj"](self[f"{name}_a_proj"](x))
         else:
             y = self[f"{name}_proj"](x)

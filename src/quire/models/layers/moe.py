@@ -15,8 +15,10 @@ import mlx.nn as nn
 
 from quire.core.errors import ModelError
 from quire.device.activations import Gating
+from quire.device.collectives import summed
 from quire.device.device import current_device
 from quire.device.mixture import Router
+from quire.device.ranks import WHOLE, Part
 from quire.device.weights import (
     DECODED_MODES,
     ExpertMatrices,
@@ -27,6 +29,7 @@ from quire.device.weights import (
 )
 from quire.models.base import Module
 from quire.models.layers.feed_forward import MLP, width_cuts
+from quire.models.layers.norm import RMSNorm
 from quire.models.shares import Cut, Cuts, Run, Split, inputs, rows, within
 
 
@@ -140,14 +143,16 @@ class Mixture:
         limit, shared_limit: bounds of both factors of the gates of the experts and of the shared
             one, see `Gating`; 0 means none.
         inner_limit: whether `limit` bounds what the experts' activation is applied to.
+        softcaps: see `Gating`; of the shared expert, too.
         weighted_input: whether the experts' inputs are weighted, instead of their outputs.
         gated: whether experts have gates, including the shared one.
         latent_dim: width of the experts' inputs and outputs, if projections reduce rows to it; else
             0.
         latent_bias: whether these projections and the shared expert have biases.
+        latent_norm: epsilon of a norm of what the experts make of reduced rows; None means no norm.
         identities: number of further experts, behind the others, whose output is their input.
         own: this rank's experts, if each rank has whole ones; None means all.
-        ranks: number of ranks whose outputs are summed.
+        part: the rank whose share this is. The outputs of the ranks are summed.
 
     Raises:
         ModelError: a row would go to more experts than there are.
@@ -165,13 +170,15 @@ class Mixture:
     limit: float = 0.0
     shared_limit: float = 0.0
     inner_limit: bool = False
+    softcaps: tuple[float, float] = (0.0, 0.0)
     weighted_input: bool = False
     gated: bool = True
     latent_dim: int = 0
     latent_bias: bool = False
+    latent_norm: float | None = None
     identities: int = 0
     own: range | None = None
-    ranks: int = 1
+    part: Part = WHOLE
 
     def __post_init__(self) -> None:
         if self.router.k > self.experts:
@@ -201,8 +208,8 @@ class Mixture:
         if self.shared_width:
             shared_width, run = split.width(self.shared_width)
             cuts |= within("shared_expert", width_cuts(run))
-        ranks = split.part.size
-        return replace(self, width=width, shared_width=shared_width, own=own, ranks=ranks), cuts
+        part = split.part
+        return replace(self, width=width, shared_width=shared_width, own=own, part=part), cuts
 
     def stacked(self, size: int) -> Module:
         """Return the experts, with inputs and outputs of `size` values."""
@@ -215,7 +222,7 @@ class Mixture:
         if self.clamp is not None:
             alpha, limit = self.clamp
             return Gating(self.activation, limit, alpha)
-        return Gating(self.activation, self.limit, inner=self.inner_limit)
+        return Gating(self.activation, self.limit, inner=self.inner_limit, softcaps=self.softcaps)
 
 
 class SparseMoE(Module):
@@ -232,6 +239,8 @@ class SparseMoE(Module):
         if kind.latent_dim:
             self.fc1_latent_proj = nn.Linear(hidden_size, latent, bias=kind.latent_bias)
             self.fc2_latent_proj = nn.Linear(latent, hidden_size, bias=kind.latent_bias)
+        if kind.latent_norm is not None:
+            self.latent_norm = RMSNorm(latent, eps=kind.latent_norm)
         self.experts = kind.stacked(latent)
         if kind.shared_width:
             shared = MLP(
@@ -240,6 +249,7 @@ class SparseMoE(Module):
                 kind.gated,
                 bias=kind.latent_bias,
                 limit=kind.shared_limit,
+                softcaps=kind.softcaps,
             )
             self.shared_expert = shared.module(hidden_size)
         if kind.shared_gate:
@@ -261,6 +271,9 @@ class SparseMoE(Module):
             y = self._of_weighted(inner, chosen, weights)
         else:
             y = self.experts(inner, chosen, weights)
+        if self._kind.latent_norm is not None:
+            # Each rank has the whole latent behind its norm, and adds its share of the projection.
+            y = self._shared_out(self.latent_norm(summed(y, self._kind.part)))
         if self._kind.latent_dim:
             y = self.fc2_latent_proj(y)
         if kept is not None:
@@ -275,7 +288,12 @@ class SparseMoE(Module):
     def _kept(self, chosen: mx.array, weights: mx.array) -> mx.array:
         """Return this rank's share of the weights of identities: `[T, 1]`."""
         kept = mx.where(chosen >= self._kind.experts, weights, 0).sum(axis=-1, keepdims=True)
-        return kept if self._kind.ranks == 1 else kept / self._kind.ranks
+        return self._shared_out(kept)
+
+    def _shared_out(self, x: mx.array) -> mx.array:
+        """Return what each rank contributes to a sum that is to be `x`, which all of them have."""
+        ranks = self._kind.part.size
+        return x if ranks == 1 else x / ranks
 
     def _of_weighted(self, x: mx.array, chosen: mx.array, weights: mx.array) -> mx.array:
         """Return the sum of the selected experts' outputs for weighted rows: `[T, hidden]`."""

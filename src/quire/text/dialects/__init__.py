@@ -19,6 +19,7 @@ from quire.text.dialects.hunyuan import HUNYUAN
 from quire.text.dialects.hy3 import HY3
 from quire.text.dialects.jamba import JAMBA
 from quire.text.dialects.kimi_k2 import KIMI_K2
+from quire.text.dialects.kimi_k3 import KIMI_K3
 from quire.text.dialects.lfm2 import LFM2
 from quire.text.dialects.llama3 import LLAMA3
 from quire.text.dialects.minimax import MINIMAX
@@ -48,6 +49,7 @@ DIALECTS: dict[str, Dialect] = {
     for dialect in (
         GEMMA4,
         HARMONY,
+        KIMI_K3,
         KIMI_K2,
         MINIMAX,
         DSML,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -140,30 +140,36 @@ class Mode(Enum):
     ASIDE = auto()  # a message to another recipient, which is left out
 
 
-def last_added(start: Start) -> tuple[int, str]:
+def last_added(start: Start, parts: Collection[str] = ()) -> tuple[int, str]:
     """Return position and text of the prompt's last added token; (-1, "") if it has none.
 
     Earlier tokens belong to earlier turns, so this token alone tells how the answer starts.
+
+    Args:
+        parts: tokens that are parts of markers, which do not count.
     """
     names = start.vocabulary.names
     for position in range(len(start.prompt_ids) - 1, -1, -1):
         text = names.get(start.prompt_ids[position])
-        if text is not None:
+        if text is not None and text not in parts:
             return position, text
     return -1, ""
 
 
-def started_reasoning(start: Start, marks: Enclosing) -> str | None:
+def started_reasoning(start: Start, marks: Enclosing, parts: Collection[str] = ()) -> str | None:
     """Return the text of reasoning that the prompt leaves open; None if it opens none.
 
     A marker that is an added token counts by its id. A marker of ordinary tokens counts by its
     spelling after the last added token, which starts the assistant's turn. If no token starts
     turns, the prompt must end with the marker, since other text may be a user's.
+
+    Args:
+        parts: see `Layout`.
     """
     opens, closes = marks
     if not opens:
         return None
-    position, last = last_added(start)
+    position, last = last_added(start, parts)
     added = start.vocabulary.added
     if opens <= added.keys():
         if last not in opens:
@@ -195,7 +201,7 @@ class MarkerParser:
         self._parts = {added[part]: part for part in layout.parts if part in added}
         self.owned = frozenset(self._ids) | self._parts.keys()
         self.mode = Mode.START if self.tools and NO_SECTION in layout.sections else Mode.TEXT
-        if started_reasoning(start, layout.reasoning) is not None:
+        if started_reasoning(start, layout.reasoning, layout.parts) is not None:
             self.mode = Mode.REASONING
         self._opener = self._marker = ""
         self._section = Section(lambda body, tools: Reading(), lambda text, tools: False)
