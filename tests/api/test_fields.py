@@ -195,7 +195,7 @@ WRONG = [
         "string_below_min_length",
     ),
     (
-        {"messages": [{"role": "user", "content": [{**IMAGE, "image_url": "x"}]}]},
+        {"messages": [{"role": "user", "content": [{**IMAGE, "image_url": 5}]}]},
         "messages[0].content[0].image_url",
         "invalid_type",
     ),

@@ -118,6 +118,12 @@ class TestChat:
             ]
         ]
 
+    def test_of_mistrals_clients(self, serve: Serve, heard: list[Generation]) -> None:
+        part = {"type": "image_url", "image_url": WEB_URL}
+        ask_chat(serve(), [{"role": "user", "content": [part]}])
+        where = "messages[0].content[0].image_url.url"
+        assert contents(heard[0]) == [[image(WEB_URL, where, "image_url")]]
+
     @pytest.mark.parametrize("detail", ["high", "original"])
     def test_of_tools(self, serve: Serve, heard: list[Generation], detail: str) -> None:
         seen = {"type": "image_url", "image_url": {"url": "file:///a.png", "detail": detail}}

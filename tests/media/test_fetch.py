@@ -283,6 +283,10 @@ async def test_data_urls() -> None:
     url = f"data:image/png;base64,{encoded}"
     for each in (url, url.replace("data", "DATA").replace("base64", "BASE64", 1)):
         assert await fetch(each, policy, param="x") == BYTES
+    for written in (f"{encoded[:9]}\r\n {encoded[9:]}\n", f"{encoded[:9]}%0A{encoded[9:]}"):
+        assert await fetch(f"data:;base64,{written}", policy, param="x") == BYTES
+    for padding in ("", "=", "=="):
+        assert await fetch(f"data:;base64,QQ{padding}", policy, param="x") == b"A"
     assert await fetch("data:,a%20b", policy, param="x") == b"a b"
     assert await code_of(url, FetchPolicy(max_bytes=len(BYTES) - 1)) == "media_too_large"
     assert await code_of("data:;base64,a", policy) == "media_invalid"

@@ -26,6 +26,7 @@ import httpcore
 from quire.media.addresses import IPAddress, is_public
 from quire.media.source import refusal
 
+_NO_BLANKS = dict.fromkeys(map(ord, " \t\n\f\r"))
 _ESCAPE = re.compile(rb"%[0-9A-Fa-f]{2}")
 _BYTES = {b"%%%02X" % value: bytes([value]) for value in range(256)}
 _LONGEST_PATH = 4096  # of Linux; no system here has a longer one
@@ -102,24 +103,30 @@ def _outside() -> _Refused:
 
 
 def _decode_data(url: str, policy: FetchPolicy) -> bytes:
-    """Decode a `data:` URL (RFC 2397)."""
+    """Decode a `data:` URL (RFC 2397). As in browsers, base64 may have blanks and line ends, and
+    lack its padding.
+    """
     head, comma, body = url[len("data:") :].partition(",")
     if not comma:
         raise _Refused("the data URL has no comma", "invalid")
     if "base64" not in head.lower().split(";")[1:]:
         data = _unquoted(body)
-    elif len(body) * 3 // 4 > policy.max_bytes * (3 if "%" in body else 1) + 3:
-        raise _too_large(policy)
     else:
-        try:
-            if "%" in body:
-                body = _unquoted(body).decode("ascii")
-            data = base64.b64decode(body, validate=True)
-        except (binascii.Error, ValueError) as error:
-            raise _Refused("the data URL is not valid base64", "invalid") from error
+        data = _decode_base64(body.translate(_NO_BLANKS), policy)
     if len(data) > policy.max_bytes:
         raise _too_large(policy)
     return data
+
+
+def _decode_base64(body: str, policy: FetchPolicy) -> bytes:
+    if len(body) * 3 // 4 > policy.max_bytes * (3 if "%" in body else 1) + 3:
+        raise _too_large(policy)
+    try:
+        if "%" in body:
+            body = _unquoted(body).decode("ascii").translate(_NO_BLANKS)
+        return base64.b64decode(body + "=" * (-len(body) % 4), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise _Refused("the data URL is not valid base64", "invalid") from error
 
 
 def _unquoted(text: str) -> bytes:

@@ -10,7 +10,13 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, create_model
+from pydantic import (
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    create_model,
+    model_validator,
+)
 from pydantic_core import CoreSchema, core_schema
 
 from quire.api.shared.field_errors import REGISTERED
@@ -76,9 +82,16 @@ class Registered:
 
 
 class Url(History):
-    """The source of a file by URL: http(s), `data:` or `file://`."""
+    """The source of a file by URL: http(s), `data:` or `file://`. Mistral's clients send the URL
+    alone.
+    """
 
     url: str = Field(min_length=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _alone(cls, value: object) -> object:
+        return {"url": value} if isinstance(value, str) else value
 
 
 class UrlPart(History):
