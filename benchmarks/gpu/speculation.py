@@ -246,8 +246,8 @@ def step_costs(
     for again in range(2):  # the first time graphs are recorded
         rows = []
         for streams, drafts in _FIXED:
-            # One more than is verified: the first is of a token that the step before may sample.
-            drafter.most, lengths.most = drafts + 1, drafts
+            # Those of the step before, too, and the token that it ends with: it may still run.
+            drafter.most, lengths.most = 2 * drafts + 1, drafts
             mode = "auto" if drafts else "off"
             seed = 9000 + 1000 * streams + 100 * drafts + again
             parts.taken()

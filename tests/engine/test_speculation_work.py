@@ -88,12 +88,12 @@ def test_drafters_that_have_nothing_add_a_hundredth_of_calls(
     assert off_c < auto_c < 1.03 * off_c  # most are of the index of each answer's n-grams
 
 
-def test_a_step_that_follows_guesses_calls_few_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_follows_drafts_calls_few_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     """With one stream these calls take as long as half of the embedded model's layers."""
     monkeypatch.setattr("quire.engine.engine.WorthwhileDrafts", _Three)
     engine = open_engine(EngineConfig(str(MODEL_DIR), prefix_cache=False, threads=1))
     off, _ = _calls(engine, 1, "off", temperature=0)
-    guessing, _ = _calls(engine, 1, "mtp", temperature=0)
+    drafting, _ = _calls(engine, 1, "mtp", temperature=0)
     engine.close()
     assert 250 < off < 350
-    assert 450 < guessing < 600
+    assert 450 < drafting < 640

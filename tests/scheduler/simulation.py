@@ -107,9 +107,7 @@ class Simulation:
             graph_rows=lambda format, media: GraphRows(
                 self.max_graph_rows, self.across_blocks or not format.has_tail
             ),
-            drafting=Drafting(
-                self.drafters, EveryDraft(), 1 << 20, head=self.head, follows=self.head is not None
-            ),
+            drafting=Drafting(self.drafters, EveryDraft(), 1 << 20, head=self.head, follows=True),
             read_ahead=None if self.disk is None else self._reading_ahead(self.disk),
         )
         self._before: tuple[StepPlan, StepResult] | None = None

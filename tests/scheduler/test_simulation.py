@@ -101,9 +101,9 @@ class Guessing(LookupDrafter):
     """A drafter whose guesses are right as long as its dice say so, by the ids of requests."""
 
     name = "guessing"
-    looks_ahead = False
 
-    def __init__(self, most: int = 30) -> None:
+    def __init__(self, most: int = 30, *, looks_ahead: bool = False) -> None:
+        self.looks_ahead = looks_ahead
         self.simulation: Simulation | None = None
         self._most = most
         self.dice: dict[str, random.Random] = {}
@@ -217,13 +217,13 @@ def submit(
     room=st.integers(0, 120),
     chunk=st.integers(1, 20),
     rows=st.integers(1, 5),
-    head=st.booleans(),
+    guesser=st.sampled_from(("reads first", "looks ahead", "head")),
 )
 def test_every_request_ends_once_and_no_block_is_lost(
-    kind: str, disk: bool, requests: list[Arrival], room: int, chunk: int, rows: int, head: bool
+    kind: str, disk: bool, requests: list[Arrival], room: int, chunk: int, rows: int, guesser: str
 ) -> None:
-    guessing = Guessing(0 if head else 30)
-    guesser = HeadDrafter(name=guessing.name) if head else None
+    guessing = Guessing(0 if guesser == "head" else 30, looks_ahead=guesser == "looks ahead")
+    head = HeadDrafter(name=guessing.name) if guesser == "head" else None
     simulation = drafted(
         guessing,
         GROUPS[kind],
@@ -232,8 +232,8 @@ def test_every_request_ends_once_and_no_block_is_lost(
         max(chunk, rows + 1),
         max_context=CONTEXT,
         disk=ScriptedDisk(room, loses=0.1, hangs=0.05) if disk else None,
-        drafters=(guessing,) if guesser is None else (guesser,),
-        head=guesser,
+        drafters=(guessing,) if head is None else (head,),
+        head=head,
     )
     accepted = submit(simulation, requests, guessing)
     simulation.run()
@@ -286,6 +286,23 @@ def test_steps_follow_drafts_of_a_head_that_are_not_read(kind: str) -> None:
     steps = simulation.scheduler.counters.steps
     assert steps < 90
     assert simulation.followed > 0.8 * steps
+
+
+@pytest.mark.parametrize("kind", ["full", "window", "images", "only windows"])
+def test_steps_follow_drafts_that_were_expected_behind_tokens_not_read(kind: str) -> None:
+    guessing = Guessing(5, looks_ahead=True)
+    simulation = drafted(guessing, GROUPS[kind], 4000, chunk=20, max_context=200)
+    parts = SequenceParts(drafters=frozenset({guessing.name}))
+    for number in range(3):
+        guessing.dice[f"r{number}"] = random.Random(number)
+        simulation.add(Request(f"r{number}", (number, 2, 3, 4, 5), max_tokens=150), parts=parts)
+    simulation.run()
+    for name, answer in simulation.answers.items():
+        assert answer == [simulation.token(name, p) for p in range(5, 155)]
+    drafting, steps = simulation.scheduler.drafting, simulation.scheduler.counters.steps
+    assert steps < 130
+    assert simulation.followed > 0.8 * steps
+    assert drafting.accepted["guessing"] > 0.5 * drafting.drafted["guessing"]
 
 
 @pytest.mark.parametrize("place", range(20, 24))

@@ -5,12 +5,16 @@ from __future__ import annotations
 import random
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+import mlx.core as mx
 
 from quire.cache.block_manager import BlockManager
 from quire.cache.specs import FullKV, group_layers
 from quire.core.kv_format import KVFormat
 from quire.core.request import Request
+from quire.executor.following import Kept, resolved
+from quire.sampling.acceptance import count_accepted
 from quire.scheduler.admission import SchedulerConfig
 from quire.scheduler.draft_lengths import WorthwhileDrafts
 from quire.scheduler.drafting import Drafting
@@ -67,6 +71,8 @@ class TimedStreams:
         host_s: seconds that planning and launching a step takes.
         prompts_s: the most seconds for the prompts of a step.
         key_s: seconds that each key before a prompt's chunk adds, for each row of the chunk.
+        follows: whether steps are planned although it is not read which drafts of the running one
+            are right.
         steps, drafted: number of steps, and of those with drafts.
     """
 
@@ -75,6 +81,7 @@ class TimedStreams:
     oracle: Oracle | None
     prompts_s: float = 1.0
     key_s: float = 0.0
+    follows: bool = False
     time: float = 0.0
     steps: int = 0
     drafted: int = 0
@@ -95,7 +102,9 @@ class TimedStreams:
             self.budget,
             lambda format, salt: salt.encode(),
             graph_rows=lambda format, media: GraphRows(2048),
-            drafting=Drafting(drafters, self.lengths, 1 << 20, clock=lambda: self.time),
+            drafting=Drafting(
+                drafters, self.lengths, 1 << 20, clock=lambda: self.time, follows=self.follows
+            ),
         )
 
     def seconds(self, plan: StepPlan) -> float:
@@ -145,11 +154,13 @@ class TimedStreams:
         plan = scheduler.schedule()
         following = None
         if plan is not None:
+            plan = self._placed(plan)
             rows = plan.decode_rows + plan.prompt_rows
             host_s = self.host_s(len(plan.sequences), rows)
             self.time += host_s
-            if early:
-                self.lengths.observe_wait(host_s, plan.generating)
+            if early or plan.follows:
+                waited = max(0.0, self.time - self._free_at)
+                self.lengths.observe_wait(waited, plan.generating, read=early)
             seconds = self.seconds(plan)
             done_before, self._free_at = (
                 self._free_at,
@@ -169,6 +180,23 @@ class TimedStreams:
         self._before = following
         self.tokens += sum(len(output.token_ids) for output in outputs)
         return any(output.finish is not None for output in outputs)
+
+    def _placed(self, plan: StepPlan) -> StepPlan:
+        """Return a plan with the places and tokens of rows that follow the step before."""
+        if not plan.follows:
+            return plan
+        assert self._before is not None, "rows follow a step"
+        before, result = self._before
+        tokens, kept, lasts, places = list[int](), list[int](), list[int](), dict[int, int]()
+        for each in before.sequences:
+            if own := result.tokens.get(each.number):
+                drafts = each.tokens[len(each.tokens) - each.sampled + 1 :]
+                kept.append(len(tokens) + count_accepted(drafts, own.tokens) - 1)
+                tokens += own.tokens
+                lasts.append(len(tokens) - 1)
+                places[each.number] = len(places)
+        known = Kept(mx.array(tokens), mx.array(kept), None, lasts, places)
+        return replace(resolved(plan, known), follows=True)
 
     def _sampled(self, plan: StepPlan) -> dict[int, SampledTokens]:
         return {

@@ -45,10 +45,14 @@ def resolved(plan: StepPlan, before: Kept) -> StepPlan:
         if each.follows:
             place = before.places[each.number]
             own = array("i", [tokens[kept[place]]])
-            if each.count > 1:
+            rejected = before.lasts[place] - kept[place]
+            if each.run:
+                right = each.behind - rejected
+                own.extend(each.run[right + 1 : right + each.count])
+            elif each.count > 1:
                 assert guesses is not None, "drafts on the device were guessed"
                 own.extend(guesses[place][: each.count - 1])
-            each = _at(each, own, rejected=before.lasts[place] - kept[place])
+            each = _at(each, own, rejected=rejected)
         found.append(each)
     return replace(plan, sequences=tuple(found), follows=False)
 
@@ -84,27 +88,45 @@ class Following:
     def __init__(self, sequences: Sequence[ScheduledSequence], before: Kept) -> None:
         self._sequences, self._before = sequences, before
         self.behind = max([each.behind for each in sequences])
+        self._operations = current_device().operations
         self._kept = int32(before.lasts) if before.rows is None else before.rows
-        self._places = [self._place(each) for each in sequences for _ in range(each.count)]
+        self._places = self._places_of(sequences, [each.count for each in sequences])
         self._rejected = self._rejected_before(self._places)
 
     def tokens(self) -> mx.array:
         """Return the rows' tokens, int32 `[T]`."""
         known, places = list[int](), list[int]()
+        parts = [] if self._before.guesses is None else [self._before.guesses]
+        guessed = 0 if self._before.guesses is None else self._before.guesses.shape[1]
+        if [each for each in self._sequences if each.run]:
+            parts.append(self._of_runs())
         for each in self._sequences:
             known += each.tokens
             places += [-1] * len(each.tokens)
-            unread = each.count - len(each.tokens)
-            known += range(unread)
-            places += [self._before.places[each.number] if unread else -1] * unread
-        guesses, operations = self._before.guesses, current_device().operations
-        return operations.followed_tokens(
+            if unread := each.count - len(each.tokens):
+                first = 1 + guessed if each.run else 1
+                known += [0, *range(first, first + unread - 1)]
+                places += [self._before.places[each.number]] * unread
+        guesses = mx.concatenate(parts, axis=1) if len(parts) > 1 else parts[0] if parts else None
+        return self._operations.followed_tokens(
             self._before.tokens,
             self._kept,
             self._kept[:, None] if guesses is None else guesses,
             known=known,
             places=places,
         )
+
+    def _of_runs(self) -> mx.array:
+        """Return what runs expect behind the rows that sequences go on from, int32 `[N, count]`."""
+        runs = [each for each in self._sequences if each.run]
+        count = max([each.count for each in runs]) - 1
+        behind = np.zeros((self._before.tokens.shape[0], count), np.int32)
+        for each in runs:
+            last, own = self._before.lasts[self._before.places[each.number]], each.count - 1
+            for right in range(each.behind + 1):
+                row = last - each.behind + right
+                behind[row, :own] = each.run[right + 1 : right + 1 + own]
+        return self._operations.wanted_rows(int32(behind), self._kept)
 
     def moved(self, numbers: mx.array, rows: Sequence[int] | range) -> mx.array:
         """Return numbers that are given for the rows' latest places, at their places.
@@ -113,19 +135,27 @@ class Following:
             numbers: int32 `[M]`.
             rows: the row that each number moves with; -1 for a number that does not move.
         """
-        return current_device().operations.moved_back(numbers, self._rejected, rows)
+        return self._operations.moved_back(numbers, self._rejected, rows)
 
     def sampling(self, sampling: Sequence[ScheduledSequence]) -> Moved:
         """Return how the sampled rows of sequences are moved."""
-        each_row = [each for each in sampling for _ in range(each.sampled)]
-        places, rejected = [self._place(each) for each in each_row], self._rejected
+        counts = [len(each.sampling) for each in sampling]
+        places, rejected = self._places_of(sampling, counts), self._rejected
         if places != self._places:
             rejected = self._rejected_before(places)
-        return Moved(rejected, [each.behind for each in each_row])
+        most = list[int]()
+        for each, count in zip(sampling, counts, strict=True):
+            most += [each.behind] * count
+        return Moved(rejected, most)
 
-    def _place(self, each: ScheduledSequence) -> int:
-        return self._before.places[each.number] if each.behind else -1
+    def _places_of(
+        self, sequences: Sequence[ScheduledSequence], counts: Sequence[int]
+    ) -> list[int]:
+        """Return the place of so many rows of each sequence; -1 for rows that do not move."""
+        places = list[int]()
+        for each, count in zip(sequences, counts, strict=True):
+            places += [self._before.places[each.number] if each.behind else -1] * count
+        return places
 
     def _rejected_before(self, places: Sequence[int]) -> mx.array:
-        operations = current_device().operations
-        return operations.rows_rejected(self._kept, self._before.lasts, places=places)
+        return self._operations.rows_rejected(self._kept, self._before.lasts, places=places)

@@ -47,7 +47,7 @@ class Drawn(NamedTuple):
         sampled: their log-probabilities, if any are wanted.
         guesses: the draft head's tokens after each sequence's last kept one, int32 `[N, count]`,
             if any are wanted.
-        kept: see `FinalStates.last_kept`; None if no head is open, too.
+        kept: see `FinalStates.last_kept`.
     """
 
     tokens: HostCopy

@@ -53,12 +53,15 @@ class Candidate(NamedTuple):
             the tokens are there already.
         reading_s: seconds of a step that its drafter needs to read the sequence first: all that
             this takes, spread over steps to come.
+        chance: probability that the drafts can be right at all. It is less than 1 where they are
+            chosen before the tokens in front of them are read.
     """
 
     rate: float
     most: int
     token_s: float = 0.0
     reading_s: float = 0.0
+    chance: float = 1.0
 
 
 def most_drafts(sequences: int) -> int:
@@ -86,6 +89,15 @@ class DraftLengths(Protocol):
         """
         ...
 
+    def prefers_waiting(self, candidates: Seq[Candidate], lengths: Seq[int], rows: int) -> bool:
+        """Return whether rather to read the running step's tokens before drafts are chosen.
+
+        Args:
+            candidates, lengths: drafts that are chosen before, and how many of each.
+            rows: rows of the step without drafts.
+        """
+        ...
+
     def settle(self, promised: float, accepted: int) -> None:
         """Record how many drafted tokens of a sequence a step accepted.
 
@@ -110,6 +122,9 @@ class EveryDraft:
 
     def steps_to_pass(self, asking_s: float, step_s: float) -> int:
         return 0
+
+    def prefers_waiting(self, candidates: Seq[Candidate], lengths: Seq[int], rows: int) -> bool:
+        return False
 
     def settle(self, promised: float, accepted: int) -> None:
         pass
@@ -187,6 +202,15 @@ class WorthwhileDrafts:
             return 0
         return int(min(_MOST_PASSED, asking_s / max(_IN_VAIN * step_s, 1e-9)))
 
+    def prefers_waiting(self, candidates: Seq[Candidate], lengths: Seq[int], rows: int) -> bool:
+        drafts, rows = sum(lengths), max(rows, 1)
+        seconds = self._seconds(rows, rows + drafts)
+        if seconds is None or not drafts:
+            return False
+        in_vain = sum([(1 - c.chance) * n for c, n in zip(candidates, lengths, strict=True)])
+        saved_s = self._waits[True].seconds(rows) - self._waits[False].seconds(rows)
+        return (seconds[-1] - seconds[0]) * in_vain / drafts > saved_s
+
     def observe_wait(self, seconds: float, rows: int, *, read: bool = True) -> None:
         """Record how long the device waited for a step.
 
@@ -209,14 +233,14 @@ class WorthwhileDrafts:
         lengths = [0] * len(candidates)
         rows = max(rows, 1)
         alone = self._seconds(rows, rows + 1)
-        possible = [each.rate for each in candidates if each.most]
+        possible = [each for each in candidates if each.most]
         if alone is None or not possible:
             return lengths
         wait_s = self._waits[waits].seconds(rows)
         least_rate = (_BEGINNING if beginning else _GOING_ON) * rows / alone[0]
         best: Seq[tuple[float, int, int]] = ()
         # Most questions end here: not even if all chances came true without further time.
-        chances = sum([rate / max(1.0 - rate, 0.01) for rate in possible])
+        chances = sum([each.chance * each.rate / max(1.0 - each.rate, 0.01) for each in possible])
         step_s = alone[0] + self._added * (alone[1] - alone[0])
         if rows + self._trust.ratio * chances > least_rate * (step_s + wait_s):
             best = self._best(candidates, rows, wait_s, least_rate=least_rate)
@@ -266,7 +290,7 @@ def _likeliest(candidates: Seq[Candidate]) -> list[tuple[float, int, int]]:
     most = most_drafts(len(candidates))
     found = list[tuple[float, int, int]]()
     for number, each in enumerate(candidates):
-        chance = each.rate
+        chance = each.chance * each.rate
         for depth in range(1, min(each.most, most) + 1):
             if chance < _LEAST_CHANCE:
                 break

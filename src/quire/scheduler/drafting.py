@@ -12,41 +12,21 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import NamedTuple
+from functools import partial
 
-from quire.scheduler.draft_lengths import Candidate, DraftLengths, most_drafts
+from quire.scheduler.draft_lengths import Candidate, DraftLengths
 from quire.scheduler.draft_pauses import PATIENCE, Pauses
+from quire.scheduler.draft_queries import Asked, Found, asked_of, keep_likelier
 from quire.scheduler.draft_rates import REGAINED, AcceptanceRates
+from quire.scheduler.draft_runs import BESIDE, Run, settled
 from quire.scheduler.drafts import (
     UNREAD,
     Draft,
     Drafter,
-    DraftQuery,
-    DraftState,
     Foreseen,
     GuessingDrafter,
 )
 from quire.scheduler.sequence import Sequence
-
-_READ_FOR = 128
-"""Most steps over which a drafter's reading of a prompt is spread. Few answers are as long as they
-may be.
-"""
-
-
-class _Found(NamedTuple):
-    """A candidate and its draft, which is None until it is made."""
-
-    candidate: Candidate
-    draft: Draft | None = None
-
-
-class _Asked(NamedTuple):
-    """A sequence to draft for, and its query."""
-
-    sequence: Sequence
-    state: DraftState
-    query: DraftQuery
 
 
 class Drafting:
@@ -59,7 +39,8 @@ class Drafting:
         vocab_size: drafts end before a token that the model does not have.
         clock: returns seconds.
         head: the one of them whose tokens steps guess, if there is one.
-        follows: whether the executor runs rows whose tokens the step before them guesses.
+        follows: whether the executor runs rows whose tokens depend on what the step before keeps
+            and guesses.
     """
 
     def __init__(
@@ -97,6 +78,11 @@ class Drafting:
         """
         self._guessed: dict[str, int] = {}
         """Number of tokens that the last planned step guesses, by the drafter that they are of."""
+        ahead = {each.name for each in drafters if each.looks_ahead}
+        self._ahead = ahead if head is None else {*ahead, head.name}
+        """Names of the drafters whose drafts need no token of the running step."""
+        self._runs: dict[int, Run] = {}
+        """What is expected of the running step and drafted for the next, by sequence number."""
         self.drafted: Counter[str] = Counter()
         """Number of drafted tokens that steps verified, by drafter."""
         self.accepted: Counter[str] = Counter()
@@ -112,17 +98,18 @@ class Drafting:
     def wants_tokens(self, running: Seq[Sequence]) -> bool:
         """Return whether to plan the next step only after the running step's tokens are read.
 
-        All sequences then continue together. True while drafts are verified, and if drafting pays
-        for a sequence whose last token is still on the device. Drafters are asked less often where
-        asking takes much of a step.
+        All sequences then continue together. True if the next rows of one cannot follow its drafts,
+        and if drafting pays for a sequence whose last token is still on the device, but not before
+        that is read. Drafters are asked less often where asking takes much of a step.
         """
         started = self._clock()
+        self._runs = {}
         self._step_s, self._planned_at = started - self._planned_at, started
         self._fresh, self._begun = self._begun, set()
         if [each for each in running if each.progress.unsettled and not self.follows(each)]:
             return True
         asked, steps = running, self._asking.steps
-        follow = not any(self._guessed.values()) or all(map(self._may_follow, running))
+        follow = not any(self._guessed.values()) or all(map(_may_follow, running))
         if follow and self._asking.passes():
             if not self._fresh:
                 return False
@@ -134,11 +121,13 @@ class Drafting:
         rows = sum(each.progress.generated > 0 for each in running)
         wants = self._pays_ahead(asked, rows, steps)
         if wants or asked is running:
-            self._asking.asked(self._clock() - started, self._step_s, in_vain=not wants)
+            in_vain = not (wants or self._runs)
+            self._asking.asked(self._clock() - started, self._step_s, in_vain=in_vain)
         return wants
 
     def _pays_ahead(self, sequences: Seq[Sequence], rows: int, steps: int) -> bool:
-        """Return whether drafting pays for a sequence whose last token is on the device.
+        """Return whether drafting pays for a sequence whose last token is on the device, if that is
+        read first. Where drafts need not wait for it, these are noted for the next plan.
 
         Drafts of the head count where they are read first.
 
@@ -146,70 +135,115 @@ class Drafting:
             rows: of the next step without drafts.
             steps: number of steps since these sequences were asked.
         """
-        asked = _asked([(each, each.tokens_left) for each in sequences if each.progress.pending])
+        asked = asked_of([(each, each.tokens_left) for each in sequences if each.progress.pending])
         if not asked:
             return False
         # The first guess is of the token on the device: what follows it would be drafted.
         found = self._propose(asked, rows, ahead=True, steps=steps)
-        ahead = list[Candidate]()
+        ahead, runs = list[Candidate](), list[tuple[Sequence, Run]]()
         for each in asked:
-            best = found.get(each.query.number)
-            if best is None or (best.draft is None and self.follows(each.sequence)):
+            best, progress = found.get(each.query.number), each.sequence.progress
+            follows = best is not None and self.follows(each.sequence)
+            if best is None or (best.draft is None and follows):
                 continue
-            known = best.candidate
-            beyond = known.most - 1 - each.sequence.progress.unsettled
+            beyond = best.candidate.most - 1 - progress.unsettled
             if beyond > 0:
-                ahead.append(known._replace(most=beyond))
-        return bool(ahead) and any(self._lengths.choose(ahead, rows, beginning=True))
+                ahead.append(best.candidate._replace(most=beyond))
+                if best.draft is not None and follows:
+                    runs.append((each.sequence, Run(best.draft, progress.unsettled)))
+        beginning = not any(each.progress.unsettled for each in sequences)
+        if not ahead or (len(runs) == len(ahead) and self._run(runs, rows, beginning)):
+            return False
+        return any(self._lengths.choose(ahead, rows, beginning=beginning))
+
+    def _run(self, runs: Seq[tuple[Sequence, Run]], rows: int, beginning: bool) -> bool:
+        """Note drafts that need not wait for the running step; return whether they are better than
+        drafts that do.
+
+        Args:
+            rows: of the next step without drafts.
+            beginning: whether no drafts are verified now.
+        """
+        candidates = list[Candidate]()
+        for each, run in runs:
+            assert each.drafting is not None, "sequences that are asked for have drafters"
+            name, of = run.draft.drafter, partial(self._rates.of, each.drafting)
+            rates = of((name, run.draft.grade)), of((name, BESIDE))
+            candidates.append(run.candidate(each.progress.drafts[-1], *rates))
+        lengths = self._lengths.choose(candidates, rows, beginning=beginning, waits=False)
+        if not any(lengths) or self._lengths.prefers_waiting(candidates, lengths, rows):
+            return False
+        for (each, run), length in zip(runs, lengths, strict=True):
+            if length:
+                self._runs[each.number] = run._replace(length=length)
+        return True
 
     @property
-    def guesses(self) -> bool:
-        """Whether the last planned step guesses tokens."""
-        return self._head is not None and self._guessed.get(self._head.name, 0) > 0
+    def foresees(self) -> bool:
+        """Whether there are drafts that depend on what the running step samples."""
+        return bool(self._runs) or self._guesses > 0
+
+    @property
+    def _guesses(self) -> int:
+        """Number of tokens that the head guesses in the last planned step."""
+        return 0 if self._head is None else self._guessed.get(self._head.name, 0)
 
     def follows(self, sequence: Sequence) -> bool:
         """Return whether the next rows of a sequence can be planned although the running step
-        samples for it and perhaps verifies drafts, all of the head: they begin where these end to
-        be right, and their drafts are what that step guesses.
+        samples for it and perhaps verifies drafts: they begin where these end to be right.
         """
-        progress, head = sequence.progress, self._head
-        if head is None or progress.pending != 1 or not self._may_follow(sequence):
+        progress = sequence.progress
+        if progress.pending != 1 or not _may_follow(sequence):
             return False
-        named = progress.drafts[-1].drafter in ("", head.name)
-        return named and sequence.tokens_left > progress.unsettled
+        return sequence.tokens_left > progress.unsettled
 
-    def _may_follow(self, sequence: Sequence) -> bool:
-        """Return whether `follows` is true of a sequence as long as all its drafts are the head's,
-        up to its last tokens.
+    def need_no_tokens(self, drafters: frozenset[str]) -> bool:
+        """Return whether drafters draft behind tokens that are not read, and the executor runs such
+        rows.
         """
-        state, head = sequence.drafting, self._head
-        if not self._follows or head is None or state is None:
-            return False
-        return state.follows and head.name in state.drafters
+        return self._follows and drafters <= self._ahead
 
-    def guessed(self, following: Seq[Sequence], rows: int, room: int) -> dict[int, Draft]:
-        """Return drafts, by sequence number, of tokens that the running step guesses.
+    def following(self, sequences: Seq[Sequence], rows: int, room: int) -> dict[int, Draft]:
+        """Return drafts, by sequence number, that depend on what the running step samples: of runs,
+        or else what it guesses.
 
         Args:
-            following: sequences for which `follows` is true.
+            sequences: those for which `follows` is true.
             rows, room: see `drafts`.
         """
-        head, found = self._head, list[tuple[int, Candidate]]()
-        most = 0 if head is None else self._guessed.get(head.name, 0)
-        if head is None or not most:
-            return {}
-        for each in following:
-            limit = min(most, each.tokens_left - each.progress.unsettled - 1)
-            if limit > 0 and each.drafting is not None:
-                rate = self._rates.of(each.drafting, (head.name, 0))
-                found.append((each.number, Candidate(rate, limit)))
+        chosen, found = dict[int, Draft](), list[tuple[int, Candidate]]()
+        head, guesses = self._head, self._guesses
+        for each in sequences:
+            limit, state = each.tokens_left - each.progress.unsettled - 1, each.drafting
+            if (run := self._runs.get(each.number)) is not None:
+                if count := min(run.length, limit, room):
+                    chosen[each.number] = run.drafts(count)
+                    room -= count
+            elif guesses and limit and head and state and head.name in state.drafters:
+                rate = self._rates.of(state, (head.name, 0))
+                found.append((each.number, Candidate(rate, min(guesses, limit))))
+        if not found or head is None:
+            return chosen
         lengths = self._lengths.choose([each for _, each in found], rows, waits=False)
-        chosen = {}
         for (number, _), length in zip(found, lengths, strict=True):
             if count := min(length, room):
                 chosen[number] = Draft((UNREAD,) * count, head.name)
                 room -= count
         return chosen
+
+    def settle(self, sequence: Sequence, accepted: int) -> None:
+        """Take in the tokens that a step ended with, for drafts of a run that the step in flight
+        verifies.
+
+        Args:
+            accepted: number of right drafts in the step that was read.
+        """
+        state, progress = sequence.drafting, sequence.progress
+        if state is None or not (progress.drafts and progress.drafts[0].run):
+            return
+        progress.drafts[0] = draft = settled(progress.drafts[0], accepted, progress.tokens[-1])
+        grade = draft.drafter, draft.grade
+        state.foreseen[grade] = Foreseen(len(progress.tokens), draft.tokens, grade)
 
     def foresee(self, sequence: Sequence, guesses: tuple[int, ...]) -> None:
         """Take in what a step guessed after a sequence's tokens, if the step that follows is
@@ -219,7 +253,8 @@ class Drafting:
         if state is None or head is None or not drafts:
             return
         grade = head.name, 0
-        drafts[0] = drafts[0]._replace(tokens=guesses[: len(drafts[0].tokens)])
+        if drafts[0].drafter == head.name:
+            drafts[0] = drafts[0]._replace(tokens=guesses[: len(drafts[0].tokens)])
         state.foreseen[grade] = Foreseen(len(sequence.progress.tokens), guesses, grade)
 
     def worth_guessing(self, running: Seq[Sequence]) -> int:
@@ -243,7 +278,7 @@ class Drafting:
             Candidate(self._rates.of(state, grade), drafter.most, token_s) for state in own
         ]
         beginning = not any(each.progress.unsettled for each in running)
-        waits = not any(map(self._may_follow, running))
+        waits = not any(map(_may_follow, running))
         choose = self._lengths.choose
         length = max(choose(candidates, len(running), beginning=beginning, waits=waits))
         self._guessed[drafter.name] = length
@@ -263,7 +298,7 @@ class Drafting:
             rows: of the step without drafts.
             room: the most drafts of all sequences.
         """
-        asked = _asked(limits)
+        asked = asked_of(limits)
         if not asked:
             return {}
         found = self._propose(asked, rows, ahead=False)
@@ -307,8 +342,8 @@ class Drafting:
     # -- within --------------------------------------------------------------------------------
 
     def _propose(
-        self, asked: Seq[_Asked], rows: int, *, ahead: bool, steps: int = 1
-    ) -> dict[int, _Found]:
+        self, asked: Seq[Asked], rows: int, *, ahead: bool, steps: int = 1
+    ) -> dict[int, Found]:
         """Return each sequence's most promising draft, by sequence number.
 
         Args:
@@ -319,7 +354,7 @@ class Drafting:
 
         What a step has guessed already costs nothing more.
         """
-        best: dict[int, _Found] = {}
+        best: dict[int, Found] = {}
         for drafter in self._drafters:
             own = [each for each in asked if drafter.name in each.state.drafters]
             guessed, token_s = self._guessed.get(drafter.name), 0.0
@@ -334,17 +369,19 @@ class Drafting:
                 for each in own:
                     rate = self._rates.of(each.state, (drafter.name, 0))
                     most = 1 + min(each.query.limit, guessed or each.query.limit)
-                    candidate = Candidate(rate, most, token_s, reading_s=_reading_s(drafter, each))
-                    _keep_likelier(best, each, _Found(candidate))
+                    candidate = Candidate(rate, most, token_s, reading_s=each.reading_s(drafter))
+                    keep_likelier(best, each, Found(candidate))
                 continue
             started = self._clock()
             drafts = drafter.propose([each.query for each in own]) if own else ()
             if not drafter.looks_ahead:
                 self.computing_s += self._clock() - started
             for each, draft in zip(own, drafts, strict=True):
-                found = None if draft is None else self._found(each, draft)
-                if found is not None:
-                    _keep_likelier(best, each, found)
+                made = None if draft is None else each.possible(draft, self._vocab_size)
+                if made is not None:
+                    rate = self._rates.of(each.state, (made.drafter, made.grade))
+                    found = Found(Candidate(rate, len(made.tokens)), made)
+                    keep_likelier(best, each, found)
         for each in asked:
             leading = best.get(each.query.number)
             if leading is not None and (draft := leading.draft) is not None:
@@ -355,13 +392,13 @@ class Drafting:
     def _worth_asking(
         self,
         drafter: Drafter,
-        asked: Seq[_Asked],
-        best: dict[int, _Found],
+        asked: Seq[Asked],
+        best: dict[int, Found],
         rows: int,
         *,
         ahead: bool,
         steps: int,
-    ) -> list[_Asked]:
+    ) -> list[Asked]:
         """Return the sequences whose best draft may come from a drafter, if any is worth verifying.
 
         Their limits are the worthwhile lengths, so an expensive drafter makes no more.
@@ -373,7 +410,7 @@ class Drafting:
             rate, known = self._rates.of(each.state, grade), best.get(each.query.number)
             if known is None or known.candidate.rate < rate:
                 leading.append(each)
-                reading_s = _reading_s(drafter, each)
+                reading_s = each.reading_s(drafter)
                 candidates.append(Candidate(rate, each.query.limit, token_s, reading_s=reading_s))
         lengths = self._lengths.choose(candidates, rows, beginning=ahead)
         if token_s:
@@ -401,50 +438,7 @@ class Drafting:
         before = self._trusted.get(drafter.name, 1.0)
         self._trusted[drafter.name] = 1.0 if asked else before * (1 - REGAINED) ** steps
 
-    def _found(self, asked: _Asked, draft: Draft) -> _Found | None:
-        """Return a draft without its tail that cannot be right."""
-        draft, stops = draft.first(asked.query.limit), asked.query.request.stop_token_ids
-        for place, token in enumerate(draft.tokens):
-            if not 0 <= token < self._vocab_size:
-                draft = draft.first(place)
-                break
-            if token in stops:
-                draft = draft.first(place + 1)
-                break
-        if not draft.tokens:
-            return None
-        rate = self._rates.of(asked.state, (draft.drafter, draft.grade))
-        return _Found(Candidate(rate, len(draft.tokens)), draft)
 
-
-def _reading_s(drafter: Drafter, asked: _Asked) -> float:
-    """Return the seconds that a drafter must read of a sequence for each step that may be left."""
-    return drafter.reading_s(asked.query) / max(1, min(_READ_FOR, asked.sequence.tokens_left))
-
-
-def _keep_likelier(best: dict[int, _Found], asked: _Asked, found: _Found) -> None:
-    """Keep a sequence's draft if it is likelier than the one before it."""
-    known = best.get(asked.query.number)
-    if known is None or known.candidate.rate < found.candidate.rate:
-        best[asked.query.number] = found
-
-
-def _asked(limits: Seq[tuple[Sequence, int]]) -> list[_Asked]:
-    """Return the queries of sequences that have drafters and room for drafts."""
-    asked = []
-    most = 1 + most_drafts(len(limits))  # the first draft may be of a token on the device
-    for sequence, limit in limits:
-        state, progress, node = sequence.drafting, sequence.progress, sequence.prefix.node
-        if state is None or limit < 1:
-            continue
-        query = DraftQuery(
-            sequence.number,
-            sequence.request,
-            tokens=progress.tokens,
-            content=progress.content,
-            node=node,
-            node_end=0 if node is None else sequence.prefix.registered * node.index.block_size,
-            limit=min(limit, most),
-        )
-        asked.append(_Asked(sequence, state, query))
-    return asked
+def _may_follow(sequence: Sequence) -> bool:
+    """Return whether `Drafting.follows` is true of a sequence up to its last tokens."""
+    return sequence.drafting is not None and sequence.drafting.follows

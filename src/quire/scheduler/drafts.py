@@ -27,23 +27,26 @@ class Draft(NamedTuple):
         drafter: name of the drafter.
         grade: the drafter's own class of confidence, a small integer. Acceptance is measured by
             grade.
+        run: of unread tokens that are no guesses of a head, what is expected from the first token
+            on that the step before samples; see `draft_runs`.
     """
 
     tokens: tuple[int, ...]
     drafter: str
     grade: int = 0
+    run: tuple[int, ...] = ()
 
     def first(self, count: int) -> Draft:
         """Return the draft of its first `count` tokens."""
         if count >= len(self.tokens):
             return self
-        return Draft(self.tokens[:count], self.drafter, self.grade)
+        return self._replace(tokens=self.tokens[:count])
 
 
 NO_DRAFT = Draft((), "")
 """Stands for the draft of rows that have none."""
 UNREAD = -1
-"""Stands for a drafted token that the step before guesses and the host has not read yet."""
+"""Stands for a drafted token that depends on what the host has not read of the step before."""
 
 
 class DraftQuery(NamedTuple):

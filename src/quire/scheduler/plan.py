@@ -96,7 +96,8 @@ class ScheduledSequence(NamedTuple):
         number: the sequence's number, unique within the engine.
         tokens: the rows' tokens that the host knows. If one fewer than `count`, the last row's
             token is on the device: the previous step samples it. If there are none of several, the
-            first row's is that token, and the others are what the previous step guesses after it.
+            first row's is that token, and the others are what the previous step guesses after it,
+            or if there is a `run`, the part of it behind that token.
         pooled: how many of the last rows give their hidden states to the task's result.
         completes: whether the task needs no rows after these.
         sampling: the sampler's input for each sampled row. If there are several, the tokens of all
@@ -113,6 +114,7 @@ class ScheduledSequence(NamedTuple):
         behind: the most rows by which these begin earlier than `start`: one for each draft of the
             previous step that is wrong or comes after a wrong one. Positions and samplers' inputs
             are those at `start`, too.
+        run: tokens that are expected from the first one on that the previous step samples.
     """
 
     id: str
@@ -135,6 +137,7 @@ class ScheduledSequence(NamedTuple):
     next_token: int | None = None
     adapter: str = ""
     behind: int = 0
+    run: tuple[int, ...] = ()
 
     @property
     def follows(self) -> bool:

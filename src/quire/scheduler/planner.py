@@ -141,14 +141,16 @@ class Planner:
         if not drafted:
             return {}
         read = [each for each in drafted if not each.progress.pending]
-        follow = [each for each in drafted if drafting.follows(each)] if drafting.guesses else []
+        follow = [each for each in drafted if drafting.follows(each)] if drafting.foresees else []
         if not read and not follow:
             return {}
         rows = sum([each.progress.known - each.progress.certain for each in generating])
         room = self._prefill_budget.room(rows)
         limits = [(each, min(each.tokens_left - 1, self.tables.max_drafts(each))) for each in read]
         drafts = drafting.drafts(limits, rows, room)
-        return drafts | drafting.guessed(follow, rows, room - _count(drafts)) if follow else drafts
+        if not follow:
+            return drafts
+        return drafts | drafting.following(follow, rows, room - _count(drafts))
 
     def follows(self, sequence: Sequence) -> bool:
         """Return whether the next rows of a sequence may ever be planned before it is known which
@@ -156,6 +158,9 @@ class Planner:
 
         Not where these decide on a mask, on penalties, or on what is written to states.
         """
+        state = sequence.drafting
+        if state is None or not self.drafting.need_no_tokens(state.drafters):
+            return False
         free = sequence.constraint is None and not sequence.request.sampling.needs_history
         return free and not sequence.cross_media and self.tables.cuts_anywhere(sequence)
 

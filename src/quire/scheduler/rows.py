@@ -79,6 +79,7 @@ class PlannedRows:
             next_token=None if samples else self._next_token(end),
             adapter=request.adapter,
             behind=self.behind,
+            run=self.draft.run,
         )
 
     def _snapshots(self) -> tuple[tuple[int, int], ...]:

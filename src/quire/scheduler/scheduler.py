@@ -296,6 +296,7 @@ class Scheduler:
         if sequence.status is Status.RUNNING:
             self.sharing.register(sequence)
         if reason is None:
+            self.drafting.settle(sequence, accepted.accepted)
             self._outbox.append(accepted)
             return
         accepted.count_drafts(self.drafting)

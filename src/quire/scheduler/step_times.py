@@ -246,6 +246,8 @@ class ShortTimes:
     def seconds(self, rows: int) -> float:
         """Return the expected time; that of fewer rows, else of more, where none was measured."""
         size = rows.bit_length()
+        if (known := self._expected.get(size)) is not None:
+            return known
         nearest = min(self._expected, key=lambda each: (each > size, abs(each - size)), default=0)
         return self._expected.get(nearest, 0.0)
 

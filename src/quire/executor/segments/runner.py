@@ -170,9 +170,10 @@ class StepSegments:
         These are few rows that only go on, over plain blocks, and are drawn by kernels.
         """
         rows = plan.sequences
-        if not self._moves or not self.agrees.get((Attends.INSIDE, "few rows")):
+        count = sum([each.count for each in rows])
+        if not self._moves or not self.agrees.get((Attends.INSIDE, _size(count))):
             return False
-        if not 1 < sum([each.count for each in rows]) <= _FEW_ROWS:
+        if count > _FEW_ROWS:
             return False
         sampling = [row for each in rows for row in each.sampling]
         plain = rows[0].format.scheme == "plain" and may_move(sampling)
