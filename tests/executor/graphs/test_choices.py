@@ -8,10 +8,13 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from quire.device.mixture import Router
 from quire.executor.inputs import StepInputs
 from quire.models.layers.routers import SoftmaxRouter
 from tests.support.choices import Choices
 from tests.support.precise import PreciseOperations
+
+PLAIN = SoftmaxRouter(2, normalise=True)
 
 
 @pytest.fixture
@@ -24,19 +27,28 @@ def choices(monkeypatch: pytest.MonkeyPatch) -> Choices:
     return Choices(monkeypatch)
 
 
-def chosen(id: str, logits: list[list[float]]) -> list[set[int]]:
+def chosen(id: str, logits: list[list[float]], router: Router = PLAIN) -> list[set[int]]:
     """Return the experts of the two rows of a step."""
     StepInputs(id)  # type: ignore[arg-type, call-arg]  # the fixture's
-    router = SoftmaxRouter(2, normalise=True)
     found, _ = PreciseOperations().route(mx.array(logits), None, per_expert=None, router=router)
     return [set(each) for each in found.tolist()]
 
 
 def test_a_reference_chooses_what_rounding_made_a_step_choose(choices: Choices) -> None:
-    assert chosen("step", [[0, 1, 2, 3.0], [3, 2, 1, 0.0]]) == [{2, 3}, {0, 1}]
+    assert chosen("step", [[0, 1.9, 2, 3.0], [3, 2, 1, 0.0]]) == [{2, 3}, {0, 1}]
     choices.follow("step")
-    assert chosen("reference", [[0, 2.001, 2, 3], [3, 2, 1, 0]]) == [{2, 3}, {0, 1}]
+    assert chosen("reference", [[0, 2.1, 2, 3], [3, 2, 1, 0]]) == [{2, 3}, {0, 1}]
     assert choices.turned == 1
+    assert not choices.impossible
+
+
+def test_rounding_may_choose_other_groups_of_experts(choices: Choices) -> None:
+    """Expert 2 is better than expert 1, but the third group may be better than the second one."""
+    router = SoftmaxRouter(2, normalise=True, groups=3, best_groups=2, counted=2)
+    step, own = [3, 1.5, 2, 0, 1.45, 1.45], [3, 1.5, 2, 0, 1.4, 1.4]
+    assert chosen("step", [step, own], router) == [{0, 1}, {0, 2}]
+    choices.follow("step")
+    assert chosen("reference", [own, step], router) == [{0, 1}, {0, 2}]
     assert not choices.impossible
 
 
@@ -44,4 +56,21 @@ def test_a_choice_that_rounding_cannot_make_is_noted(choices: Choices) -> None:
     chosen("step", [[0, 1, 2, 3.0], [3, 2, 1, 0.0]])
     choices.follow("step")
     chosen("reference", [[0, 1, 2, 3], [1, 2, 3, 0]])
-    assert choices.impossible == [(("reference", 1), 0)]
+    ((row, layer, error),) = choices.impossible
+    assert (row, layer) == (("reference", 1), 0)
+    assert error > 1
+
+
+def test_a_choice_that_does_not_follow_from_its_scores_is_noted(
+    choices: Choices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worst = PLAIN.route
+    with monkeypatch.context() as patch:
+        patch.setattr(SoftmaxRouter, "route", lambda _, logits, given: worst(-logits, given))
+        chosen("step", [[0, 1, 2, 3.0], [3, 2, 1, 0.0]])
+    choices.follow("step")
+    chosen("reference", [[0, 1, 2, 3], [3, 2, 1, 0]])
+    assert [(row, layer, error) for row, layer, error in choices.impossible] == [
+        (("reference", 0), 0, 0.0),
+        (("reference", 1), 0, 0.0),
+    ]
