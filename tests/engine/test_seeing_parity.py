@@ -49,6 +49,16 @@ Shape = tuple[int, ...]
 PATCHES, TILES, ONE = ((8, 12), (4, 6)), ((9,), (4,)), ((1,), (1,))
 SHAPES: dict[str, tuple[Shape, Shape]] = {
     "deepseek_vl_hybrid": ONE,
+    **dict.fromkeys(
+        (
+            "deepseek_vl_v2",
+            "deepseek_vl_v2-queries",
+            "deepseekocr",
+            "deepseekocr_2",
+            "deepseek_ocr2",
+        ),
+        ((1, 2), (0, 0)),
+    ),
     "ernie4_5_moe_vl": PATCHES,
     "cohere2_vision": TILES,
     "exaone4_5": PATCHES,

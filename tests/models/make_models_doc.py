@@ -20,6 +20,7 @@ from tests.support.gguf_architectures import GGUF, NOT_FROM_GGUF
 from tests.support.hunyuan import CONFIG as HUNYUAN
 from tests.support.hybrid import CONFIG as HYBRID
 from tests.support.moondream import CONFIG as MOONDREAM
+from tests.support.ocr import CONFIGS as OCR
 from tests.support.perception import CONFIG as PERCEPTION
 from tests.support.seeing import CONFIGS as SEEING
 from tests.support.siglip import CONFIGS as SIGLIP
@@ -167,6 +168,9 @@ another. What published checkpoints of each family mean:
 """
 
 _SAME_AS = {
+    "deepseek_ocr2": "deepseek_vl_v2",
+    "deepseekocr": "deepseek_vl_v2",
+    "deepseekocr_2": "deepseek_vl_v2",
     "gemma3n": "gemma3n_text",
     "ernie4_5_moe_vl": "ernie4_5_vl_moe",
     "gemma4": "gemma4_text",
@@ -199,6 +203,7 @@ def rows() -> Iterator[str]:
             CROSSING,
             HUNYUAN,
             HYBRID,
+            *OCR.values(),
             WHISPERING,
         )
     }

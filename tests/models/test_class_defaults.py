@@ -41,6 +41,7 @@ WHOLE = ("gemma3n", "gemma3n_text", "gemma4", "gemma4_unified")
 """Families whose kinds of layers depend on the number of layers."""
 NO_MODEL = {
     "aya_vision": "its encoder has 14 heads for a width of 1152",
+    "deepseek_ocr2": "num_experts_per_tok has no default",
     "deepseek_v2": "num_experts_per_tok has no default",
     "dots1": "n_routed_experts has no default",
     "gemma3": "its pictures are smaller than what is joined",

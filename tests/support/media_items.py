@@ -25,6 +25,7 @@ _SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
     "QwenVideoAudioEncoder": ((2, 4, 8, 500_000, 40, 16),),
     "TileEncoder": ((1, 2, 2, 4, 2, 3), (3,), (2, 2)),
     "HybridEncoder": ((1,),),
+    "OcrEncoder": ((1, 2),),
     "LlamaPictureEncoder": ((1, 2),),
     "Gemma3nVisionEncoder": ((64, 64),),
     "QwenSoundEncoder": ((40, 16),),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from quire.core.original_configs import by_usual_keys
 from tests.support.crossing import CONFIG as CROSSING
 from tests.support.families import CONFIGS as DESCRIBED
 from tests.support.families import HELD_AGAINST_MLX_LM
@@ -12,6 +13,7 @@ from tests.support.gemma3n import gemma3n_seeing_config
 from tests.support.hunyuan import CONFIG as HUNYUAN
 from tests.support.hybrid import CONFIG as HYBRID
 from tests.support.moondream import CONFIG as MOONDREAM
+from tests.support.ocr import CONFIGS as OCR
 from tests.support.original import CONFIGS as ORIGINAL
 from tests.support.perception import CONFIG as PERCEPTION
 from tests.support.seeing import CONFIGS as SEEING
@@ -39,6 +41,10 @@ _WHOLE: dict[str, dict[str, Any]] = {
     "mistral3, text": _around("mistral3", DESCRIBED["mistral"]),
     "mistral3, Mistral Small 4": _around("mistral3", DESCRIBED["mistral4"]),
     "deepseek_vl_hybrid": HYBRID,
+    **OCR,
+    "deepseekocr": OCR["deepseek_vl_v2"] | {"model_type": "deepseekocr"},
+    "deepseekocr_2": OCR["deepseek_vl_v2-queries"] | {"model_type": "deepseekocr_2"},
+    "deepseek_ocr2": by_usual_keys(OCR["deepseek_vl_v2-queries"]) | {"model_type": "deepseek_ocr2"},
     "falcon_ocr": FUSED,
     "falcon_perception": PERCEPTION,
     "hunyuan_vl": HUNYUAN,

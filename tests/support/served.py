@@ -14,6 +14,7 @@ from tests.support.crossing import PATCH as CROSSED_PATCH
 from tests.support.crossing import SIDE
 from tests.support.gemma3n import gemma3n_seeing_config
 from tests.support.hunyuan import CONFIG as HUNYUAN
+from tests.support.ocr import CONFIGS as OCR
 from tests.support.seeing import BEGIN, BEGIN_AUDIO, BINS, CONFIGS, END, PATCH
 from tests.support.siglip import CONFIGS as SIGLIP
 from tests.support.tiled import CONFIGS as TILED
@@ -171,6 +172,12 @@ FAMILIES: dict[str, Served] = {
             tile_size=16,
         ),
         {"image": 6 * 4 + 6},
+        {"image": "<|image_pad|>"},
+    ),
+    "deepseek_vl_v2": Served(
+        OCR["deepseek_vl_v2"],
+        {},
+        {"image": 2 * 3 * (3 * 3 + 1) + 4 * (4 + 1) + 1},
         {"image": "<|image_pad|>"},
     ),
     "gemma4_unified": Served(

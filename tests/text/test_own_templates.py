@@ -14,11 +14,13 @@ from quire.text.template import ChatTemplate
 PICTURE, QUESTION = {"type": "image"}, {"type": "text", "text": "Why?"}
 QUERY = "<|md_reserved_0|>query<|md_reserved_1|>Why?<|md_reserved_2|>"
 PROMPTS = {
+    "deepseekocr": "<image>\nWhy?",
     "falcon_ocr": "<|image|>Why?\n<|OCR_PLAIN|>",
     "falcon_perception": "<|image|>Why?",
     "moondream3": f"<|endoftext|>{QUERY}",
 }
 AGAIN = {
+    "deepseekocr": "Oh.<|endoftext|>Why?",
     "falcon_ocr": "Oh.<|end_of_query|>Why?\n<|OCR_PLAIN|>",
     "falcon_perception": "Oh.<|end_of_query|>Why?",
     "moondream3": f"Oh.{QUERY}",

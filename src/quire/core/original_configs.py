@@ -3,7 +3,8 @@
 Families that are older than the usual keys have other names for some of them. Models published
 before transformers supported them have other objects: OpenGVLab's `internvl_chat` (InternVL 2 to
 3.5), DeepSeek's `multi_modality` (DeepSeek-VL and the understanding part of Janus), Baidu's
-`ernie4_5_moe_vl` (ERNIE 4.5 VL), and Moonshot's `kimi_k25` (Kimi K2.5).
+`ernie4_5_moe_vl` (ERNIE 4.5 VL), Moonshot's `kimi_k25` (Kimi K2.5), and DeepSeek's `deepseek_vl_v2`
+(DeepSeek-OCR 1 and 2), which conversions call `deepseekocr` and `deepseekocr_2`.
 """
 
 from __future__ import annotations
@@ -154,6 +155,7 @@ def _siglip(params: Values, sizes: Config) -> Config:
 
 
 def _sam(params: Values) -> Config:
+    """Read SAM's sizes."""
     params.only("model_name", "sam_b_downsample")
     return {
         "hidden_size": params.value("width", 768),
@@ -164,6 +166,66 @@ def _sam(params: Values) -> Config:
         "window_size": params.value("window_size", 14),
         "global_attn_indexes": params.value("global_attn_indexes", [2, 5, 8, 11]),
         "output_channels": params.value("prompt_embed_dim", 256),
+    }
+
+
+CLIP, QUERIES = "clip_vision_model", "deepseek_ocr2_encoder"
+"""Model types of the second encoder of DeepSeek-OCR 1 and 2."""
+OCR_TILES = {CLIP: (5, 8), QUERIES: (3, 4)}
+"""By the second encoder, the side of a tile as a share of a whole picture's: 640 and 768 of 1024
+pixels in published code.
+"""
+
+
+def _deepseek_ocr(config: Values) -> Config:
+    if config.nested("vision_config").has("sam_config"):
+        return {}  # translated before
+    config.neutral({"tile_tag": "2D", "global_view_pos": "head"})
+    vision = config.nested("vision_config").nested("width")
+    known = vision.nested("clip-l-14-224", needed=False)
+    clip = bool(known.values)
+    found = known if clip else vision.nested("qwen2-0-5b")
+    sam = vision.nested("sam_vit_b")
+    # The published code reads of the first transformer its channels, not those of the convolutions.
+    channels = [512, known.integer("width", default=1024) if clip else found.integer("dim")]
+    config.nested("projector_config").neutral({"projector_type": "linear"})
+    text = config.nested("language_config", "text_config").values
+    return {
+        "text_config": {"rms_norm_eps": 1e-6, "rope_theta": 10_000.0, **text},
+        "vision_config": {
+            "sam_config": _sam(sam) | {"downsample_channels": channels},
+            "encoder_config": _clip(known) if clip else _queries(found),
+        },
+        "image_token_id": config.value("image_token_index", 128_815),
+        "tie_word_embeddings": False,
+    }
+
+
+def _clip(params: Values) -> Config:
+    width = params.integer("width", default=1024)
+    return {
+        "model_type": CLIP,
+        "hidden_size": width,
+        "intermediate_size": 4 * width,
+        "num_hidden_layers": params.value("layers", 24),
+        "num_attention_heads": params.value("heads", 16),
+        "image_size": params.value("image_size", 224),
+        "patch_size": params.value("patch_size", 14),
+        "hidden_act": "quick_gelu",
+        "layer_norm_eps": 1e-5,
+    }
+
+
+def _queries(params: Values) -> Config:
+    return {
+        "model_type": QUERIES,
+        "hidden_size": params.integer("dim", default=896),
+        "intermediate_size": params.value("intermediate_size", 4864),
+        "num_hidden_layers": params.value("layers", 24),
+        "num_attention_heads": params.value("heads", 14),
+        "num_key_value_heads": params.value("kv_heads", 2),
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000.0,
     }
 
 
@@ -205,6 +267,7 @@ def _kimi_k25(config: Values) -> Config:
 
 
 _ORIGINAL: dict[str, Callable[[Values], Config]] = {
+    **dict.fromkeys(("deepseek_vl_v2", "deepseekocr", "deepseekocr_2"), _deepseek_ocr),
     "ernie4_5_moe_vl": _ernie,
     "internvl_chat": _internvl_chat,
     "kimi_k25": _kimi_k25,

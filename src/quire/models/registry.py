@@ -27,6 +27,7 @@ _MODULES = (
     "cohere",
     "databricks",
     "deepseek",
+    "deepseek_ocr",
     "deepseek_vl",
     "eleuther",
     "falcon_vl",

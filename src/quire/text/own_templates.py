@@ -35,6 +35,18 @@ _FALCON_OCR = (
 """
 )
 
+# The publisher's code formats no roles.
+_DEEPSEEK_OCR = (
+    _TEXT
+    + """\
+{{- bos_token -}}
+{%- for message in messages -%}
+{{ text(message.content, '<image>\n') }}
+{%- if message.role == 'assistant' -%}{{ eos_token }}{%- endif -%}
+{%- endfor -%}
+"""
+)
+
 # The publisher's prompt for questions without boxes and masks.
 _FALCON_PERCEPTION = (
     _TEXT
@@ -243,6 +255,7 @@ include `low`, `medium`, `high`, and `max`.\nNow the system is invoked with `thi
 
 _OWN = {
     "deepseek_v32": _DEEPSEEK_V32,
+    **dict.fromkeys(("deepseek_vl_v2", "deepseekocr", "deepseekocr_2"), _DEEPSEEK_OCR),
     "falcon_ocr": _FALCON_OCR,
     "falcon_perception": _FALCON_PERCEPTION,
     "kimi_k3": _KIMI_K3,

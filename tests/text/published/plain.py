@@ -48,6 +48,13 @@ PLAIN: tuple[Published, ...] = (
         ends={"<｜end▁of▁sentence｜>": 100001},
     ),
     Published(
+        ("deepseek_ocr2", "deepseek_vl_v2", "deepseekocr", "deepseekocr_2"),
+        "deepseek-ai/DeepSeek-OCR",
+        "none",
+        ends={"<｜end▁of▁sentence｜>": 1},
+        marks={"<image>": 128815},
+    ),
+    Published(
         ("whisper",),
         "openai/whisper-large-v3",
         "none",

@@ -14,6 +14,7 @@ from quire.media.kinds import KINDS, Open
 from quire.media.processors.base import MediaProcessor
 from quire.media.processors.cohere import CohereImageProcessor
 from quire.media.processors.deepseek import DeepseekImageProcessor, HybridImageProcessor
+from quire.media.processors.deepseek_ocr import OcrImageProcessor
 from quire.media.processors.dynamic import InternVLVideoProcessor, open_dynamic
 from quire.media.processors.ernie_video import ErnieVideoProcessor
 from quire.media.processors.falcon import FalconImageProcessor, PerceptionImageProcessor
@@ -128,6 +129,9 @@ IMAGES: dict[str, Open] = {
 }
 # Processors by `model_type`, for models that describe pictures only in `config.json`.
 IMAGES_BY_MODEL: dict[str, Open] = {
+    **dict.fromkeys(
+        ("deepseek_ocr2", "deepseek_vl_v2", "deepseekocr", "deepseekocr_2"), OcrImageProcessor.open
+    ),
     "falcon_ocr": FalconImageProcessor.open,
     "falcon_perception": PerceptionImageProcessor.open,
     "moondream3": MoondreamImageProcessor.open,

@@ -16,6 +16,9 @@ from quire.models.description import Description, FeedForward, Layer
 from quire.models.families.common import (
     EXPERT_PARTS,
     Family,
+    attention,
+    decoder,
+    dense_by_type,
     described,
     extra_layer,
     mlp,
@@ -51,6 +54,10 @@ def deepseek_v2(s: Settings) -> LanguageModel:
         s.changed(num_experts=s.integer("n_routed_experts")), router=router, shared_width=shared
     )
     first = s.integer("first_k_dense_replace", default=0, minimum=0)
+    if not s.flag("use_mla", default=True):
+        layers = uniform_layers(s, attention(s), experts)
+        layers = with_dense(layers, mlp(s, bias=False), dense_by_type(s, first))
+        return decoder(s, layers, Names(renamed=EXPERT_PARTS))
     kind = latent_attention(s)
     return latent_decoder(s, kind, uniform_layers(s, kind, experts), first=first)
 

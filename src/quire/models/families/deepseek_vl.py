@@ -66,7 +66,7 @@ def _two_encoders(s: Settings, prepare: Callable[[Weights], Weights] | None) -> 
     if not s.has("vision_config"):
         return text
     low = vision_transformer(s.within("vision_config"), (-1,), last_norm=True)
-    high = _sam(s.within("high_res_vision_config").changed(model_type="sam_vision_model"))
+    high = sam(s.within("high_res_vision_config").changed(model_type="sam_vision_model"))
     return HybridModel(text, low, high, prepare=prepare)
 
 
@@ -79,7 +79,8 @@ def multi_modality(s: Settings) -> LanguageModel:
     return _one_encoder(s, original_names.deepseek_vl)
 
 
-def _sam(v: Settings) -> Sam:
+def sam(v: Settings) -> Sam:
+    """Describe SAM's encoder."""
     hidden = v.integer("hidden_size", default=768)
     patch = v.integer("patch_size", default=16)
     for name in ("use_abs_pos", "use_rel_pos"):
@@ -136,7 +137,7 @@ class HybridModel(DecoderModel):
             elif plain.startswith("vision_model."):
                 low["vision_tower." + plain.removeprefix("vision_model.")] = array
             else:
-                ready["visual." + _high_name(plain)] = _laid_out(plain, array)
+                ready["visual." + _high_name(plain)] = laid_out(plain, array)
         if not ready:
             self.visual = None
         for name, array in visual_names(self._low, low).items():
@@ -155,7 +156,7 @@ def _high_name(name: str) -> str:
     return name
 
 
-def _laid_out(name: str, array: mx.array) -> mx.array:
+def laid_out(name: str, array: mx.array) -> mx.array:
     """Convert a convolution to channels last, and one over patches to a matrix."""
     if array.ndim != 4 or name.endswith("pos_embed"):
         return array

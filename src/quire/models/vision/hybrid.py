@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 
 from quire.core.errors import RequestError
 from quire.core.media import Pieces
 from quire.models.base import CutEncoder, Encoding, Module
 from quire.models.layers.common import ACTIVATIONS
 from quire.models.layers.convolution import Convolution
+from quire.models.vision.place_table import Table
 from quire.models.vision.sam import Neck, Sam, SamTower
 from quire.models.vision.vit import VisionTower, VisionTransformer
 
@@ -33,21 +33,11 @@ class Reduction(Module):
 
     def __call__(self, x: mx.array) -> mx.array:
         """`[1, any, any, channels]` -> `[1, side, side, 4 * channels]`."""
-        stretch = mx.array(_stretch(x.shape[1], 4 * self._side)).astype(x.dtype)
+        weights = Table(x.shape[1], ends=False).matrix(4 * self._side)
+        stretch = mx.array(weights).astype(x.dtype)
         x = mx.einsum("ai,bj,nijc->nabc", stretch, stretch, x)
         y: mx.array = self.conv2(self.conv1(x))
         return y
-
-
-def _stretch(inputs: int, outputs: int) -> np.ndarray:
-    """Return the weights of linear interpolation between pixel centres, `[outputs, inputs]`."""
-    at = np.maximum((np.arange(outputs) + 0.5) * inputs / outputs - 0.5, 0)
-    low = np.floor(at).astype(np.int64)
-    high, share = np.minimum(low + 1, inputs - 1), at - low
-    matrix = np.zeros((outputs, inputs), np.float32)
-    np.add.at(matrix, (np.arange(outputs), low), 1 - share)
-    np.add.at(matrix, (np.arange(outputs), high), share)
-    return matrix
 
 
 class Aligner(Module):
@@ -107,7 +97,7 @@ class HybridEncoder(CutEncoder):
         visual = self.visual
         tower, low = visual.high_res_vision_model, visual.vision_model.kind
         large, small = mx.split(features, [tower.kind.image_bytes])
-        last, first = yield from tower.encode(large.reshape(tower.kind.side**2, -1))
+        last, first = yield from tower.encode(large.reshape(1, tower.kind.side**2, -1))
         reduced = visual.high_res_vision_proj(last)
         earlier = visual.high_res_vision_proj(visual.high_res_vision_neck(first))
         high = (reduced + earlier * visual.high_res_vision_alpha).reshape(low.patches, -1)

@@ -18,7 +18,7 @@ class Table:
         ends: whether the first and last patch have the first and last position; else the edges of
             table and picture coincide.
         averaged: whether, in a picture with fewer patches, each averages all positions that it
-            covers.
+            covers. The cubic convolution then has a = -0.5, as in PyTorch.
     """
 
     side: int
@@ -44,13 +44,22 @@ class Table:
             for offset in offsets
         ]
 
+    def matrix(self, count: int) -> npt.NDArray[np.float32]:
+        """Return the weights of the table's positions along one side, `[count, side]`."""
+        places = np.arange(count)
+        weights = np.zeros((count, self.side), np.float32)
+        for found, shares in self.taps(places, count):
+            np.add.at(weights, (places, found), shares)
+        return weights
+
     def _averaged(
         self, at: npt.NDArray[np.float64], first: npt.NDArray[np.int64], reach: float
     ) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]]:
-        """Return linear weights of positions up to `reach` away, within the table."""
-        most = math.ceil(reach)
+        """Return weights of positions within the table, stretched `reach` times."""
+        most = math.ceil((2 if self.cubic else 1) * reach)
         places = first + np.arange(1 - most, most + 1)[:, None]
-        shares = np.maximum(_linear_share(np.abs(at - places) / reach), 0)
+        away = np.abs(at - places) / reach
+        shares = _cubic_share(away, -0.5) if self.cubic else np.maximum(_linear_share(away), 0)
         shares = np.where((places >= 0) & (places < self.side), shares, 0)
         shares = shares / shares.sum(axis=0)
         return list(zip(np.clip(places, 0, self.side - 1), shares, strict=True))
@@ -60,8 +69,8 @@ def _linear_share(distance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return 1 - distance
 
 
-def _cubic_share(distance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return weights of Keys' cubic convolution with a = -0.75, as in PyTorch."""
-    near = (1.25 * distance - 2.25) * distance**2 + 1
-    far = -0.75 * (((distance - 5) * distance + 8) * distance - 4)
-    return np.where(distance <= 1, near, far)
+def _cubic_share(distance: npt.NDArray[np.float64], a: float = -0.75) -> npt.NDArray[np.float64]:
+    """Return weights of Keys' cubic convolution; those of distances from 2 on are 0."""
+    near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
+    far = a * (((distance - 5) * distance + 8) * distance - 4)
+    return np.where(distance <= 1, near, np.where(distance < 2, far, 0.0))

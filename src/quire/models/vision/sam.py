@@ -1,11 +1,12 @@
 """Segment Anything's image encoder (arXiv:2304.02643).
 
 Most layers attend within windows, a few over the whole picture, with learned biases by the distance
-of two patches.
+of two patches. The tables of positions and distances are stretched to pictures of another size.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from quire.models.base import Module
 from quire.models.description import Norm
 from quire.models.layers.convolution import Convolution
 from quire.models.layers.feed_forward import MLP
+from quire.models.vision.place_table import Table
 
 _SCORE_BYTES = 32 << 20
 """Bytes of attention biases and scores in memory at once."""
@@ -72,15 +74,15 @@ class Attention(Module):
         self.proj = nn.Linear(width, width)
         self.rel_pos_h = mx.zeros((2 * side - 1, width // kind.heads))
         self.rel_pos_w = mx.zeros((2 * side - 1, width // kind.heads))
-        places = np.arange(side)
-        self._apart = mx.array(places[:, None] - places[None, :] + side - 1)
 
     def __call__(self, x: mx.array) -> mx.array:
         """Attend over `[squares, side, side, hidden]`."""
-        squares, side = x.shape[0], self._side
+        squares, side = x.shape[:2]
         qkv = self.qkv(x).reshape(squares, side * side, 3, self._heads, -1)
         q, k, v = (qkv[:, :, part].swapaxes(1, 2) for part in range(3))
-        far_down, far_across = self.rel_pos_h[self._apart], self.rel_pos_w[self._apart]
+        far_down, far_across = (
+            self._apart(each, side) for each in (self.rel_pos_h, self.rel_pos_w)
+        )
         lines = max(1, _SCORE_BYTES // (4 * squares * self._heads * side**3))
         outs: list[mx.array] = []
         for first in range(0, side, lines):
@@ -96,6 +98,14 @@ class Attention(Module):
         out = mx.concatenate(outs, axis=2).swapaxes(1, 2)
         y: mx.array = self.proj(out.reshape(x.shape))
         return y
+
+    def _apart(self, table: mx.array, side: int) -> mx.array:
+        """Return the table's row for each two places of a side, `[side, side, head_dim]`."""
+        if side != self._side:
+            stretch = mx.array(Table(2 * self._side - 1, ends=False).matrix(2 * side - 1))
+            table = (stretch @ table.astype(mx.float32)).astype(table.dtype)
+        places = np.arange(side)
+        return table[mx.array(places[:, None] - places[None, :] + side - 1)]
 
 
 class SamLayer(Module):
@@ -114,7 +124,7 @@ class SamLayer(Module):
         self.mlp = kind.mlp.module(kind.hidden_size)
 
     def __call__(self, x: mx.array) -> mx.array:
-        """`[1, side, side, hidden]` -> the same."""
+        """`[pictures, side, side, hidden]` -> the same."""
         y = self.layer_norm1(x)
         x = x + (self._in_windows(y) if self._window else self.attn(y))
         fed: mx.array = self.mlp(self.layer_norm2(x))
@@ -124,15 +134,15 @@ class SamLayer(Module):
         """Attend within windows. Windows at the picture's edge are padded with zeros, which are
         seen.
         """
-        _, side, _, hidden = x.shape
+        pictures, side, _, hidden = x.shape
         size = self._window
         count = -(-side // size)
         more = count * size - side
-        padded = mx.pad(x[0], [(0, more), (0, more), (0, 0)])
-        squares = padded.reshape(count, size, count, size, hidden).swapaxes(1, 2)
+        padded = mx.pad(x, [(0, 0), (0, more), (0, more), (0, 0)])
+        squares = padded.reshape(pictures, count, size, count, size, hidden).swapaxes(2, 3)
         y = self.attn(squares.reshape(-1, size, size, hidden))
-        whole = y.reshape(count, count, size, size, hidden).swapaxes(1, 2)
-        return whole.reshape(1, count * size, count * size, hidden)[:, :side, :side]
+        whole = y.reshape(pictures, count, count, size, size, hidden).swapaxes(2, 3)
+        return whole.reshape(pictures, count * size, count * size, hidden)[:, :side, :side]
 
 
 class Neck(Module):
@@ -147,7 +157,7 @@ class Neck(Module):
         self.layer_norm2 = norm.module(kind.channels)
 
     def __call__(self, x: mx.array) -> mx.array:
-        """`[1, side, side, hidden]` -> `[1, side, side, channels]`."""
+        """`[pictures, side, side, hidden]` -> `[pictures, side, side, channels]`."""
         y: mx.array = self.layer_norm2(self.conv2(self.layer_norm1(self.conv1(x))))
         return y
 
@@ -168,20 +178,21 @@ class SamTower(Module):
     def encode(
         self, pixels: mx.array
     ) -> Generator[tuple[mx.array, ...], None, tuple[mx.array, mx.array]]:
-        """Encode one picture. Each layer is a piece.
+        """Encode square pictures of one size, each apart. Each layer is a piece.
 
         Args:
-            pixels: uint8 `[side * side, patch * patch * 3]`.
+            pixels: uint8 `[pictures, side * side, patch * patch * 3]`.
 
         Returns:
-            The neck's map `[1, side, side, channels]`, and the output of the first layer that sees
-                the whole picture, `[1, side, side, hidden]`.
+            The neck's map `[pictures, side, side, channels]`, and the output of the first layer
+                that sees the whole picture, `[pictures, side, side, hidden]`.
         """
         kind, dtype = self.kind, self.pos_embed.dtype
         mean, std = (mx.array(each) for each in (kind.colours.mean, kind.colours.std))
         colours = pixels.reshape(-1, 3).astype(mx.float32) * (1 / (255 * std)) - mean / std
         x = self.patch_embed(colours.astype(dtype).reshape(pixels.shape))
-        x = x.reshape(1, kind.side, kind.side, -1) + self.pos_embed
+        pictures, side = len(pixels), math.isqrt(pixels.shape[1])
+        x = x.reshape(pictures, side, side, -1) + self._places(side)
         first: tuple[mx.array, ...] = ()
         for index, layer in enumerate(self.layers):
             x = layer(x)
@@ -189,3 +200,12 @@ class SamTower(Module):
                 first = (x,)
             yield x, *first
         return self.neck(x), first[0]
+
+    def _places(self, side: int) -> mx.array:
+        """Return the table of positions for a picture of `side` patches on each side."""
+        table, known = self.pos_embed, self.kind.side
+        if side == known:
+            return table
+        stretch = mx.array(Table(known, cubic=True, ends=False, averaged=True).matrix(side))
+        wide = mx.einsum("ai,bj,nijc->nabc", stretch, stretch, table.astype(mx.float32))
+        return wide.astype(table.dtype)

@@ -82,12 +82,15 @@ _LAYOUT = Layout(
     quiet=frozenset({ALL_BEGIN, ALL_END}),
 )
 
+_NO_CALLS = ("deepseek_vl", "deepseek_ocr", "deepseekocr")
+"""Beginnings of the `model_type` of models that were not trained to call tools."""
+
 DEEPSEEK = Dialect(
     name="deepseek",
     recognises=lambda template, model_type: (
         ALL_BEGIN in template
         or "<｜Assistant｜>" in template
-        or (model_type.startswith("deepseek") and not model_type.startswith("deepseek_vl"))
+        or (model_type.startswith("deepseek") and not model_type.startswith(_NO_CALLS))
     ),
     build=partial(MarkerParser, _LAYOUT),
     reasoning=THINK,
