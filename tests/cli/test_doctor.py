@@ -119,6 +119,22 @@ def test_the_embedded_model_by_its_name(capsys: pytest.CaptureFixture[str]) -> N
     assert doctor(capsys, NAME)[1]["model"].startswith("ok: gemma4")
 
 
+def test_a_model_of_the_hub_cache_by_its_id(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository, commit = tmp_path / "models--owner--name", 40 * "a"
+    shutil.copytree(MODEL_DIR, repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    (repository / "blobs").mkdir()
+    monkeypatch.setattr("huggingface_hub.utils._cache_manager.HF_HUB_CACHE", str(tmp_path))
+    assert doctor(capsys, "owner/name")[1]["model"].startswith("ok: gemma4")
+    status, found = doctor(capsys, "owner/other")
+    assert status == 1
+    assert found["model"].startswith("wrong: owner/other: not on this disk")
+    assert "no model is called 'name'" in doctor(capsys, "name")[1]["model"]
+
+
 def test_a_gguf_file_is_looked_at(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     write_gguf(tiny_model(tmp_path / "source", "llama"), tmp_path / "tiny.gguf")
     assert doctor(capsys, str(tmp_path / "tiny.gguf"))[1]["model"].startswith("ok: llama")

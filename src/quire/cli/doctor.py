@@ -21,6 +21,7 @@ from rich.table import Table
 import quire
 from quire.cli.model_options import ProcessorOptions
 from quire.cli.settings import Command, TableOptions
+from quire.cli.short_names import resolve
 from quire.cli.values import Bytes, Flag, Folder, Model
 from quire.core.errors import ModelError, QuireError
 from quire.core.figures import context, size
@@ -28,6 +29,7 @@ from quire.demo import place
 
 if TYPE_CHECKING:  # the command line loads no MLX
     from quire.attention.backend import AttentionBackend
+    from quire.cli.models import Found
 
 _SIGNS = {"ok": ("ok", "green"), "note": ("note", "yellow"), "wrong": ("wrong", "red")}
 _FEW_BYTES = 1 << 30
@@ -55,7 +57,9 @@ class DoctorCommand(ProcessorOptions, TableOptions, Command):
     summary: ClassVar[str] = "check this machine, and a model on it"
 
     model: Annotated[Model | None, Flag(positional=True)] = Field(
-        None, description="a folder or a GGUF file; default: the embedded model"
+        None,
+        description="a folder, a GGUF file, or the hub id or short name of a model on this disk; "
+        "default: the embedded model",
     )
     program: bool = Field(False, description="print only the program that is traced from the model")
     kv_disk: Folder | None = Field(None, description="check this folder of `quire serve --kv-disk`")
@@ -178,19 +182,33 @@ def _products(options: ProcessorOptions) -> Iterator[Finding]:
         yield Finding("openblas", "ok" if has else "note", text)
 
 
-def _model(name: str | None) -> Iterator[Finding]:
-    from quire.cli.models import inspect, inspect_gguf
+def _look(name: str) -> Found:
+    """Describe a model on this disk.
+
+    Raises:
+        QuireError: there is none of this name, or it cannot be read.
+    """
+    from quire.cli.models import in_hub_cache, inspect, inspect_gguf
     from quire.models.weights.gguf.folder import find_gguf
 
-    folder = Path(place(name)).expanduser()
+    path = Path(name).expanduser()
+    if not path.exists():
+        cached = in_hub_cache(name.partition(":")[0])
+        if found := next((each for each in cached if each.name == name), None):
+            return found
+        raise ModelError("not on this disk; `quire models` lists the models that are")
+    gguf = find_gguf(path)
+    if gguf is None and not path.is_dir():
+        raise ModelError("neither a folder nor a GGUF file")
+    looked_at, look = (path, inspect) if gguf is None else (gguf, inspect_gguf)
+    return look(looked_at, path.name, "folder")
+
+
+def _model(name: str | None) -> Iterator[Finding]:
+    folder = place(name)
     try:
-        gguf = find_gguf(folder)
-        if gguf is None and not folder.is_dir():
-            raise ModelError(
-                "neither a folder nor a GGUF file; `quire models` lists the models on this disk"
-            )
-        looked_at, look = (folder, inspect) if gguf is None else (gguf, inspect_gguf)
-        found = look(looked_at, folder.name, "folder")
+        folder = resolve(folder)
+        found = _look(folder)
     except (QuireError, OSError, ValueError) as error:
         said = str(error).removeprefix(f"{folder}: ")
         yield Finding("model", "wrong", f"{folder}: {said}")

@@ -171,8 +171,12 @@ def _packing(config: dict[str, Any]) -> str:
     return str(foreign.get("quant_method", ""))
 
 
-def in_hub_cache() -> Iterator[Found]:
-    """Return the models in the Hugging Face cache: the newest snapshot of each repository."""
+def in_hub_cache(wanted: str | None = None) -> Iterator[Found]:
+    """Return the models in the Hugging Face cache: the newest snapshot of each repository.
+
+    Args:
+        wanted: the only repository to look at.
+    """
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
@@ -184,6 +188,8 @@ def in_hub_cache() -> Iterator[Found]:
         return
     for repository in sorted(repositories, key=lambda one: one.repo_id):
         if repository.repo_type != "model" or not repository.revisions:
+            continue
+        if wanted not in (None, repository.repo_id):
             continue
         newest = max(repository.revisions, key=lambda one: one.last_modified)
         names = {file.file_name for file in newest.files}
