@@ -61,6 +61,16 @@ def test_streams_have_them_with_the_echo(child: Child) -> None:
         assert [item for part in parts if part for item in part[name]] == whole[name]
 
 
+def test_offsets_are_of_the_text_whatever_tokens_are_called(child: Child) -> None:
+    body = {"prompt": "naïve 🙂 fox", "max_tokens": 2, "logprobs": 1, "echo": True}
+    named = ask(child, **body)
+    numbered = ask(child, **body, return_tokens_as_token_ids=True)["logprobs"]
+    offsets = named["logprobs"]["text_offset"]
+    assert numbered["text_offset"] == offsets
+    for name, offset in zip(named["logprobs"]["tokens"], offsets, strict=True):
+        assert name.startswith("bytes:") or named["text"].startswith(name, offset)
+
+
 def test_vllms_form_ranks_each_token(child: Child) -> None:
     choice = ask(child, prompt=PROMPT, max_tokens=1, prompt_logprobs=3, logprobs=0)
     first, *rest = choice["prompt_logprobs"]

@@ -49,6 +49,7 @@ from quire.serving.gaps import Gaps
 from quire.serving.generation import Generation, Prepared
 from quire.serving.service import Service
 from quire.serving.streams import ChoiceEvent, GenerationStream
+from quire.text.detokenizer import Detokenizer
 from quire.text.events import Event, Failed, Finished, Text
 from quire.text.output import Answer
 
@@ -154,7 +155,7 @@ class CompletionChunks:
         self,
         identity: Mapping[str, object],
         run: GenerationStream,
-        tokenizer: TokenNames,
+        logprobs: Sequence[LogprobsWriter],
         *,
         echoes: list[str] | None,
         usage: StreamUsage,
@@ -167,7 +168,7 @@ class CompletionChunks:
         self._ends = ChunkEnds(run, usage)
         self._echoes = echoes
         self._echoed = [echoes is None] * len(run.choices)
-        self._logprobs = [LogprobsWriter(tokenizer) for _ in run.choices]
+        self._logprobs = logprobs
         self._scores = scores
 
     def render(self, batch: list[ChoiceEvent]) -> Iterator[bytes]:
@@ -299,7 +300,7 @@ class Completions:
             chunks = CompletionChunks(
                 identity,
                 run,
-                names,
+                _writers(service, asked, names),
                 echoes=echoes,
                 usage=asked.usage,
                 token_ids=token_ids,
@@ -307,7 +308,7 @@ class Completions:
             )
             return EventStream(run, chunks)
         answers, logprobs, chosen = await self._collected(
-            request, run, asked, names=names, scores=scores
+            request, run, asked, writers=_writers(service, asked, names), scores=scores
         )
         choices = (
             _choice(
@@ -341,19 +342,36 @@ class Completions:
         request: Request,
         run: GenerationStream,
         asked: _ReadRequest,
-        names: TokenNames,
+        writers: Sequence[LogprobsWriter],
         scores: Sequence[PromptScores],
     ) -> tuple[list[Answer], Sequence[Logprobs], list[int]]:
         """Return the answers, their log-probabilities, and the indices of those to return."""
         logprobs: list[MeanLogprob] = []
-        for index in range(len(run.choices)):
-            written = CompletionLogprobs(names) if asked.logprobs else NoLogprobs()
+        for index, writer in enumerate(writers):
+            written = CompletionLogprobs(writer) if asked.logprobs else NoLogprobs()
             logprobs.append(MeanLogprob(written))
             if isinstance(written, CompletionLogprobs) and asked.echoes is not None:
                 self._server.slots.hold(request.scope, written.add_prompt(scores[index]))
         answers = await collect(request, run, logprobs, slots=self._server.slots)
         means = [each.mean for each in logprobs]
         return answers, logprobs, best_choices(means, asked.prepared.spec.n, asked.kept)
+
+
+def _writers(service: Service, asked: _ReadRequest, names: TokenNames) -> list[LogprobsWriter]:
+    """Return a writer of log-probabilities for each choice."""
+    prepared = asked.prepared
+    return [
+        LogprobsWriter(
+            names,
+            Detokenizer(
+                service.tokenizer,
+                skip_special=prepared.spec.skip_special,
+                after=prompt.tokens if asked.echoes is None else (),
+            ),
+        )
+        for prompt in prepared.prompts
+        for _ in range(prepared.spec.n)
+    ]
 
 
 async def _scores(context: Context, request: Request, asked: _ReadRequest) -> list[PromptScores]:

@@ -9,6 +9,7 @@ from typing import Any
 from quire.api.shared.pieces import Array, compact
 from quire.api.shared.render import Logprobs, TokenNames, clamp, token_text
 from quire.core.request import ScoredToken, TokenLogprobs
+from quire.text.detokenizer import Detokenizer
 
 Lists = dict[str, list[object]]
 """OpenAI's parallel lists by name: tokens, their log-probabilities, top lists, text offsets."""
@@ -40,47 +41,53 @@ class PromptScores:
 
 
 class LogprobsWriter:
-    """Writes one choice's `logprobs`. Text offsets continue through a stream's chunks."""
+    """Writes one choice's `logprobs`. Text offsets continue through a stream's chunks.
 
-    def __init__(self, tokenizer: TokenNames) -> None:
-        self._tokenizer = tokenizer
+    Args:
+        names: names tokens.
+        text: decodes the choice's text, from the echoed prompt on. A token's offset is the length
+            of the text that was complete before it.
+    """
+
+    def __init__(self, names: TokenNames, text: Detokenizer) -> None:
+        self._names = names
+        self._text = text
         self._offset = 0
 
     def first(self, token_id: int) -> Lists:
         """Write a prompt's first token, which has no log-probability."""
-        name = token_text(self._tokenizer, token_id)
-        offset, self._offset = self._offset, self._offset + len(name)
         unknown: Lists = {"token_logprobs": [None], "top_logprobs": [None]}
-        return {"tokens": [name], **unknown, "text_offset": [offset]}
+        offset = self._next_offset(token_id)
+        return {"tokens": [token_text(self._names, token_id)], **unknown, "text_offset": [offset]}
 
     def write(self, entries: Sequence[TokenLogprobs]) -> Lists:
         """Return OpenAI's four parallel lists for the next tokens. Top lists include the sampled
         token.
         """
-        names = [token_text(self._tokenizer, entry.token_id) for entry in entries]
-        offsets = []
-        for name in names:
-            offsets.append(self._offset)
-            self._offset += len(name)
         return {
-            "tokens": [*names],
+            "tokens": [token_text(self._names, entry.token_id) for entry in entries],
             "token_logprobs": [clamp(entry.logprob) for entry in entries],
             "top_logprobs": [
                 {
-                    token_text(self._tokenizer, token): clamp(value)
+                    token_text(self._names, token): clamp(value)
                     for token, value in (*entry.top, (entry.token_id, entry.logprob))
                 }
                 for entry in entries
             ],
-            "text_offset": [*offsets],
+            "text_offset": [self._next_offset(entry.token_id) for entry in entries],
         }
+
+    def _next_offset(self, token_id: int) -> int:
+        offset = self._offset
+        self._offset += len(self._text.add(token_id))
+        return offset
 
 
 class CompletionLogprobs:
     """Collects the `logprobs` of a choice that is not streamed."""
 
-    def __init__(self, tokenizer: TokenNames) -> None:
-        self._writer = LogprobsWriter(tokenizer)
+    def __init__(self, writer: LogprobsWriter) -> None:
+        self._writer = writer
         self._written: dict[str, list[bytes]] = {name: [] for name in self._writer.write(())}
 
     def add_prompt(self, prompt: PromptScores) -> int:
