@@ -22,6 +22,7 @@ from quire.cache.host_block import HostBlock
 from quire.cache.specs import FullKV, KVGroup, RecurrentState, WindowKV, group_layers
 from quire.core.kv_format import KVFormat
 from quire.core.request import Output, Request
+from quire.device.host_copy import HostCopy
 from quire.executor.following import Kept, resolved
 from quire.scheduler.admission import SchedulerConfig
 from quire.scheduler.draft_lengths import EveryDraft
@@ -187,17 +188,16 @@ class Simulation:
             return plan
         assert self._before is not None, "rows follow a step"
         self.followed += 1
-        result, tokens, kept, lasts = self._before[1], list[int](), list[int](), list[int]()
-        for number, sampled in result.tokens.items():
-            kept.append(len(tokens) + self._kept[number] - 1)
+        result, tokens, lasts = self._before[1], list[int](), list[int]()
+        for sampled in result.tokens.values():
             tokens += sampled.tokens
             lasts.append(len(tokens) - 1)
         places = {number: place for place, number in enumerate(result.tokens)}
         guesses = [result.guesses[number] for number in result.tokens] if result.guesses else None
         before = Kept(
-            mx.array(tokens),
-            mx.array(kept),
-            None if guesses is None else mx.array(guesses),
+            HostCopy(mx.array(tokens)),
+            None if guesses is None else HostCopy(mx.array(guesses)),
+            None,
             lasts=lasts,
             places=places,
         )

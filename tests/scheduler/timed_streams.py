@@ -13,8 +13,8 @@ from quire.cache.block_manager import BlockManager
 from quire.cache.specs import FullKV, group_layers
 from quire.core.kv_format import KVFormat
 from quire.core.request import Request
+from quire.device.host_copy import HostCopy
 from quire.executor.following import Kept, resolved
-from quire.sampling.acceptance import count_accepted
 from quire.scheduler.admission import SchedulerConfig
 from quire.scheduler.draft_lengths import WorthwhileDrafts
 from quire.scheduler.drafting import Drafting
@@ -187,15 +187,13 @@ class TimedStreams:
             return plan
         assert self._before is not None, "rows follow a step"
         before, result = self._before
-        tokens, kept, lasts, places = list[int](), list[int](), list[int](), dict[int, int]()
+        tokens, lasts, places = list[int](), list[int](), dict[int, int]()
         for each in before.sequences:
             if own := result.tokens.get(each.number):
-                drafts = each.tokens[len(each.tokens) - each.sampled + 1 :]
-                kept.append(len(tokens) + count_accepted(drafts, own.tokens) - 1)
                 tokens += own.tokens
                 lasts.append(len(tokens) - 1)
                 places[each.number] = len(places)
-        known = Kept(mx.array(tokens), mx.array(kept), None, lasts, places)
+        known = Kept(HostCopy(mx.array(tokens)), None, None, lasts, places)
         return replace(resolved(plan, known), follows=True)
 
     def _sampled(self, plan: StepPlan) -> dict[int, SampledTokens]:

@@ -404,9 +404,9 @@ class EagerExecutor:
         device = current_device()
         sampled = sample(rows.logits, list(rows.rows), moved=rows.moved)
         tokens = device.host_copy(sampled.tokens)
-        kept = rows.states.last_kept(tokens.array)
         if self._guesser is None:
-            return Drawn(tokens, sampled, kept=kept)
+            return Drawn(tokens, sampled)
+        kept = rows.states.last_kept(tokens.array)
         guesses = self._guesser.guess(rows.states, tokens.array, kept, count=guess)
         copy = None if guesses is None else device.host_copy(guesses)
         return Drawn(tokens, sampled, copy, kept=kept)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -12,8 +13,12 @@ import numpy as np
 
 from quire.device.device import current_device
 from quire.device.dtypes import int32
+from quire.device.host_copy import HostCopy
+from quire.sampling.acceptance import count_accepted
 from quire.sampling.rows import Moved
 from quire.scheduler.plan import ScheduledSequence, StepPlan
+
+_NO_TOKEN = -1
 
 
 class Kept(NamedTuple):
@@ -21,38 +26,38 @@ class Kept(NamedTuple):
 
     Attributes:
         tokens: int32 `[R]`, the sampled ones.
-        rows: int32 `[N]`, the sampled row that a sequence goes on from; None if it is the last one
-            of each.
-        guesses: int32 `[N, count]`, the tokens guessed after it; None if there are none.
+        guesses: int32 `[N, count]`, the tokens guessed after the row that a sequence goes on from;
+            None if there are none.
+        rows: these rows, int32 `[N]`, if the step computes them: where a head is open, and any
+            sequence has drafts.
         lasts: the last sampled row of each sequence.
         places: the place of each sequence among the N, by number.
     """
 
-    tokens: mx.array
+    tokens: HostCopy
+    guesses: HostCopy | None
     rows: mx.array | None
-    guesses: mx.array | None
     lasts: Sequence[int]
     places: Mapping[int, int]
 
 
 def resolved(plan: StepPlan, before: Kept) -> StepPlan:
     """Return a plan whose rows follow a step that is done, with their places and tokens."""
-    tokens = np.array(before.tokens).tolist()
-    kept = before.lasts if before.rows is None else np.array(before.rows).tolist()
-    guesses = None if before.guesses is None else np.array(before.guesses).tolist()
+    tokens = before.tokens.read().tolist()
+    guesses = None if before.guesses is None else before.guesses.read().tolist()
     found = list[ScheduledSequence]()
     for each in plan.sequences:
         if each.follows:
             place = before.places[each.number]
-            own = array("i", [tokens[kept[place]]])
-            rejected = before.lasts[place] - kept[place]
+            first, last = before.lasts[place] - each.behind, before.lasts[place]
+            right = count_accepted(each.verified, tokens[first : last + 1]) - 1
+            own = array("i", [tokens[first + right]])
             if each.run:
-                right = each.behind - rejected
                 own.extend(each.run[right + 1 : right + each.count])
             elif each.count > 1:
                 assert guesses is not None, "drafts on the device were guessed"
                 own.extend(guesses[place][: each.count - 1])
-            each = _at(each, own, rejected=rejected)
+            each = _at(each, own, rejected=each.behind - right)
         found.append(each)
     return replace(plan, sequences=tuple(found), follows=False)
 
@@ -70,7 +75,8 @@ def _at(each: ScheduledSequence, tokens: array[int], rejected: int) -> Scheduled
         tokens=tokens,
         positions=positions,
         sampling=sampling,
-        behind=0,
+        verified=(),
+        run=(),
     )
 
 
@@ -89,15 +95,32 @@ class Following:
         self._sequences, self._before = sequences, before
         self.behind = max([each.behind for each in sequences])
         self._operations = current_device().operations
-        self._kept = int32(before.lasts) if before.rows is None else before.rows
         self._places = self._places_of(sequences, [each.count for each in sequences])
-        self._rejected = self._rejected_before(self._places)
+
+    @cached_property
+    def _kept(self) -> mx.array:
+        """The sampled row that each sequence of the running step goes on from, int32 `[N]`."""
+        before = self._before
+        if before.rows is not None or not self.behind:
+            return int32(before.lasts) if before.rows is None else before.rows
+        drafts = [_NO_TOKEN] * (before.lasts[-1] + 1)
+        for each in self._sequences:
+            if each.verified:
+                last = before.lasts[before.places[each.number]]
+                drafts[last - each.behind : last] = each.verified
+        starts = [0, *[last + 1 for last in before.lasts]]
+        return self._operations.first_different(before.tokens.array, int32(drafts), starts)
+
+    @cached_property
+    def _rejected(self) -> mx.array:
+        """By how many rows each row begins earlier, int32 `[T]`."""
+        return self._rejected_before(self._places)
 
     def tokens(self) -> mx.array:
         """Return the rows' tokens, int32 `[T]`."""
         known, places = list[int](), list[int]()
-        parts = [] if self._before.guesses is None else [self._before.guesses]
-        guessed = 0 if self._before.guesses is None else self._before.guesses.shape[1]
+        parts = [] if self._before.guesses is None else [self._before.guesses.array]
+        guessed = parts[0].shape[1] if parts else 0
         if [each for each in self._sequences if each.run]:
             parts.append(self._of_runs())
         for each in self._sequences:
@@ -109,7 +132,7 @@ class Following:
                 places += [self._before.places[each.number]] * unread
         guesses = mx.concatenate(parts, axis=1) if len(parts) > 1 else parts[0] if parts else None
         return self._operations.followed_tokens(
-            self._before.tokens,
+            self._before.tokens.array,
             self._kept,
             self._kept[:, None] if guesses is None else guesses,
             known=known,
@@ -120,7 +143,7 @@ class Following:
         """Return what runs expect behind the rows that sequences go on from, int32 `[N, count]`."""
         runs = [each for each in self._sequences if each.run]
         count = max([each.count for each in runs]) - 1
-        behind = np.zeros((self._before.tokens.shape[0], count), np.int32)
+        behind = np.zeros((self._before.lasts[-1] + 1, count), np.int32)
         for each in runs:
             last, own = self._before.lasts[self._before.places[each.number]], each.count - 1
             for right in range(each.behind + 1):

@@ -47,7 +47,7 @@ class Drawn(NamedTuple):
         sampled: their log-probabilities, if any are wanted.
         guesses: the draft head's tokens after each sequence's last kept one, int32 `[N, count]`,
             if any are wanted.
-        kept: see `FinalStates.last_kept`.
+        kept: see `FinalStates.last_kept`; None if no head is open, too.
     """
 
     tokens: HostCopy
@@ -106,9 +106,9 @@ class StepRows(NamedTuple):
         assert self.drawn is not None, "rows follow sampled tokens"
         drawn, sampling = self.drawn, self.sampling
         return Kept(
-            drawn.tokens.array,
+            drawn.tokens,
+            drawn.guesses,
             drawn.kept,
-            None if drawn.guesses is None else drawn.guesses.array,
             lasts=[self.row_of[each.number] + each.sampled - 1 for each in sampling],
             places={each.number: place for place, each in enumerate(sampling)},
         )

@@ -111,9 +111,9 @@ class ScheduledSequence(NamedTuple):
         next_token: the token after the rows, if they sample nothing and the host knows it.
         adapter: the LoRA adapter of its rows; empty for none.
         crossed: the media that some of the rows attend to through cross-attention layers, in order.
-        behind: the most rows by which these begin earlier than `start`: one for each draft of the
-            previous step that is wrong or comes after a wrong one. Positions and samplers' inputs
-            are those at `start`, too.
+        verified: drafts that the previous step verifies, which are not read yet. The rows begin
+            earlier than `start` by one for each that is wrong or comes after a wrong one. Positions
+            and samplers' inputs are those at `start`, too.
         run: tokens that are expected from the first one on that the previous step samples.
     """
 
@@ -136,8 +136,13 @@ class ScheduledSequence(NamedTuple):
     crossed: tuple[CrossKeys, ...] = ()
     next_token: int | None = None
     adapter: str = ""
-    behind: int = 0
+    verified: tuple[int, ...] = ()
     run: tuple[int, ...] = ()
+
+    @property
+    def behind(self) -> int:
+        """The most rows by which these begin earlier than `start`."""
+        return len(self.verified)
 
     @property
     def follows(self) -> bool:

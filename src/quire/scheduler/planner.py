@@ -129,7 +129,7 @@ class Planner:
                 draft=draft,
                 draft_masks=masks,
                 awaits_mask=sequence.awaits_mask,
-                behind=progress.unsettled,
+                verified=progress.drafts[-1].tokens if progress.unsettled else (),
             )
             if self.admission.make_room(rows, plan):
                 plan.append(rows)
@@ -415,6 +415,6 @@ def _reads(sequence: Sequence) -> bool:
 def _follows(plan: list[PlannedRows]) -> bool:
     """Whether rows depend on which drafts of the previous step are right, or on guesses."""
     for rows in plan:  # noqa: SIM110 - a generator is resumed for each
-        if rows.behind > 0 or UNREAD in rows.draft.tokens:
+        if rows.verified or UNREAD in rows.draft.tokens:
             return True
     return False

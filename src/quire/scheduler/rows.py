@@ -23,7 +23,7 @@ class PlannedRows:
         draft: drafted tokens, which are those of the last rows.
         draft_masks: mask of the token after each draft; empty without a constraint.
         awaits_mask: see `ScheduledSequence`.
-        behind: see `ScheduledSequence`.
+        verified: see `ScheduledSequence`.
         snapshots: slots that also get the recurrent state after the last row.
         end: one past the last row's token.
         samples: whether the rows yield a token.
@@ -36,7 +36,7 @@ class PlannedRows:
     draft: Draft = NO_DRAFT
     draft_masks: tuple[TokenMask | None, ...] = ()
     awaits_mask: bool = False
-    behind: int = 0
+    verified: tuple[int, ...] = ()
     snapshots: list[Block] = field(default_factory=list)
     end: int = field(init=False)
     samples: bool = field(init=False)
@@ -78,7 +78,7 @@ class PlannedRows:
             crossed=crossed,
             next_token=None if samples else self._next_token(end),
             adapter=request.adapter,
-            behind=self.behind,
+            verified=self.verified,
             run=self.draft.run,
         )
 
