@@ -8,17 +8,30 @@ from typing import Any
 import pytest
 from anthropic.types.beta.message_count_tokens_params import MessageCountTokensParams
 from anthropic.types.beta.message_create_params import MessageCreateParamsBase
+from openai.types.audio.transcription_create_params import (
+    TranscriptionCreateParamsBase as TranscriptionParams,
+)
+from openai.types.audio.translation_create_params import TranslationCreateParams
+from openai.types.batch_create_params import BatchCreateParams
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
 from openai.types.completion_create_params import CompletionCreateParamsBase as TextParams
+from openai.types.conversations.conversation_create_params import ConversationCreateParams
+from openai.types.conversations.item_create_params import ItemCreateParams
+from openai.types.embedding_create_params import EmbeddingCreateParams
 from openai.types.responses.input_token_count_params import InputTokenCountParams
+from openai.types.responses.response_compact_params import ResponseCompactParams
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
 
+from quire.api.audio.requests import TranscriptionRequest, TranslationRequest
+from quire.api.batches.endpoint import BatchRequestFields
 from quire.api.chat.endpoint import ChatRequest
 from quire.api.completions.endpoint import CompletionRequest
+from quire.api.embeddings.endpoint import EmbeddingRequest
 from quire.api.messages import blocks, tools
 from quire.api.messages import schema as messages
 from quire.api.responses import own_tools
 from quire.api.responses import schema as responses
+from quire.api.responses.conversations import ConversationFields, ItemsFields
 from quire.api.shared.schema import Wire
 from tests.support.sdk_types import Comparison, differences
 
@@ -32,13 +45,17 @@ UNREAD = (
 )
 ASK = [{"role": "user", "content": "Hi."}]
 IMAGE = {"image_url": "data:image/png;base64,AAAA"}
+ITEM_SAMPLES = {
+    "tools": {"type": "function", "name": "f"},
+    "ResponseInputImageParam": IMAGE,
+    "ResponseInputImageContentParam": IMAGE,
+}
 SAMPLES: Mapping[type[Wire], Mapping[str, Any]] = {
     ChatRequest: {"tools": {"type": "function", "function": {"name": "f"}}},
-    responses.PromptFields: {
-        "tools": {"type": "function", "name": "f"},
-        "ResponseInputImageParam": IMAGE,
-        "ResponseInputImageContentParam": IMAGE,
-    },
+    responses.PromptFields: ITEM_SAMPLES,
+    ConversationFields: ITEM_SAMPLES,
+    ItemsFields: ITEM_SAMPLES,
+    BatchRequestFields: {"seconds": 3600},
 }
 Refused = Mapping[str, tuple[str, ...]]
 
@@ -51,9 +68,19 @@ CHAT: Refused = {
     "OpenAI's servers do it": ("moderation", "web_search_options"),
 }
 TEXT: Refused = {"there is nothing to complete": ("prompt=null",)}
+
+
+def items_at(field: str) -> Refused:
+    """Return what is refused of a list of items."""
+    image = f"{field}<*<input_image>"
+    return {
+        "calls are answered in order": (f"{field}<*.async",),
+        "no files are kept by id": (f"{image}.file_id", f"{image}.image_url=*"),
+    }
+
+
 INPUT: Refused = {
-    "calls are answered in order": ("input<*.async",),
-    "no files are kept by id": ("input<*<input_image>.file_id", "input<*<input_image>.image_url=*"),
+    **items_at("input"),
     "OpenAI's servers do it": (
         *("tool_choice<file_search>", "tool_choice<web_search_preview*>", "tool_choice<computer*>"),
         *("tool_choice<image_generation>", "tool_choice<code_interpreter>", "tool_choice<mcp>"),
@@ -64,6 +91,20 @@ INPUT: Refused = {
 RESPONSES: Refused = {
     **INPUT,
     "OpenAI's account holds it": ("background_options", "image", "moderation", "prompt"),
+}
+COMPACT: Refused = {**items_at("input"), "OpenAI's account holds it": ("image",)}
+ITEMS = items_at("items")
+SPEECH: Refused = {
+    "words have no times": ("timestamp_granularities=word",),
+    "pieces end where it is quiet": ("chunking_strategy<server_vad>",),
+    "log-probabilities are not given": ("include",),
+    "speakers are not told apart": ("known_speaker_*", "response_format=diarized_json"),
+    "language and prompt say it": ("languages", "keywords"),
+}
+BATCH: Refused = {
+    "only text is generated": (
+        *("endpoint=/v1/moderations", "endpoint=/v1/images/*", "endpoint=/v1/videos"),
+    ),
 }
 BLOCKS: Refused = {
     "no files are kept by id": ("messages<user>.content<*>.source<file>",),
@@ -111,6 +152,23 @@ MESSAGES: Refused = {
             MESSAGES,
         ),
         (messages.CountRequest, MessageCountTokensParams, {"messages": ASK}, BLOCKS),
+        (responses.CompactRequest, ResponseCompactParams, {"input": "Hi."}, COMPACT),
+        (ConversationFields, ConversationCreateParams, {}, ITEMS),
+        (
+            ItemsFields,
+            ItemCreateParams,
+            {"items": ASK},
+            {**ITEMS, "the SDK sends it in the query": ("include",)},
+        ),
+        (EmbeddingRequest, EmbeddingCreateParams, {"input": "Hi."}, {}),
+        (TranscriptionRequest, TranscriptionParams, {"sound": ""}, SPEECH),
+        (TranslationRequest, TranslationCreateParams, {"sound": ""}, {}),
+        (
+            BatchRequestFields,
+            BatchCreateParams,
+            {"input_file_id": "x", "endpoint": "/v1/responses"},
+            BATCH,
+        ),
     ],
 )
 def test_fields_of_the_official_sdks_are_known_or_refused_on_purpose(

@@ -31,11 +31,13 @@ class Segment:
 
     Attributes:
         tokens: of the text, times left out.
+        logprobs: of the tokens; empty if the answer has none.
     """
 
     start: float
     end: float
     tokens: tuple[int, ...]
+    logprobs: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,26 +164,37 @@ class TranscriptTokens:
             timestamps=Timestamps(self.first_time, self.end, self.latest_start) if times else None,
         )
 
-    def segments(self, ids: Sequence[int], start: float, end: float) -> list[Segment]:
+    def segments(
+        self, ids: Sequence[int], start: float, end: float, *, logprobs: Sequence[float] = ()
+    ) -> list[Segment]:
         """Return the segments of an answer.
 
         Args:
             ids: the answer's tokens.
             start, end: the piece of sound, in seconds.
+            logprobs: of the tokens, if they were requested.
         """
-        found: list[Segment] = []
+        spans: list[tuple[float, float, list[int]]] = []  # with the places of its tokens
         opened, text, latest = start, list[int](), start
-        for token in ids:
+        for place, token in enumerate(ids):
             if token < self.end:
-                text.append(token)
+                text.append(place)
             elif token >= self.first_time:
                 latest = min(end, start + (token - self.first_time) * STEP_S)
                 if text:
-                    found.append(Segment(opened, latest, tuple(text)))
+                    spans.append((opened, latest, text))
                 opened, text = latest, []
         if text:
-            found.append(Segment(opened, end, tuple(text)))
-        return found
+            spans.append((opened, end, text))
+        return [
+            Segment(
+                first,
+                last,
+                tokens=tuple(ids[place] for place in places),
+                logprobs=tuple(logprobs[place] for place in places if logprobs),
+            )
+            for first, last, places in spans
+        ]
 
 
 def _by_name(values: Values, name: str) -> dict[str, int]:

@@ -9,11 +9,14 @@ import numpy as np
 import openai
 import pytest
 from openai import OpenAI
+from openai.types.audio import TranscriptionSegment
 
 from quire.api.audio.pieces import RATE, as_url, pieces
 from quire.core.config import ServerConfig
+from quire.demo import MODEL_DIR
 from quire.media.kinds import limits_of
 from quire.media.sound import decode
+from quire.text.tokenizer import Tokenizer
 from tests.api.conftest import HTTP, Serve, openai_client
 from tests.e2e.asking import SKILLS
 from tests.support.child import Child
@@ -52,6 +55,11 @@ def test_digits_are_heard(child: Child, said: tuple[bytes, str]) -> None:
     )
     assert verbose.segments is not None
     assert [each.text for each in verbose.segments] == [expected]
+    (segment,) = verbose.segments
+    TranscriptionSegment.model_validate(segment.to_dict(), extra="forbid")
+    assert (segment.seek, segment.temperature, segment.no_speech_prob) == (0, 0, 0)
+    assert -1 < segment.avg_logprob < 0
+    assert Tokenizer.open(MODEL_DIR).decode(segment.tokens).strip() == expected
     assert 0.2 < verbose.duration < 10
 
 
@@ -61,6 +69,7 @@ def test_digits_are_heard(child: Child, said: tuple[bytes, str]) -> None:
         ({"response_format": "diarized_json"}, "response_format"),
         ({"stream": "true"}, "stream"),
         ({"timestamp_granularities[]": "word"}, "timestamp_granularities"),
+        ({"keywords[]": "Quire"}, "'keywords' is not offered by this server: send them in prompt"),
         ({"temperature": "-1"}, "temperature"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import wave
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 import openai
 import pytest
 from openai import OpenAI
+from openai.types.audio import TranscriptionSegment
 
 from tests.api.conftest import HTTP
 from tests.support.child import Child, quire_serve
@@ -66,6 +68,11 @@ def test_segments_have_the_times_that_the_model_wrote(client: OpenAI) -> None:
     assert times == sorted(times)
     assert all(0 <= time <= 4 for time in times)
     assert all(token < FIRST_TIME for each in segments for token in each.tokens)
+    for each in segments:
+        TranscriptionSegment.model_validate(each.to_dict(), extra="forbid")
+        assert -20 < each.avg_logprob < 0
+        text = each.text.encode()
+        assert each.compression_ratio == len(text) / len(zlib.compress(text))
     srt = transcribed(client, recording(4), response_format="srt", language="de")
     assert srt.count(" --> ") == len(segments)
 

@@ -481,6 +481,30 @@ def test_files_on_a_disk_without_writes(
     assert client.files.delete(kept).deleted
 
 
+def test_files_of_answers_expire_if_the_batch_says_so(served: Served) -> None:
+    client = openai_client(served.url)
+    fields = {"endpoint": "/v1/completions", "completion_window": "24h"}
+    kept: list[bool] = []
+    for expiry in ({}, {"output_expires_after": {"anchor": "created_at", "seconds": 7200}}):
+        # One line is answered, the other one refused: both files are written.
+        sent = upload(client, line("a", prompt="x") + line("b", prompt="x", n=-1))
+        batch = client.batches.create(input_file_id=sent, **fields, **expiry)  # type: ignore[arg-type]
+        done = ended(client, batch.id)
+        for file_id in (done.output_file_id, done.error_file_id):
+            assert file_id is not None
+            file = client.files.retrieve(file_id)
+            kept.append(file.expires_at is None)
+            assert file.expires_at in (None, file.created_at + 7200, file.created_at + 7199)
+    assert kept == [True, True, False, False]
+    with pytest.raises(openai.BadRequestError, match="must be at least 3,600, not 60") as refused:
+        client.batches.create(
+            input_file_id=sent,
+            output_expires_after={"anchor": "created_at", "seconds": 60},
+            **fields,  # type: ignore[arg-type]
+        )
+    assert refused.value.param == "output_expires_after.seconds"
+
+
 @pytest.mark.parametrize("seconds", ["9" * 5000, "3599", "x"])
 def test_a_wrong_expiry_is_refused_by_name(served: Served, seconds: str) -> None:
     form = {"purpose": "batch", "expires_after[seconds]": seconds}

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from quire.api.shared.render import clamp
+
 Format = Literal["json", "text", "srt", "verbose_json", "vtt"]
+
+
+_FRAMES = 100
+"""Frames of a spectrogram a second, in which OpenAI counts where a segment's window starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,13 +23,32 @@ class SpokenText:
     """A part of a transcript, with its times in seconds.
 
     Attributes:
-        details: further members of a segment in `verbose_json`.
+        window: start of the piece of sound in which it was heard, in seconds.
+        tokens, logprobs: of the text, for `verbose_json`.
     """
 
     start: float
     end: float
     text: str
-    details: dict[str, Any] = field(default_factory=dict)
+    window: float
+    tokens: Sequence[int] = ()
+    logprobs: Sequence[float] = ()
+
+    def segment(self, number: int, temperature: float) -> dict[str, Any]:
+        """Return the segment of `verbose_json`. No model here tells speech from silence."""
+        text = self.text.encode()
+        return {
+            "id": number,
+            "seek": round(self.window * _FRAMES),
+            "start": self.start,
+            "end": self.end,
+            "text": self.text,
+            "tokens": list(self.tokens),
+            "temperature": temperature,
+            "avg_logprob": sum(map(clamp, self.logprobs)) / max(1, len(self.logprobs)),
+            "compression_ratio": len(text) / len(zlib.compress(text)),
+            "no_speech_prob": 0.0,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +59,13 @@ class Transcript:
         task: "transcribe" or "translate".
         language: as the client named it, or the model's code of the one that it heard.
         seconds: length of the sound.
+        temperature: of sampling.
     """
 
     task: str
     language: str
     seconds: float
+    temperature: float
     parts: Sequence[SpokenText]
 
     @property
@@ -59,10 +87,7 @@ def _json(found: Transcript) -> Response:
 
 
 def _verbose(found: Transcript) -> Response:
-    segments = [
-        {"id": number, "start": each.start, "end": each.end, "text": each.text, **each.details}
-        for number, each in enumerate(found.parts)
-    ]
+    segments = [each.segment(number, found.temperature) for number, each in enumerate(found.parts)]
     return JSONResponse(
         {
             "task": found.task,

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.datastructures import UploadFile
@@ -27,10 +28,51 @@ from quire.api.shared.fold import collect
 from quire.api.shared.forms import read_form
 from quire.api.shared.render import NoLogprobs
 from quire.core.errors import RequestError
+from quire.core.request import TokenLogprobs
 from quire.serving.generation import Prepared
 
-_FRAMES = 100
-"""Frames of a spectrogram a second, in which OpenAI counts where a segment's window starts."""
+_FLOAT_BYTES = 32
+"""Bytes of a number in a list."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    """The answer to one piece of sound.
+
+    Attributes:
+        tokens, logprobs: empty if the request does not need them.
+    """
+
+    text: str
+    tokens: list[int]
+    logprobs: list[float]
+
+    def spoken(self, start: float, end: float, special: Container[int]) -> SpokenText:
+        """Return the whole piece as one part of a transcript, without special tokens."""
+        kept = [
+            (token, logprob)
+            for token, logprob in zip(self.tokens, self.logprobs, strict=False)
+            if token not in special
+        ]
+        return SpokenText(
+            start,
+            end,
+            self.text.strip(),
+            window=start,
+            tokens=[token for token, _ in kept],
+            logprobs=[logprob for _, logprob in kept],
+        )
+
+
+class _KeptLogprobs(NoLogprobs):
+    """The log-probabilities of the tokens that were sampled."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+
+    def add(self, entries: Sequence[TokenLogprobs], *, reasoning: bool = False) -> int:
+        self.values += [each.logprob for each in entries]
+        return _FLOAT_BYTES * len(entries)
 
 
 class Transcriptions:
@@ -51,16 +93,23 @@ class Transcriptions:
         as_json = await _as_json(request, self._server.config.max_body_bytes)
         context, asked = await self._server.read(as_json, reader)
         if asked.whisper is None:
-            texts, _ = await self._collected(context, as_json, asked.prepared)
+            answers = await self._heard(context, as_json, asked.prepared)
+            special = context.service.tokenizer.special_ids
             parts = [
-                SpokenText(start, end, text.strip())
-                for (start, end), text in zip(asked.pieces, texts, strict=True)
+                each.spoken(start, end, special)
+                for (start, end), each in zip(asked.pieces, answers, strict=True)
             ]
             language = asked.language
         else:
             language, parts = await self._whispered(context, as_json, asked, whisper=asked.whisper)
-        seconds = asked.pieces[-1][1]
-        return written(Transcript(asked.task, language, seconds, parts=parts), asked.format)
+        transcript = Transcript(
+            asked.task,
+            language,
+            seconds=asked.pieces[-1][1],
+            temperature=asked.prepared.spec.sampling.temperature,
+            parts=parts,
+        )
+        return written(transcript, asked.format)
 
     async def _whispered(
         self, context: Context, request: Request, asked: SpeechRequest, whisper: Whispering
@@ -69,35 +118,33 @@ class Transcriptions:
         prepared = context.job_media.complete(asked.prepared)
         language = whisper.language
         if language is None:
-            _, ids = await self._collected(context, request, whisper.detecting(prepared))
+            answers = await self._heard(context, request, whisper.detecting(prepared))
             known = {token: code for code, token in whisper.tokens.languages.items()}
-            language = known[ids[0][0]]
-        prepared = whisper.asking(prepared, language)
-        _, ids = await self._collected(context, request, prepared)
+            language = known[answers[0].tokens[0]]
+        answers = await self._heard(context, request, whisper.asking(prepared, language))
         parts = [
             SpokenText(
                 round(segment.start, 3),
                 round(segment.end, 3),
                 context.service.tokenizer.decode(list(segment.tokens)).strip(),
-                details={
-                    "seek": round(start * _FRAMES),
-                    "tokens": list(segment.tokens),
-                    "temperature": prepared.spec.sampling.temperature,
-                },
+                window=start,
+                tokens=segment.tokens,
+                logprobs=segment.logprobs,
             )
-            for (start, end), own in zip(asked.pieces, ids, strict=True)
-            for segment in whisper.tokens.segments(own, start, end)
+            for (start, end), each in zip(asked.pieces, answers, strict=True)
+            for segment in whisper.tokens.segments(each.tokens, start, end, logprobs=each.logprobs)
         ]
         return language, parts
 
-    async def _collected(
-        self, context: Context, request: Request, prepared: Prepared
-    ) -> tuple[list[str], Sequence[list[int]]]:
-        """Return the text and, if requested, the token ids of each prompt's answer."""
+    async def _heard(self, context: Context, request: Request, prepared: Prepared) -> list[_Heard]:
+        """Return the answer to each prompt."""
         run = await context.start(request, prepared)
-        silent = [NoLogprobs() for _ in run.choices]
-        answers = await collect(request, run, silent, slots=self._server.slots)
-        return [each.text for each in answers], [each.take_ids() for each in run.choices]
+        kept = [_KeptLogprobs() for _ in run.choices]
+        answers = await collect(request, run, kept, slots=self._server.slots)
+        return [
+            _Heard(answer.text, choice.take_ids(), logprobs.values)
+            for answer, choice, logprobs in zip(answers, run.choices, kept, strict=True)
+        ]
 
 
 async def _as_json(request: Request, limit: int) -> Request:

@@ -64,6 +64,10 @@ class TranscriptionRequest(TranslationRequest):
     )
     include: None = Field(default=None, description="log-probabilities are not given")
     chunking_strategy: Literal["auto"] | None = None
+    languages: None = Field(default=None, description="send language")
+    keywords: None = Field(default=None, description="send them in prompt")
+    known_speaker_names: None = Field(default=None, description="speakers are not told apart")
+    known_speaker_references: None = Field(default=None, description="speakers are not told apart")
 
     @property
     def named_language(self) -> str | None:
@@ -151,7 +155,9 @@ async def _read(
         )
     samples = _decoded(context, fields)
     found = list(pieces(samples))
-    common = decoding(context, fields, request.headers)
+    verbose = fields.response_format == "verbose_json"
+    common = decoding(context, fields, request.headers, logprobs=0 if verbose else None)
+    common = replace(common, token_ids=verbose)
     if fields.temperature is None:
         common = replace(common, sampling=replace(common.sampling, temperature=0.0))
     whisper = None

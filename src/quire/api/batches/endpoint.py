@@ -27,11 +27,14 @@ from quire.api.batches.store import (
 from quire.api.shared.auth import caller_of
 from quire.api.shared.context import ServerContext
 from quire.api.shared.forms import read_form
+from quire.api.shared.numbers import Integer
 from quire.api.shared.queries import page, read_fields, read_query
 from quire.api.shared.schema import Wire
 from quire.core.errors import NotFound, NotOffered, RequestError
 
 _PIECE = 1 << 20
+_LEAST_EXPIRY_S, _MOST_EXPIRY_S = 3600, 30 * DAY_S
+"""Bounds of the time after which a file expires, in seconds: OpenAI's."""
 _MOST_FILE_BYTES = 200 << 20
 """Bytes of one uploaded file: OpenAI's limit for a batch."""
 
@@ -51,6 +54,13 @@ class FilesQuery(PageQuery):
     purpose: str = ""
 
 
+class OutputExpiry(Wire):
+    """When the files of a batch's answers expire."""
+
+    anchor: Literal["created_at"]
+    seconds: Integer = Field(ge=_LEAST_EXPIRY_S, le=_MOST_EXPIRY_S)
+
+
 class BatchRequestFields(Wire):
     """Every field of OpenAI's schema."""
 
@@ -58,8 +68,8 @@ class BatchRequestFields(Wire):
     endpoint: Literal[ROUTES]  # type: ignore[valid-type]
     completion_window: Literal["24h"] = "24h"
     metadata: dict[str, str] | None = Field(default=None, max_length=16)
-    output_expires_after: None = Field(
-        default=None, description="answers are kept until they are deleted"
+    output_expires_after: OutputExpiry | None = Field(
+        default=None, description="default: answers are kept until they are deleted"
     )
 
 
@@ -166,7 +176,7 @@ class Batches:
         files = self._offered.files(request)
         fields = await read_fields(self._server, request, BatchRequestFields)
         files.files.get(fields.input_file_id, "file")
-        now = int(time.time())
+        now, expiry = int(time.time()), fields.output_expires_after
         batch = BatchRecord(
             new_id("batch_"),
             now,
@@ -174,6 +184,7 @@ class Batches:
             input_file_id=fields.input_file_id,
             expires_at=now + DAY_S,
             metadata=fields.metadata,
+            output_expires_s=None if expiry is None else expiry.seconds,
         )
         files.batches.put(batch)
         self._offered.runner.run(caller_of(request.scope), batch)
@@ -239,9 +250,10 @@ def _expiry(seconds: object) -> int | None:
     if seconds is None:
         return None
     text = str(seconds)
-    if not (text.isdecimal() and len(text) < 10 and 3600 <= int(text) <= 30 * DAY_S):
+    known = text.isdecimal() and len(text) < 10
+    if not known or not _LEAST_EXPIRY_S <= int(text) <= _MOST_EXPIRY_S:
         raise RequestError(
-            f"'expires_after[seconds]' must be between 3600 and {30 * DAY_S}.",
+            f"'expires_after[seconds]' must be between {_LEAST_EXPIRY_S} and {_MOST_EXPIRY_S}.",
             param="expires_after",
         )
     return int(time.time()) + int(text)

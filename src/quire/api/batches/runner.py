@@ -202,6 +202,8 @@ def _finished(files: CallerFiles, batch: BatchRecord) -> BatchRecord:
     good = statuses.count(200)
     cancelled = batch.status == "cancelling"
     expired = not cancelled and len(statuses) < batch.total
+    kept_s = batch.output_expires_s
+    expires_at = None if kept_s is None else int(time.time()) + kept_s
     changes: dict[str, Any] = {"succeeded": good, "failed": len(statuses) - good}
     if batch.id.startswith("batch_"):  # Anthropic's results are read from the answers
         digits = batch.id.removeprefix("batch_")[1:]
@@ -213,7 +215,9 @@ def _finished(files: CallerFiles, batch: BatchRecord) -> BatchRecord:
             file_id = f"file-{number}{digits}"
             contents = (json.dumps(line).encode() + b"\n" for line in lines)
             filename = f"{batch.id}_{name}.jsonl"
-            files.add_file(contents, filename, "batch_output", file_id=file_id)
+            files.add_file(
+                contents, filename, "batch_output", file_id=file_id, expires_at=expires_at
+            )
             changes[f"{name}_file_id"] = file_id
     if cancelled:
         return batch.becomes("cancelled", **changes)

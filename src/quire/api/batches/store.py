@@ -85,6 +85,7 @@ class BatchRecord(Record):
         errors: why it failed: the lines that are not requests.
         total, succeeded, failed: requests, and those that were answered, with an error or without;
             while it runs, the file of answers has the last word.
+        output_expires_s: after how many seconds the files of answers expire; None is never.
     """
 
     endpoint: str
@@ -99,6 +100,7 @@ class BatchRecord(Record):
     total: int = 0
     succeeded: int = 0
     failed: int = 0
+    output_expires_s: int | None = None
 
     @property
     def over(self) -> bool:

@@ -391,13 +391,21 @@ class CountRequest(PromptFields):
     personality: str | None = Field(default=None, max_length=64, description="no effect")
 
 
-class CompactRequest(PromptFields):
+class ServiceFields(Wire):
+    """Fields that tell OpenAI's servers how to serve a request."""
+
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: CacheOptions | None = None
+    prompt_cache_retention: str | None = None
+    image: None = None
+
+
+class CompactRequest(PromptFields, ServiceFields):
     """A conversation that becomes shorter."""
 
-    prompt_cache_key: str | None = None
 
-
-class ResponsesRequest(PromptFields, DecodingFields, GuidedFields):
+class ResponsesRequest(PromptFields, ServiceFields, DecodingFields, GuidedFields):
     """The body. Each of OpenAI's fields has an effect, is refused, or cannot change an answer."""
 
     store: bool | None = None
@@ -420,16 +428,11 @@ class ResponsesRequest(PromptFields, DecodingFields, GuidedFields):
         default=None, description="no effect"
     )
     moderation: None = None
-    image: None = None
 
     max_tool_calls: Integer | None = Field(default=None, ge=0, lt=2**31)
     access_programs: dict[str, object] | None = None
     client_metadata: JsonObject | None = None
-    service_tier: str | None = None
     safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_options: CacheOptions | None = None
-    prompt_cache_retention: str | None = None
     user: str | None = None
 
     @property
