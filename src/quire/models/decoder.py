@@ -204,6 +204,12 @@ class DecoderModel(LayeredModel):
         ready = translate(weights, self.names)
         if self.description.tied_head:
             self._read_head(ready)
+        elif "lm_head.weight" not in ready and "model.embed_tokens.weight" in ready:
+            log.warning(
+                "The checkpoint has no lm_head.weight, so it is of a model that embeds: what it "
+                "generates has no meaning."
+            )
+            self.description, self.lm_head = replace(self.description, tied_head=True), None
         for name, place in named_parameters(self).items():
             if name not in ready and name.endswith(self.names.zero_if_absent):
                 log.warning("The checkpoint has no tensor %s; zeros are used instead.", name)

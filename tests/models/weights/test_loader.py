@@ -373,6 +373,23 @@ def test_a_head_of_its_own_is_read_where_the_configuration_ties_it(
     assert "ties the head" in caplog.text
 
 
+def test_a_model_that_embeds_needs_no_head(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Qwen3-Embedding-8B unties the head, and has none."""
+    config = CONFIGS["qwen3"](tie_word_embeddings=False)
+    folder = write_model(tmp_path, config)
+    weights = _weights(folder)
+    del weights["lm_head.weight"]
+    _save(folder, {name.removeprefix("model."): array for name, array in weights.items()})
+    opened = open_model(str(folder)).model
+    assert "no lm_head.weight" in caplog.text
+    tied = write_model(tmp_path / "tied", config | {"tie_word_embeddings": True}, weights=weights)
+    assert mx.array_equal(
+        solo_logits(opened, PROMPT), solo_logits(open_model(str(tied)).model, PROMPT)
+    )
+
+
 def test_broken_files_are_named(tmp_path: Path) -> None:
     folder = tiny_model(tmp_path / "cut", "llama")
     file = folder / "model.safetensors"
