@@ -1,8 +1,9 @@
-"""Pictures for Kimi K2.5: sizes, pixels, settings."""
+"""Pictures for Kimi K2.5 and Kimi-VL: sizes, pixels, settings."""
 
 from __future__ import annotations
 
 import json
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,42 @@ def test_published_keys_mean_the_same(tmp_path: Path) -> None:
     assert ours.placeholders == Placeholders(7)
     (part,) = ours.read(encoded(noise(1000, 1000)), param="p")
     assert part.item.shape == (26, 26)
+
+
+KIMI_VL = {"model_type": "kimi_vl", "media_placeholder_token_id": 7, "vision_config": {}}
+PUBLISHED = {
+    "in_token_limit": 600,
+    "patch_size": 14,
+    "merge_kernel_size": [2, 2],
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+    "pad_input": True,
+}
+
+
+@pytest.mark.parametrize("size", [(300, 200), (28, 28), (1000, 900), (411, 1300)])
+def test_pixels_of_kimi_vl_are_those_of_its_published_code(
+    tmp_path: Path, size: tuple[int, int]
+) -> None:
+    """It shrinks by Pillow, and pads with black on the right and below."""
+    picture = noise(*size)
+    (part,) = opened(tmp_path, PUBLISHED, KIMI_VL).read(encoded(picture), param="p")
+    patches = (size[0] // 14) * (size[1] // 14)
+    if patches > 600:
+        scale = math.sqrt(600 / patches)
+        width, height = (int(side * scale) for side in size)
+        picture = picture.resize((width, height), PIL.Image.Resampling.BICUBIC)
+    found = whole(part.item)
+    padded = PIL.Image.new("RGB", found.shape[1::-1])
+    padded.paste(picture, (0, 0))
+    assert np.array_equal(found, np.asarray(padded))
+    more = [found.shape[1] - picture.width, found.shape[0] - picture.height]
+    assert all(0 <= each < 28 for each in more)
+
+
+def test_kimi_vl_that_crops_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="pad_input"):
+        opened(tmp_path, PUBLISHED | {"pad_input": False}, KIMI_VL)
 
 
 @pytest.mark.parametrize(

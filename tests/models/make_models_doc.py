@@ -179,7 +179,6 @@ _SAME_AS = {
     "internvl_chat": "internvl",
     "joyai_llm_flash": "deepseek_v3",
     "kimi_k2": "deepseek_v3",
-    "kimi_vl": "deepseek_v3",
     "lfm2-vl": "lfm2_vl",
     "llama4": "llama4_text",
     "multi_modality": "deepseek_vl` and `deepseek_vl_hybrid",

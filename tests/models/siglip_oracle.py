@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen
 from transformers.models.siglip2 import modeling_siglip2 as siglip2
@@ -164,6 +164,107 @@ def kimi_k25(config: dict[str, Any], folder: Path) -> Reference:
         return torch.as_tensor(picture)
 
     return Reference(whole, rows)
+
+
+def kimi_vl(config: dict[str, Any], folder: Path) -> Reference:
+    """Return Kimi K2.5's reference, which has the same encoder of pictures. Saved by published
+    names.
+    """
+    vision = dict(config["vision_config"])
+    for side in ("height", "width"):
+        vision[f"pos_emb_{side}"] = vision.pop(f"init_pos_emb_{side}")
+    del vision["model_type"], vision["merge_kernel_size"]
+    own = {key: value for key, value in config.items() if key != "media_placeholder_token_id"}
+    changes = {"model_type": "kimi_k25", "vision_config": vision, "projection_hidden_size": 64}
+    found = kimi_k25(own | changes | {"image_token_id": config[_KIMI_TOKEN]}, folder)
+    path = folder / "model.safetensors"
+    saved = {_kimi_name(name): array for name, array in load_file(path).items()}
+    save_file(saved, path)
+    (folder / "config.json").write_text(json.dumps(config))
+    return found
+
+
+_KIMI_TOKEN = "media_placeholder_token_id"
+
+
+def _kimi_name(name: str) -> str:
+    """Return the name in Kimi-VL of a tensor of K2.5."""
+    for theirs, published in (
+        ("mm_projector.proj.0.", "multi_modal_projector.linear_1."),
+        ("mm_projector.proj.2.", "multi_modal_projector.linear_2."),
+        ("mm_projector.", "multi_modal_projector."),
+    ):
+        name = name.replace(theirs, published)
+    return name
+
+
+def dots_ocr(config: dict[str, Any], folder: Path) -> Reference:
+    """Return Qwen2, and Qwen2.5-VL's encoder without windows and biases, with a norm behind its
+    patches and another behind its layers. Saved by published names.
+    """
+    torch.manual_seed(0)
+    text = _decoder({k: v for k, v in config.items() if k != "attention_bias"}, "qwen2")
+    vision = config["vision_config"]
+    hidden, count = vision["embed_dim"], vision["num_hidden_layers"]
+    tower = qwen.Qwen2_5_VisionTransformerPretrainedModel(
+        transformers.Qwen2_5_VLConfig(
+            vision_config={
+                **vision,
+                "depth": count,
+                "num_heads": vision["num_attention_heads"],
+                "out_hidden_size": config["hidden_size"],
+                "fullatt_block_indexes": list(range(count)),
+            }
+        ).vision_config
+    )
+
+    def norm() -> nn.Module:
+        return nn.RMSNorm(hidden, vision["rms_norm_eps"])
+
+    tower.patch_embed = nn.Sequential(nn.Linear(3 * PATCH**2, hidden), norm())
+    for block in tower.blocks:
+        block.norm1, block.norm2 = norm(), norm()
+        for module in block.modules():
+            if isinstance(module, nn.Linear):
+                module.bias = None
+    tower.merger.ln_q = nn.LayerNorm(hidden, 1e-6)
+    tower.merger = nn.Sequential(norm(), tower.merger)
+    draw_anew(tower)
+    named = {f"vision_tower.{_dots_name(n)}": each for n, each in tower.state_dict().items()}
+    kernel = "vision_tower.patch_embed.patchifier.proj.weight"
+    # Here the values of a pixel stand together; a convolution has planes of colours.
+    named[kernel] = named[kernel].reshape(hidden, PATCH, PATCH, 3).permute(0, 3, 1, 2)
+    _save(config, folder, text, named)
+
+    def rows(item: MediaItem) -> torch.Tensor:
+        mean, std = (np.array(each) for each in (CLIP_COLOURS.mean, CLIP_COLOURS.std))
+        raw = np.frombuffer(item.features, np.uint8).reshape(-1, 3)
+        pixels = ((raw / 255 - mean) / std).astype(np.float32)
+        values = torch.from_numpy(pixels.reshape(item.shape[0] * item.shape[1], -1))
+        with torch.no_grad():
+            grid = torch.tensor([(1, *item.shape)])
+            found: torch.Tensor = tower(values, grid_thw=grid).pooler_output
+        return found
+
+    return Reference(text, rows)
+
+
+_DOTS = {
+    "patch_embed.0.": "patch_embed.patchifier.proj.",
+    "patch_embed.1.": "patch_embed.patchifier.norm.",
+    "mlp.gate_proj.": "mlp.fc1.",
+    "mlp.down_proj.": "mlp.fc2.",
+    "mlp.up_proj.": "mlp.fc3.",
+    "merger.0.": "post_trunk_norm.",
+    "merger.1.": "merger.",
+}
+
+
+def _dots_name(name: str) -> str:
+    """Return the published name of a tensor of the encoder."""
+    for theirs, published in _DOTS.items():
+        name = name.replace(theirs, published)
+    return name
 
 
 def mistral3(config: dict[str, Any], folder: Path) -> Reference:

@@ -286,7 +286,9 @@ WHOLE: dict[str, dict[str, Any]] = {
         REGISTERED["mistral3, Mistral Small 4"], n_group=1, topk_group=1, rms_norm_eps=1e-6
     ),
     "kimi_k25": _with_text(REGISTERED["kimi_k25"], **FLAT, **ROUTED_AS_V3),
-    "kimi_vl": _with_text(REGISTERED["kimi_vl"], **FLAT, **ROUTED_AS_V3, rope_parameters=None),
+    "kimi_vl": _with_text(
+        REGISTERED["kimi_vl, text"], **FLAT, **ROUTED_AS_V3, rope_parameters=None
+    ),
     "qwen3_5": _with_text(REGISTERED["qwen3_5"], full_attention_interval=3),
     "qwen3_5_moe": _with_text(REGISTERED["qwen3_5_moe"], full_attention_interval=3),
     "qwen2_vl": _with_text(REGISTERED["qwen2_vl"], **FLAT),

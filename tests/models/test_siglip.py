@@ -182,6 +182,17 @@ _CONVERTED = {
         (".pos_embed.", ".embeddings.position_embedding."),
     ),
 }
+_DOTS = (
+    ("visual.merger.post_layernorm.", "vision_tower.post_trunk_norm."),
+    ("visual.merger.norm.", "vision_tower.merger.ln_q."),
+    ("visual.merger.linear_fc1.", "vision_tower.merger.mlp.0."),
+    ("visual.merger.linear_fc2.", "vision_tower.merger.mlp.2."),
+    ("visual.patch_embed.", "vision_tower.patch_embed.patchifier."),
+    ("visual.", "vision_tower."),
+    (".mlp.gate_proj.", ".mlp.fc1."),
+    (".mlp.down_proj.", ".mlp.fc2."),
+    (".mlp.up_proj.", ".mlp.fc3."),
+)
 _SIGLIP = (
     (".attn.proj.", ".self_attn.out_proj."),
     (".blocks.", ".encoder.layers."),
@@ -193,6 +204,19 @@ _SIGLIP = (
 )
 
 
+_KIMI_VL = (
+    ("visual.merger.post_layernorm.", "vision_tower.final_layernorm."),
+    ("visual.merger.norm.", "multi_modal_projector.pre_norm."),
+    ("visual.merger.linear_fc", "multi_modal_projector.linear_"),
+    ("visual.pos_embed.", "vision_tower.patch_embed.pos_emb."),
+    ("visual.", "vision_tower."),
+    (".norm1.", ".norm0."),
+    (".norm2.", ".norm1."),
+    (".attn.qkv.", ".attn.wqkv."),
+    (".attn.proj.", ".attn.wo."),
+    (".mlp.up_proj.", ".mlp.fc0."),
+    (".mlp.down_proj.", ".mlp.fc1."),
+)
 _KIMI = (
     ("visual.merger.post_layernorm.", "vision_tower.encoder.final_layernorm."),
     ("visual.merger.norm.", "mm_projector.pre_norm."),
@@ -210,7 +234,7 @@ _KIMI = (
 )
 
 
-def moonshots(weights: Weights) -> Weights:
+def moonshots(weights: Weights, names: tuple[tuple[str, str], ...] = _KIMI) -> Weights:
     """Return the tensors as Moonshot publishes them, whose decoder is named as in conversions."""
     heads, head_dim = 4, 16
     half, quarter = head_dim // 2, head_dim // 4
@@ -226,7 +250,7 @@ def moonshots(weights: Weights) -> Weights:
         if not key.startswith("visual."):
             ready[f"language_model.{key}"] = array
             continue
-        for ours, theirs in _KIMI:
+        for ours, theirs in names:
             key = key.replace(ours, theirs)
         if ".wqkv." in key:
             q, k, v = mx.split(array, 3)
@@ -239,13 +263,31 @@ def moonshots(weights: Weights) -> Weights:
     return ready
 
 
+def conversions_of_dots(weights: Weights) -> Weights:
+    """Return the tensors as mlx-vlm names them; its decoder has the head within."""
+    ready: Weights = {}
+    for key, array in weights.items():
+        if not key.startswith("visual."):
+            inner = "model." if key.startswith("lm_head.") else ""
+            ready[f"language_model.{inner}{key}"] = array
+            continue
+        for ours, theirs in _DOTS:
+            key = key.replace(ours, theirs)
+        ready[key] = array
+    return ready
+
+
 def converted(name: str, weights: Weights) -> Weights:
     """Return the tensors as mlx-vlm names them; those that it publishes are what the oracle
     saves.
     """
     if name == "kimi_k25":
         return moonshots(weights)
+    if name == "kimi_vl":
+        return moonshots(weights, _KIMI_VL)
     ready: Weights = {}
+    if name == "dots_ocr":
+        return conversions_of_dots(weights)
     for key, array in weights.items():
         if not key.startswith("visual."):
             ready[f"language_model.{key}"] = array

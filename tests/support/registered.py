@@ -55,7 +55,7 @@ _WHOLE: dict[str, dict[str, Any]] = {
     "youtu_llm": DESCRIBED["youtu"] | {"model_type": "youtu_llm"},
     "joyai_llm_flash": DESCRIBED["deepseek_v3"] | {"model_type": "joyai_llm_flash"},
     "kimi_k2": DESCRIBED["deepseek_v3"] | {"model_type": "kimi_k2"},
-    "kimi_vl": _around("kimi_vl", DESCRIBED["deepseek_v3"]),
+    "kimi_vl, text": _around("kimi_vl", DESCRIBED["deepseek_v3"]),
     "ernie4_5_moe_vl": SEEING["ernie4_5_vl_moe"] | {"model_type": "ernie4_5_moe_vl"},
     "qwen3_omni_moe": {
         "model_type": "qwen3_omni_moe",

@@ -194,6 +194,46 @@ CONFIGS["kimi_k25"] = {
         "pos_emb_width": 6,
     },
 }
+CONFIGS["kimi_vl"] = {
+    "model_type": "kimi_vl",
+    "media_placeholder_token_id": IMAGE,
+    "tie_word_embeddings": False,
+    "text_config": CONFIGS["kimi_k25"]["text_config"],
+    "vision_config": {
+        "model_type": "moonvit",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "patch_size": PATCH,
+        "merge_kernel_size": [2, 2],
+        "init_pos_emb_height": 6,
+        "init_pos_emb_width": 6,
+    },
+}
+CONFIGS["dots_ocr"] = _TEXT | {
+    "model_type": "dots_ocr",
+    "num_key_value_heads": 2,
+    "rope_theta": 10000.0,
+    "attention_bias": True,
+    "use_sliding_window": False,
+    "tie_word_embeddings": False,
+    "image_token_id": IMAGE,
+    "video_token_id": VIDEO,
+    "vision_config": {
+        "embed_dim": 64,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "patch_size": PATCH,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 1,
+        "post_norm": True,
+        "use_bias": False,
+        "rms_norm_eps": 1e-5,
+    },
+}
 EVERY_PATCH = ("phi4-siglip", "llava-pixtral")
 """Families in which each patch is a row. Theirs are twice as large on each side."""
 

@@ -163,6 +163,14 @@ CONFIGS["cohere2_vision"] = CONFIGS["aya_vision"] | {
 }
 del CONFIGS["cohere2_vision"]["image_token_index"]
 
+CONFIGS["llava_next-granite"] = CONFIGS["llava_next"] | {
+    # Of another scale of logits, transformers' LLaVA takes no notice; mlx-vlm does.
+    "text_config": DESCRIBED["granite"] | {"logits_scaling": 1.0},
+    "vision_config": _SIGLIP | {"num_hidden_layers": 3},
+    "vision_feature_layer": [-3, -1],
+    "vision_feature_select_strategy": "full",
+}
+
 WHOLE = ("gemma3",)
 """Families in which rows of a picture see each other."""
 
@@ -180,7 +188,7 @@ def tiles(seed: int, count: int, *, whole: bool) -> MediaItem:
     return MediaItem.of("image", features, (count,), count, bidirectional=whole)
 
 
-IN_GRIDS = ("llava_next", "llava_onevision")
+IN_GRIDS = ("llava_next", "llava_next-granite", "llava_onevision")
 """Families in which a picture's tiles are in a grid."""
 
 SIZES = ((9, 30), (20, 7), (40, 40), (16, 16), (31, 33), (90, 11), (5, 5))

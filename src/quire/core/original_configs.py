@@ -3,7 +3,7 @@
 Families that are older than the usual keys have other names for some of them. Models published
 before transformers supported them have other objects: OpenGVLab's `internvl_chat` (InternVL 2 to
 3.5), DeepSeek's `multi_modality` (DeepSeek-VL and the understanding part of Janus), Baidu's
-`ernie4_5_moe_vl` (ERNIE 4.5 VL), Moonshot's `kimi_k25` (Kimi K2.5), and DeepSeek's `deepseek_vl_v2`
+`ernie4_5_moe_vl` (ERNIE 4.5 VL), Moonshot's `kimi_k25` and `kimi_vl`, and `deepseek_vl_v2`
 (DeepSeek-OCR 1 and 2), which conversions call `deepseekocr` and `deepseekocr_2`.
 """
 
@@ -242,7 +242,7 @@ _KIMI = {
     "init_pos_emb_height": "pos_emb_height",
     "init_pos_emb_width": "pos_emb_width",
 }
-"""The encoder configuration of Kimi K2.5."""
+"""The encoder configuration of Kimi K2.5 and Kimi-VL."""
 
 
 def _kimi_k25(config: Values) -> Config:
@@ -271,5 +271,6 @@ _ORIGINAL: dict[str, Callable[[Values], Config]] = {
     "ernie4_5_moe_vl": _ernie,
     "internvl_chat": _internvl_chat,
     "kimi_k25": _kimi_k25,
+    "kimi_vl": _kimi_k25,
     "multi_modality": _multi_modality,
 }

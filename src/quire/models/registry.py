@@ -70,6 +70,7 @@ _MODULES = (
     "qwen",
     "qwen_vl",
     "rednote",
+    "rednote_vl",
     "sarvam",
     "stability",
     "stepfun",

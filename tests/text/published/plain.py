@@ -55,6 +55,16 @@ PLAIN: tuple[Published, ...] = (
         marks={"<image>": 128815},
     ),
     Published(
+        ("dots_ocr",),
+        "rednote-hilab/dots.ocr",
+        "none",
+        "<|user|>{}<|endofuser|>",
+        "<|assistant|>",
+        "",
+        {"<|endoftext|>": 151643, "<|endofassistant|>": 151673},
+        {"<|img|>": 151652, "<|imgpad|>": 151665},
+    ),
+    Published(
         ("whisper",),
         "openai/whisper-large-v3",
         "none",

@@ -72,6 +72,8 @@ IMAGES: dict[str, Open] = {
     "Kimi_K25ImageProcessor": KimiImageProcessor.open,
     "KimiK25VisionProcessor": KimiImageProcessor.open,
     "kimi_k25": KimiImageProcessor.open,
+    "KimiVLImageProcessor": KimiImageProcessor.open,
+    "kimi_vl": KimiImageProcessor.open,
     "Lfm2VlImageProcessor": LfmImageProcessor.open,
     "Lfm2VlImageProcessorFast": LfmImageProcessor.open,
     "lfm2_vl": LfmImageProcessor.open,

@@ -1,4 +1,5 @@
-"""Kimi K2.5: a picture is shrunk if it is too large, and padded with black to whole squares.
+"""Kimi K2.5 and Kimi-VL: a picture is shrunk if it is too large, and padded with black to whole
+squares.
 
 The sizes equal those of transformers' `Kimi_K25ImageProcessor`, the pixels too, but for the
 rounding of Pillow's resizing; they stay uint8: the model scales them.
@@ -16,11 +17,12 @@ from quire.core.media import EVEN_COLOURS, MediaItem
 from quire.core.values import Values
 from quire.media.processors.base import Placeholders, WholeImageProcessor, check_pixels
 from quire.media.processors.qwen import max_pixels, patches, resized
+from quire.media.processors.tiles import side_of
 from quire.media.source import Detail
 
 
 class KimiImageProcessor(WholeImageProcessor):
-    """The image processor of Kimi K2.5.
+    """The image processor of Kimi K2.5 and Kimi-VL.
 
     Args:
         patch: pixels on a patch's side.
@@ -56,12 +58,17 @@ class KimiImageProcessor(WholeImageProcessor):
         size.only("max_width", across)
         own.only("fixed_output_tokens")
         own.only("do_pad", True)
+        older = config.value("model_type") == "kimi_vl"
+        if older and not own.flag("pad_input", default=False):
+            raise own.error("pad_input", "and only true is supported")
         return cls(
             # The chat template writes what goes around a picture.
             Placeholders(config.integer("image_token_id", default=163_605, minimum=0)),
             patch=own.integer("patch_size", default=14),
-            merge=own.integer("merge_size", "merge_kernel_size", default=2),
-            most=own.integer("max_patches", "in_patch_limit", default=16_384),
+            merge=own.integer("merge_size", default=side_of(own, "merge_kernel_size", 2)),
+            most=own.integer(
+                "max_patches", "in_patch_limit", "in_token_limit", default=4096 if older else 16_384
+            ),
             across=across,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quire.core.errors import ModelError
 from quire.models.base import LanguageModel
+from quire.models.decoder import DecoderModel
 from quire.models.families.common import Family, projector_activation
 from quire.models.families.mistral_vl import pixtral_12b
 from quire.models.families.vision import (
@@ -53,10 +54,17 @@ def _llava(s: Settings, packings: dict[str, Packing], tower: str, layer: int) ->
         )
     name = projector_activation(s)
     bias = s.flag("multimodal_projector_bias", default=True)
-    return tiled_vision_model(text, kind, LayersProjector(name, bias=bias), packings=packings)
+    assert isinstance(text, DecoderModel)
+    return tiled_vision_model(
+        text,
+        kind,
+        LayersProjector(name, bias=bias),
+        packings=packings,
+        multiplier=text.description.embedding_multiplier,  # Granite's
+    )
 
 
-_TEXT = ("llama", "mistral", "qwen2")
+_TEXT = ("llama", "mistral", "qwen2", "granite")
 
 
 def _layers(s: Settings, default: int) -> tuple[int, ...]:
@@ -67,6 +75,6 @@ def _layers(s: Settings, default: int) -> tuple[int, ...]:
 
 FAMILIES = (
     Family("llava", "LLaVA 1.5 and Pixtral 12B, text and images", llava),
-    Family("llava_next", "LLaVA-NeXT (1.6), text and images", llava_next),
+    Family("llava_next", "LLaVA-NeXT (1.6) and Granite Vision 3, text and images", llava_next),
     Family("llava_onevision", "LLaVA-OneVision, text, images and video", llava_onevision),
 )

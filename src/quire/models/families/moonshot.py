@@ -1,6 +1,6 @@
 """Kimi K2.5 (arXiv:2602.02276), Kimi-VL (arXiv:2504.07491), Kimi Linear (arXiv:2510.26692) and K3.
 
-The first two use DeepSeek V3's decoder; of them only K2.5 takes pictures here. Kimi Linear combines
+The first two use DeepSeek V3's decoder, and take pictures. Kimi Linear combines
 delta nets with per-channel decay and latent attention without positions, and so does Kimi K3.
 """
 
@@ -15,7 +15,6 @@ import numpy as np
 
 from quire.core.media import EVEN_COLOURS
 from quire.models.base import LanguageModel
-from quire.models.decoder import DecoderModel
 from quire.models.description import Mixer, Norm, NormPlacement
 from quire.models.families.common import (
     EXPERT_PARTS,
@@ -210,7 +209,7 @@ def delta_tensors(weights: Weights, latents: LatentAttention) -> Weights:
 
 
 def kimi_k25(s: Settings) -> LanguageModel:
-    """Build Kimi K2.5 for text and pictures; videos are not supported."""
+    """Build Kimi K2.5 or Kimi-VL for text and pictures; videos are not supported."""
     text = text_of(s)
     text.only("model_type", "deepseek_v3", "kimi_k2")
     description, names = deepseek_v3_described(text)
@@ -228,14 +227,6 @@ def kimi_k25(s: Settings) -> LanguageModel:
         model=TextPositionsModel,
         prepare=_published,
     )
-
-
-def kimi_vl(s: Settings) -> LanguageModel:
-    """Build Kimi-VL for text; its encoder is left out."""
-    text = text_of(s)
-    text.only("model_type", "deepseek_v3")
-    unused = ("vision_tower.", "multi_modal_projector.")
-    return DecoderModel(*deepseek_v3_described(text, unused))
 
 
 def _vision(v: Settings, width: int, projection: Norm) -> QwenVision:
@@ -276,7 +267,10 @@ _PARTS = {
     "encoder.patch_embed": "patch_embed",
     "patch_embed.pos_emb": "pos_embed",
     "encoder.final_layernorm": "merger.post_layernorm",
+    "final_layernorm": "merger.post_layernorm",
     "merger.pre_norm": "merger.norm",
+    "merger.linear_1": "merger.linear_fc1",
+    "merger.linear_2": "merger.linear_fc2",
     "merger.proj.0": "merger.linear_fc1",
     "merger.proj.2": "merger.linear_fc2",
 }
@@ -287,8 +281,15 @@ uses some names between the publisher's and its own.
 
 def _published(kind: QwenVision, weights: Weights) -> Weights:
     """Reorder rotated pairs: published ones alternate columns and rows; here all rows come
-    first.
+    first. Conversions of Kimi-VL have other names for layers.
     """
+    if any(".norm0." in name for name in weights):
+        weights = {
+            name.replace("blocks.", "encoder.blocks.").replace(".attn.", ".")
+            if name.startswith("blocks.")
+            else name: array
+            for name, array in weights.items()
+        }
     quarter = kind.head_dim // 4
     pairs = np.arange(2 * quarter)
     taken = 2 * (pairs % quarter) + (pairs < quarter)  # index of the published pair
@@ -322,5 +323,5 @@ FAMILIES = (
     Family("kimi_k25", "Kimi K2.5 and K2.6, text and images", kimi_k25),
     Family("kimi_k3", "Kimi K3, text", kimi_k3, context=_text_context),
     Family("kimi_linear", "Kimi Linear", kimi_linear, context=_context),
-    Family("kimi_vl", "Kimi-VL, text", kimi_vl),
+    Family("kimi_vl", "Kimi-VL, text and images", kimi_k25),
 )

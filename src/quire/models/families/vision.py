@@ -17,6 +17,7 @@ from quire.models.decoder import DecoderModel
 from quire.models.description import Norm
 from quire.models.families.cohere import cohere2
 from quire.models.families.common import activation, text_of
+from quire.models.families.ibm import granite
 from quire.models.families.internlm import internlm2, internlm3
 from quire.models.families.meta import llama
 from quire.models.families.microsoft import phi3
@@ -36,6 +37,7 @@ SIGLIP, CLIP, INTERNVIT = "siglip_vision_model", "clip_vision_model", "internvl_
 _DECODERS: dict[str, Callable[[Settings], LanguageModel]] = {
     "cohere2": cohere2,
     "gpt_oss": gpt_oss,
+    "granite": granite,
     "internlm2": internlm2,
     "internlm3": internlm3,
     "llama": llama,
@@ -189,12 +191,13 @@ def tiled_vision_model(
     projector: Projector,
     packings: dict[str, Packing] | None = None,
     prepare: Callable[[Weights], Weights] | None = None,
+    multiplier: float = 1.0,
 ) -> LanguageModel:
     """Build the decoder with a vision transformer.
 
     Args:
         packings: packing of each media kind; None means pictures, with tiles in order.
-        prepare: see `TiledModel`.
+        prepare, multiplier: see `TiledModel`.
     """
     assert isinstance(text, DecoderModel)
     names = partial(visual_names, kind)
@@ -205,6 +208,7 @@ def tiled_vision_model(
         packings=packings or {"image": InOrder()},
         visual_names=names,
         prepare=prepare,
+        multiplier=multiplier,
     )
 
 

@@ -23,12 +23,23 @@ TILES = ("visual.", "vision_tower.", "multi_modal_projector.", "image_newline")
 
 
 class TiledVision(Module):
-    """A vision transformer and its projector."""
+    """A vision transformer and its projector.
+
+    Args:
+        multiplier: factor of an item's rows.
+    """
 
     def __init__(
-        self, kind: VisionTransformer, projector: Projector, width: int, newline: bool
+        self,
+        kind: VisionTransformer,
+        projector: Projector,
+        width: int,
+        *,
+        newline: bool,
+        multiplier: float = 1.0,
     ) -> None:
         super().__init__()
+        self.multiplier = multiplier
         check_squares(kind.side, projector.square)
         self.kind = kind
         self.side = kind.side // projector.square
@@ -89,7 +100,9 @@ class TileEncoder(CutEncoder):
             if made:
                 yield (made[-1],)
             made += yield from self.visual.encode(pixels[first : first + self._together])
-        return (self._packing(mx.concatenate(made), shape, self.visual.line_end),)
+        rows = self._packing(mx.concatenate(made), shape, self.visual.line_end)
+        factor = self.visual.multiplier
+        return (rows if factor == 1 else rows * factor,)
 
     @property
     def _together(self) -> int:
@@ -105,6 +118,7 @@ class TiledModel(DecoderModel):
         packings: packing of each media kind.
         visual_names: converts the encoder's tensors to this package's names and layouts.
         prepare: converts a checkpoint's names to transformers' names of the family.
+        multiplier: see `TiledVision`.
     """
 
     def __init__(
@@ -115,11 +129,14 @@ class TiledModel(DecoderModel):
         packings: Mapping[str, Packing],
         visual_names: Callable[[Weights], Weights],
         prepare: Callable[[Weights], Weights] | None,
+        multiplier: float = 1.0,
     ) -> None:
         super().__init__(text.description, text.names)
         newline = any(packing.newline for packing in packings.values())
         width = text.description.hidden_size
-        self.visual: TiledVision | None = TiledVision(kind, projector, width, newline=newline)
+        self.visual: TiledVision | None = TiledVision(
+            kind, projector, width, newline=newline, multiplier=multiplier
+        )
         self._packings = packings
         self._visual_names = visual_names
         self._prepare = prepare
