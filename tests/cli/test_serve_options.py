@@ -169,6 +169,11 @@ def test_keys_of_a_file_have_limits(tmp_path: Path) -> None:
             config("--api-key-file", str(file))
 
 
+@pytest.mark.parametrize("written", ["::1", "[::1]"])
+def test_an_address_to_bind_may_be_written_as_in_a_url(written: str) -> None:
+    assert config("--host", written).host == "::1"
+
+
 def test_origins_are_such_as_browsers_send() -> None:
     given = ("http://LOCALHOST:3000/", "tauri://localhost", "app://obsidian.md", "null")
     named = config(*(each for origin in given for each in ("--cors-origin", origin)))

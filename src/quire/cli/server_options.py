@@ -19,6 +19,7 @@ from quire.cli.values import (
     File,
     Flag,
     Folder,
+    Host,
     HttpUrl,
     Model,
     Names,
@@ -163,7 +164,7 @@ class ServerOptions(
         description="folder, hub id or quire-demo, or NAME=MODEL to set the name for clients; "
         "default: quire-demo, the embedded demonstration model",
     )
-    host: str = Field(
+    host: Host = Field(
         _SERVER.host,
         min_length=1,
         description=f"address to listen on; default: {_SERVER.host}, this machine only",

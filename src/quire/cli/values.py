@@ -164,6 +164,8 @@ Bytes = Annotated[
     Flag("BYTES", shown=_as_bytes),
 ]
 """Written as `8GB`, `512MiB` or `1000`."""
+Host = Annotated[str, AfterValidator(lambda text: text.removeprefix("[").removesuffix("]"))]
+"""An IPv6 address may have the brackets that it has in a URL."""
 HttpUrl = Annotated[str, AfterValidator(_http_url), Flag("URL")]
 PossiblePath = Annotated[Path, AfterValidator(_possible)]
 File = Annotated[PossiblePath, Flag("FILE")]
