@@ -106,6 +106,10 @@ def test_patterns_of_whole_names_are_properties() -> None:
     named = {"a": {"allOf": [NUMBER, NUMBER]}} | dict.fromkeys(("b", "c-1", "d"), NUMBER)
     assert made.schema == NAMED | {"properties": named, "patternProperties": {"^x_": NUMBER}}
     assert made.unenforced == ()
+    alone = {"type": "object", "patternProperties": {"^b$": NUMBER}}
+    made = prepare(alone, "x", compiles_as_pattern, compiles, close=True)
+    shut = {"properties": {"b": NUMBER}, "additionalProperties": False}
+    assert made.schema == {"type": "object", **shut}
 
 
 def compiles(schema: dict[str, Any]) -> bool:

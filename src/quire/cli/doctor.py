@@ -205,16 +205,16 @@ def _look(name: str) -> Found:
 
 
 def _model(name: str | None) -> Iterator[Finding]:
-    folder = place(name)
+    model = place(name)
     try:
-        folder = resolve(folder)
-        found = _look(folder)
+        model = resolve(model)
+        found = _look(model)
     except (QuireError, OSError, ValueError) as error:
-        said = str(error).removeprefix(f"{folder}: ")
-        yield Finding("model", "wrong", f"{folder}: {said}")
+        said = str(error).removeprefix(f"{model}: ")
+        yield Finding("model", "wrong", f"{model}: {said}")
         return
     if found.problem is not None:
-        yield Finding("model", "wrong", f"{folder}: {found.problem}")
+        yield Finding("model", "wrong", f"{model}: {found.problem}")
         return
     from quire.device.device import current_device
 

@@ -181,14 +181,20 @@ def _with_names(schema: dict[str, Any]) -> dict[str, Any]:
     patterns = schema.get("patternProperties")
     if not isinstance(patterns, dict) or not isinstance(schema.get("properties", {}), dict):
         return schema
-    spelled = {each: found for each in patterns if (found := _SPELLED_OUT.fullmatch(each))}
-    named = dict(schema.get("properties", {}))
-    for pattern, found in spelled.items():
+    named, rest = dict(schema.get("properties", {})), {}
+    for pattern, inner in patterns.items():
+        found = _SPELLED_OUT.fullmatch(pattern)
+        if found is None:
+            rest[pattern] = inner
+            continue
         for name in (found[1] or found[2]).split("|"):
-            inner = patterns[pattern]
             named[name] = {"allOf": [named[name], inner]} if name in named else inner
-    rest = {key: value for key, value in patterns.items() if key not in spelled}
-    return schema | ({"properties": named, "patternProperties": rest} if spelled else {})
+    if len(rest) == len(patterns):
+        return schema
+    made = schema | {"properties": named, "patternProperties": rest}
+    if not rest:
+        del made["patternProperties"]
+    return made
 
 
 def change_within(change: Callable[[Any], Any], key: str, value: Any) -> Any:

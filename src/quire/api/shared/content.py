@@ -177,11 +177,7 @@ class FunctionCall(History):
         return self.function.name
 
     def to_template(self, unnamed: str) -> messages.Call:
-        """Return the shape that chat templates read.
-
-        Args:
-            unnamed: the id of a call without one.
-        """
+        """Return the shape that chat templates read; `unnamed` is the id of a call without one."""
         arguments = read_arguments(self.function.arguments)
         return function_call(self.id or unnamed, self.name, arguments)
 
@@ -207,7 +203,7 @@ class CustomCall(History):
         return self.custom.name
 
     def to_template(self, unnamed: str) -> messages.Call:
-        """See `FunctionCall`."""
+        """Return the shape that chat templates read; `unnamed` is the id of a call without one."""
         return function_call(self.id or unnamed, self.name, {INPUT: self.custom.input})
 
 
