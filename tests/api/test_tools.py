@@ -261,6 +261,20 @@ def test_a_tool_whose_schema_no_grammar_can_hold_is_named(serve: Serve) -> None:
     assert caught.value.param == "tools[2].function.parameters"
 
 
+def test_properties_of_any_value_are_shown_to_templates_that_read_objects(serve: Serve) -> None:
+    """Rust's schemars writes `true` for any JSON value; this template reads keys of properties."""
+    free = {"type": "object", "properties": {"x": True, "y": {"properties": {"z": False}}}}
+    call = "<|tool_call>call:f{x:5}<tool_call|>"
+    served = serve(call)
+    (made,) = create(
+        served, tools=[{"type": "function", "function": {"name": "f", "parameters": free}}]
+    ).choices
+    assert json.loads(made.message.tool_calls[0].function.arguments) == {"x": 5}
+    body = {"messages": ASK, "max_tokens": 50, "tools": [{"name": "f", "input_schema": free}]}
+    (block,) = HTTP.post(f"{served.url}/v1/messages", json=body).json()["content"]
+    assert block["input"] == {"x": 5}
+
+
 def test_a_message_can_be_gone_on_with(serve: Serve) -> None:
     served = serve(" was a fox")
     messages = [*ASK, {"role": "assistant", "content": "There"}]

@@ -116,6 +116,23 @@ def closed(schema: Any) -> Any:
     return schema if any(map(_joins, _schemas(schema))) else _closed(schema)
 
 
+def with_objects(schema: Any) -> Any:
+    """Return the schema with an object for each property whose schema is true or false.
+
+    Chat templates read the keys of properties; Rust's schemars writes true for any JSON value.
+    """
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: change_within(with_objects, key, value) for key, value in schema.items()}
+    named = made.get("properties")
+    if isinstance(named, dict) and any(isinstance(each, bool) for each in named.values()):
+        known: dict[bool, Any] = {True: {}, False: {"not": {}}}
+        made["properties"] = {
+            name: known[each] if isinstance(each, bool) else each for name, each in named.items()
+        }
+    return made
+
+
 def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
     """Yield a schema and all schemas within it."""
     if isinstance(schema, dict):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from quire.constraints.schemas import with_objects
 from quire.core.errors import ContextOverflow, RequestError, TextTooLong
 from quire.core.info import ModelInfo
 from quire.serving.generation import Generation, NeedsJob, Prepared, TextPair
@@ -15,6 +16,7 @@ from quire.serving.media import (
     template_content,
     text_length,
 )
+from quire.serving.messages import TemplateTool
 from quire.serving.placing import Prompt
 from quire.text.controls import Controls
 from quire.text.template import ChatTemplate, NotContinued
@@ -243,7 +245,7 @@ class Prompts:
         tools = spec.tools if spec.tool_choice.mode != "none" else ()
         return self.template.render(
             [controls.cover_message(as_template_reads(message)) for message in messages],
-            tools=controls.cover(tools) or None,
+            tools=[controls.cover(_with_readable_schema(tool)) for tool in tools] or None,
             add_generation_prompt=not spec.continue_final,
             continue_final=spec.continue_final,
             marks=self.media.places.marks_by_kind,
@@ -307,3 +309,10 @@ class Prompts:
                 param=param,
                 code="invalid_value",
             )
+
+
+def _with_readable_schema(tool: TemplateTool) -> TemplateTool:
+    function = tool["function"]
+    if "parameters" not in function:
+        return tool
+    return {**tool, "function": {**function, "parameters": with_objects(function["parameters"])}}
