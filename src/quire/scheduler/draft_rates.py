@@ -43,17 +43,20 @@ class AcceptanceRates:
             known: the sequence's tokens.
         """
         position, tokens, grade = foreseen
+        compared, all_compared = state.compared[grade], self._compared[grade]
+        common = self._common.get(grade, _FIRST_RATE)
+        own = state.rates.get(grade, common)
         for guess, token in zip(tokens, known[position:], strict=False):
+            compared, all_compared = compared + 1, all_compared + 1
             right = float(guess == token)
-            state.compared[grade] += 1
-            self._compared[grade] += 1
-            own = max(_OWN_WEIGHT, 1 / (_OTHERS + state.compared[grade]))
-            common = max(_COMMON_WEIGHT, 1 / (_FIRST_OUTCOMES + self._compared[grade]))
-            for rates, weight in ((state.rates, own), (self._common, common)):
-                before = rates.get(grade, self._common.get(grade, _FIRST_RATE))
-                rates[grade] = before + weight * (right - before)
+            own += max(_OWN_WEIGHT, 1 / (_OTHERS + compared)) * (right - own)
+            weight = max(_COMMON_WEIGHT, 1 / (_FIRST_OUTCOMES + all_compared))
+            common += weight * (right - common)
             if not right:
-                return
+                break
+        if compared > state.compared[grade]:
+            state.compared[grade], self._compared[grade] = compared, all_compared
+            state.rates[grade], self._common[grade] = own, common
 
     def reconsider(
         self, states: Iterable[DraftState], grade: Grade, steps: int, *, common: bool
