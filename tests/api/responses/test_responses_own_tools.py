@@ -97,6 +97,18 @@ def test_calls_have_each_field_of_the_official_sdk(serve: Serve, kind: str, writ
             TypeAdapter(ResponseOutputItem).validate_python(event.item.to_dict())
 
 
+@pytest.mark.parametrize(("kind", "written"), [(kind, written) for kind, written, _, _ in CALLS])
+def test_calls_that_are_cut_off_have_each_field_too(serve: Serve, kind: str, written: str) -> None:
+    served = serve(f"<|tool_call>call:{kind}{{{written}}}<tool_call|>")
+    seen: set[str] = set()
+    for max_tokens in range(8, 44, 2):
+        response = create(served, tools=[{"type": kind}], max_output_tokens=max_tokens)
+        for item in response.output:
+            TypeAdapter(ResponseOutputItem).validate_python(item.to_dict())
+            seen |= {item.status}
+    assert seen == {"completed", "in_progress" if kind == "apply_patch" else "incomplete"}
+
+
 HOSTED: list[dict[str, Any]] = [
     {"type": "web_search"},
     {"type": "web_search_2025_08_26"},

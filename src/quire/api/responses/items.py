@@ -271,11 +271,8 @@ class OwnCallItem(CallItem):
 
     def body(self, status: str) -> WireEvent:
         """Return the call, with its action so far."""
-        own = OWN_TOOLS[self._named.kind]
-        written = read_arguments(self._joined())
-        action = {**own.given, **{key: written[key] for key in own.properties if key in written}}
-        body = {"id": self.id, "type": own.call, "status": status, "call_id": self._call_id}
-        return {**body, own.action: action}
+        own, written = OWN_TOOLS[self._named.kind], read_arguments(self._joined())
+        return {"id": self.id, "call_id": self._call_id, **own.item(written, status)}
 
 
 class CustomCallItem(CallItem):

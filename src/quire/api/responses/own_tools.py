@@ -9,16 +9,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
 from quire.api.shared.schema import History, Wire, tag_by_type
 from quire.serving.messages import JsonObject
 
-_TEXT: dict[str, object] = {"type": "string"}
-_TEXTS: dict[str, object] = {"type": "array", "items": _TEXT}
-_NUMBER: dict[str, object] = {"type": "integer"}
+_TEXT: dict[str, Any] = {"type": "string"}
+_TEXTS: dict[str, Any] = {"type": "array", "items": _TEXT}
+_NUMBER: dict[str, Any] = {"type": "integer"}
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -31,20 +31,36 @@ class OwnTool:
         call: item type of a call.
         action: the item's field that holds the call's arguments.
         given: constant members of an action.
+        cut_off: status of a call that was cut off.
     """
 
     description: str
-    properties: Mapping[str, object]
+    properties: Mapping[str, dict[str, Any]]
     required: tuple[str, ...]
     call: str
     action: str
     given: Mapping[str, object]
+    cut_off: Status = "incomplete"
 
     @property
     def parameters(self) -> dict[str, object]:
         """The schema of a call's arguments."""
         properties = dict(self.properties)
         return {"type": "object", "properties": properties, "required": list(self.required)}
+
+    def item(self, arguments: Mapping[str, object], status: str) -> dict[str, object]:
+        """Return the type, the status and the action of a call.
+
+        Args:
+            arguments: as far as they are written. A word that is one of several may be cut off.
+        """
+        whole = {
+            key: arguments[key]
+            for key, schema in self.properties.items()
+            if key in arguments and arguments[key] in schema.get("enum", (arguments[key],))
+        }
+        status = self.cut_off if status == "incomplete" else status
+        return {"type": self.call, "status": status, self.action: {**self.given, **whole}}
 
 
 OWN_TOOLS: Mapping[str, OwnTool] = {
@@ -84,6 +100,7 @@ OWN_TOOLS: Mapping[str, OwnTool] = {
         call="apply_patch_call",
         action="operation",
         given={"type": "update_file", "path": "", "diff": ""},
+        cut_off="in_progress",
     ),
 }
 
