@@ -81,9 +81,8 @@ def expected(loaded: LoadedModel, guesser: Any, tokens: list[int]) -> list[list[
     hidden, following = loaded.model(step), mx.array(tokens[1:])
     found = []
     for _ in range(GUESSES):
-        embedding = loaded.model.model.embedded(following)
-        logits, hidden = guesser._assistant(hidden, embedding, step, step.positions + 1)
-        following = mx.argmax(logits, axis=-1)
+        rows, assistant = guesser._rows(hidden, following, step), guesser._assistant
+        following, hidden = mx.argmax(assistant.logits(rows), axis=-1), assistant.further(rows)
         found.append(following.tolist())
     return [list(each) for each in zip(*found, strict=True)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from quire.executor.guessing import Guesser
 from quire.executor.segments.executor import SegmentExecutor
 from quire.executor.segments.runner import StepSegments
 from quire.models.weights.loader import LoadedModel
+from quire.program.trace import BehindStep
 
 
 def open_pools(loaded: LoadedModel, config: EngineConfig, layers: range | None = None) -> Pools:
@@ -49,6 +51,7 @@ class SharedGraphs:
         pools: Pools,
         *,
         batch_invariant: bool,
+        behind: Sequence[BehindStep] = (),
         compiling: Compiling = Compiling.AT_USE,
     ) -> CUDAGraphs | None:
         """Return the graphs over the given pools; see `open_cuda_graphs`.
@@ -64,6 +67,7 @@ class SharedGraphs:
                 layout,
                 pools,
                 identity=loaded.fingerprint,
+                behind=behind,
                 batch_invariant=batch_invariant,
                 compiling=compiling,
             )
@@ -104,7 +108,11 @@ def open_executor(
     """
     model, pools = loaded.model, open_pools(loaded, config)
     found = (graphs or SharedGraphs()).open(
-        loaded, pools, batch_invariant=config.batch_invariant, compiling=compiling
+        loaded,
+        pools,
+        batch_invariant=config.batch_invariant,
+        behind=() if guesser is None else guesser.behind,
+        compiling=compiling,
     )
     others: dict[str, Any] = {"guesser": guesser, "spill": spill, "observe": observe}
     if segments is not None:

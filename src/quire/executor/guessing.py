@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -13,11 +14,12 @@ from quire.device.device import current_device
 from quire.device.dtypes import int32
 from quire.executor.ahead import Ahead
 from quire.executor.computed import Computed
-from quire.executor.inputs import StepInputs
-from quire.models.base import LanguageModel
+from quire.executor.inputs import SomeRows, StepInputs
+from quire.models.base import ForwardContext, LanguageModel, Module
 from quire.models.draft_head import TokenGuesser
 from quire.models.families.gemma4 import Gemma4
 from quire.models.families.gemma4_assistant import Assistant
+from quire.program.trace import BehindStep
 
 _NO_TOKEN = -1
 """Stands behind a sequence's last draft. It equals no sampled token."""
@@ -70,12 +72,10 @@ class FinalStates(NamedTuple):
         return int32(drafts)
 
 
-class LookAhead(Protocol):
-    """Computes `LanguageModel.look_ahead` of a step's rows."""
-
-    def __call__(
-        self, hidden: mx.array, following: mx.array, inputs: StepInputs, *, head: int
-    ) -> Computed: ...
+RunBehind = Callable[[int, SomeRows, Callable[[], mx.array]], Computed]
+"""Computes rows by one of `Guesser.behind`, given by its number, or by a function that runs it
+eagerly.
+"""
 
 
 class Guesser(ABC):
@@ -84,10 +84,13 @@ class Guesser(ABC):
     Attributes:
         layers: layers whose keys and values it writes.
         arrays: arrays of the last step that must be evaluated, beside guesses, keys and values.
+        behind: what it runs on rows of the step; empty if nothing of it can be traced.
     """
 
     layers = range(0)
     arrays: tuple[mx.array, ...] = ()
+    behind: Sequence[BehindStep] = ()
+    _run: RunBehind | None = None
 
     @abstractmethod
     def guess(
@@ -105,8 +108,26 @@ class Guesser(ABC):
     def read(self, inputs: StepInputs, hidden: mx.array) -> None:  # noqa: B027  # most need not
         """Take in a step that samples nothing; `hidden` is `[T, hidden]`."""
 
-    def look_ahead_by(self, compute: LookAhead) -> None:  # noqa: B027  # most have no layers
-        """Let `compute` run the head's layers on the rows of steps."""
+    def run_by(self, run: RunBehind) -> None:
+        """Let a function of the executor run what is `behind`."""
+        self._run = run
+
+    def _computed(self, rows: SomeRows, number: int = 0) -> Computed:
+        """Return what one of `behind` computes of rows. It becomes `arrays`: what a graph writes to
+        the pools is part of no other array.
+        """
+        assert rows.hidden is not None, "it reads hidden states"
+        eagerly = partial(self.behind[number].run, rows.hidden, rows.tokens, rows)
+        found = Computed(eagerly()) if self._run is None else self._run(number, rows, eagerly)
+        self.arrays = (found.output,)
+        return found
+
+    def _best(self, computed: Computed, number: int = 0) -> mx.array:
+        """Return the likeliest tokens after rows that one of `behind` computed, int32 `[R]`."""
+        logits = computed.logits
+        if logits is None:
+            logits = self.behind[number].logits(computed.hidden)
+        return mx.argmax(logits, axis=-1).astype(mx.int32)
 
 
 class HeadGuesser(Guesser):
@@ -137,18 +158,18 @@ class LayerGuesser(Guesser):
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
-        self._look_ahead: LookAhead = self._by_model
         self.layers = range(len(model.own_layout), len(model.layout))
-
-    def look_ahead_by(self, compute: LookAhead) -> None:
-        self._look_ahead = compute
+        self.behind = [
+            BehindStep(model, partial(model.look_ahead, head=number), model.logits)
+            for number in range(len(self.layers))
+        ]
 
     def guess(
         self, states: FinalStates, tokens: mx.array, kept: mx.array | None, *, count: int
     ) -> mx.array | None:
         inputs, hidden, rows = states.inputs, states.hidden, states.rows
         assert hidden is not None, "models with a head compute all rows"
-        ahead = self._ahead(hidden, _next(inputs, rows, tokens), inputs)
+        ahead = self._computed(inputs.looking_ahead(hidden, _next(inputs, rows, tokens)))
         if not count:
             return None
         if len(rows) < hidden.shape[0]:
@@ -163,27 +184,7 @@ class LayerGuesser(Guesser):
         return _of_sequences(guesses, kept)
 
     def read(self, inputs: StepInputs, hidden: mx.array) -> None:
-        self._ahead(hidden, _known_next(inputs), inputs)
-
-    def _ahead(
-        self, hidden: mx.array, following: mx.array, inputs: StepInputs, head: int = 0
-    ) -> Computed:
-        """Run a head's layer on all rows of a step. Its output becomes `arrays`: a graph's writes
-        to the pools are part of no other array.
-        """
-        found = self._look_ahead(hidden, following, inputs, head=head)
-        self.arrays = (found.output,)
-        return found
-
-    def _by_model(
-        self, hidden: mx.array, following: mx.array, inputs: StepInputs, *, head: int
-    ) -> Computed:
-        return Computed(self._model.look_ahead(hidden, following, inputs, head=head))
-
-    def _best(self, ahead: Computed) -> mx.array:
-        """Return the likeliest next tokens, int32 `[R]`."""
-        logits = self._model.logits(ahead.hidden) if ahead.logits is None else ahead.logits
-        return mx.argmax(logits, axis=-1).astype(mx.int32)
+        self._computed(inputs.looking_ahead(hidden, _known_next(inputs)))
 
 
 class LayersGuesser(LayerGuesser):
@@ -232,7 +233,7 @@ class LayersGuesser(LayerGuesser):
         """
         guesses: list[mx.array] = []
         for number in range(len(self.layers)):
-            ahead = self._ahead(hidden, following, inputs, head=number)
+            ahead = self._computed(inputs.looking_ahead(hidden, following), number)
             hidden = ahead.hidden
             if number + 1 < max(count + 1, len(self.layers)):
                 guesses.append(self._best(ahead.rows(fronts)))
@@ -249,8 +250,10 @@ class AssistantGuesser(Guesser):
     """
 
     def __init__(self, model: Gemma4, assistant: Assistant) -> None:
-        self._model = model
-        self._assistant = assistant
+        self._model, self._assistant = model, assistant
+        both = Module()
+        both.model, both.assistant = model, assistant
+        self.behind = [BehindStep(both, self._rows, assistant.logits)]
 
     def guess(
         self, states: FinalStates, tokens: mx.array, kept: mx.array | None, *, count: int
@@ -258,14 +261,19 @@ class AssistantGuesser(Guesser):
         if not count:
             return None
         step = states.inputs.sampled_only(states.rows)
-        hidden = states.sampled
+        step.hidden, step.tokens = states.sampled, tokens
         guesses: list[mx.array] = []
-        for _ in range(count):
-            embedding = self._model.model.embedded(tokens)
-            logits, hidden = self._assistant(hidden, embedding, step, positions=step.positions + 1)
-            tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
-            guesses.append(tokens)
+        for number in range(count):
+            computed = self._computed(step)
+            guesses.append(self._best(computed))
+            if number + 1 < count:
+                step.hidden, step.tokens = self._assistant.further(computed.hidden), guesses[-1]
         return _of_sequences(guesses, kept)
+
+    def _rows(self, hidden: mx.array, tokens: mx.array, step: ForwardContext) -> mx.array:
+        embedding = self._model.model.embedded(tokens)
+        rows: mx.array = self._assistant(hidden, embedding, step, positions=step.positions + 1)
+        return rows
 
 
 def _of_sequences(guesses: Sequence[mx.array], rows: mx.array | None) -> mx.array:

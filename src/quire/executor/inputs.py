@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import copy
 from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
@@ -23,21 +22,33 @@ from quire.executor.following import Following
 from quire.executor.recurrent_rows import RecurrentLayers, RecurrentRows, recurrent_rows, state_rows
 from quire.models.base import CrossRows, ForwardContext
 from quire.models.media_rows import MediaRows
-from quire.scheduler.plan import ScheduledSequence, StepPlan
+from quire.scheduler.plan import Positions, ScheduledSequence, StepPlan
 from quire.scheduler.positions import joined_positions
 
 
-class _Rows(RecurrentLayers, ForwardContext):
-    """The rows of a step as a model sees them.
+class FlatRows(RecurrentLayers, ForwardContext):
+    """Rows as a model sees them.
 
     Attributes:
         sequences: in the order of the rows.
         attention: the attention of the rows.
         following: the rows' tokens and places, where these are on the device. Tables made on the
             host are then those of the rows' latest places.
+        known_tokens: the rows' tokens; None if one of them is on the device.
+        hidden: `[T, hidden]`, final states that a drafter reads; None for other rows.
+        adapted: the rows with their LoRA adapters; None if no row has one.
+        wanted, wanted_rows: `[R]` rows whose final hidden states are needed, on the device and on
+            the host; None for all.
+        narrowed: whether the model computed its last layers for these rows only.
     """
 
     following: Following | None = None
+    known_tokens: array[int] | None = None
+    hidden: mx.array | None = None
+    adapted: AdaptedRows | None = None
+    wanted: mx.array | None = None
+    wanted_rows: list[int] | None = None
+    narrowed = False
 
     def __init__(
         self,
@@ -89,8 +100,8 @@ class _Rows(RecurrentLayers, ForwardContext):
         return None
 
 
-class SomeRows(_Rows):
-    """Some rows of a step as a model sees them."""
+class SomeRows(FlatRows):
+    """Some rows of a step, or all of them as a drafter sees them."""
 
     def __init__(
         self,
@@ -98,9 +109,10 @@ class SomeRows(_Rows):
         attention: Attention,
         tokens: mx.array,
         positions: mx.array,
+        hidden: mx.array | None = None,
     ) -> None:
         super().__init__(sequences, attention)
-        self.tokens, self.positions = tokens, positions
+        self.tokens, self.positions, self.hidden = tokens, positions, hidden
 
 
 class StepUses(NamedTuple):
@@ -115,17 +127,11 @@ class StepUses(NamedTuple):
     states: tuple[int, ...]
 
 
-class StepInputs(_Rows):
+class StepInputs(FlatRows):
     """All rows of one step.
 
     Attributes:
-        wanted, wanted_rows: `[R]` rows whose final hidden states are needed, on the device and on
-            the host; None for all.
-        ending: sequences of these rows, in order; each has `ScheduledSequence.wanted` of them.
-        narrowed: whether the model computed its last layers for these rows only.
-        known_tokens: the rows' tokens; None if one of them is on the device.
-        adapted: the rows with their LoRA adapters; None if no row has one.
-        hidden: the rows' final hidden states, where a head reads them; see `looking_ahead`.
+        ending: sequences of the wanted rows, in order; each has `ScheduledSequence.wanted` of them.
 
     Args:
         sampled: maps a sequence's number to the row of `previous` with its last token, which the
@@ -160,16 +166,11 @@ class StepInputs(_Rows):
         self.known_tokens = _known_tokens(sequences)
         wanted = [each.wanted for each in self.sequences]
         self.ending = [each for each, rows in zip(self.sequences, wanted, strict=True) if rows]
-        self.wanted: mx.array | None = None
-        self.wanted_rows: list[int] | None = None
-        self.narrowed = False
-        self.hidden: mx.array | None = None
         if sum(wanted) < self._total:
             firsts = [*self._starts[1:], self._total]
             ends = zip(firsts, wanted, strict=True)
             self.wanted_rows = [row for end, rows in ends for row in range(end - rows, end)]
             self.wanted = int32(self.wanted_rows)
-        self.adapted: AdaptedRows | None = None
         if adapters is not None:
             self.adapted = adapters.rows(sequences, self.wanted_rows)
 
@@ -234,16 +235,14 @@ class StepInputs(_Rows):
         self.narrowed = True
         return self._one_by_one(self.ending, self.wanted), self.wanted
 
-    def looking_ahead(self, hidden: mx.array, following: mx.array) -> StepInputs:
-        """Return the step as a head reads it that has a layer of its own; see
-        `LanguageModel.look_ahead`.
-        """
-        rows = copy(self)
-        rows.hidden, rows.tokens, rows.known_tokens = hidden, following, None
-        rows.media = rows.adapted = None
+    def looking_ahead(self, hidden: mx.array, following: mx.array) -> SomeRows:
+        """Return all rows as a head sees them; see `LanguageModel.look_ahead`."""
+        own = self.sequences, self._attention
+        rows = SomeRows(*own, tokens=following, positions=self.positions, hidden=hidden)
+        rows.attention = self.attention  # which has made the tables of the rows
         return rows
 
-    def sampled_only(self, rows: Sequence[int]) -> ForwardContext:
+    def sampled_only(self, rows: Sequence[int]) -> SomeRows:
         """Return a step of the sampled rows, whose indices are `rows`."""
         return self._one_by_one([each for each in self.ending if each.sampled], int32(rows))
 
@@ -264,7 +263,7 @@ class StepInputs(_Rows):
         first = self._of_rows(self.sequences[:cut], slice(0, row))
         return first, self._of_rows(self.sequences[cut:], slice(row, self._total))
 
-    def _of_rows(self, sequences: list[ScheduledSequence], rows: slice) -> _Rows:
+    def _of_rows(self, sequences: list[ScheduledSequence], rows: slice) -> FlatRows:
         tokens, positions = self.tokens[rows], self.positions[..., rows]
         return SomeRows(sequences, self._attention, tokens=tokens, positions=positions)
 
@@ -286,10 +285,17 @@ class StepInputs(_Rows):
 def _one_row_each(sequences: Iterable[ScheduledSequence]) -> list[ScheduledSequence]:
     """Return the wanted rows of sequences, each as if it were alone."""
     return [
-        each._replace(start=row, count=1)
+        each._replace(start=row, count=1, positions=_of_row(each.positions, row - each.start))
         for each in sequences
         for row in range(each.end - each.wanted, each.end)
     ]
+
+
+def _of_row(positions: Positions, row: int) -> Positions:
+    """Return the positions of one of the rows."""
+    if isinstance(positions, range):
+        return positions[row : row + 1]
+    return positions[:, row : row + 1]
 
 
 def _known_tokens(sequences: Sequence[ScheduledSequence]) -> array[int] | None:

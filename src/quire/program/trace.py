@@ -16,7 +16,7 @@ import numpy as np
 from mlx.utils import tree_unflatten
 
 from quire.device.device import traced_by
-from quire.models.base import LanguageModel, named_parameters
+from quire.models.base import ForwardContext, LanguageModel, named_parameters
 from quire.program.pieces import at_once
 from quire.program.primitives import Primitives, frozen, recorded
 from quire.program.tracing import Call, KnownWeights, TracedOperations, TracedStep, Variant
@@ -54,6 +54,22 @@ class StepPrograms:
     ending: Program | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class BehindStep:
+    """What computes rows behind a step's last layer, from its final hidden states.
+
+    Attributes:
+        module: holds its weights.
+        run: takes hidden states `[T, hidden]`, the token after each row's, int32 `[T]`, and the
+            rows; returns `[T, width]`.
+        logits: takes these, and returns logits `[T, vocab]`.
+    """
+
+    module: nn.Module
+    run: Callable[[mx.array, mx.array, ForwardContext], mx.array]
+    logits: Callable[[mx.array], mx.array]
+
+
 def trace(model: LanguageModel, variant: Variant | None = None) -> StepPrograms:
     """Trace the programs of a model whose weights are loaded. Nothing is computed on the device.
 
@@ -63,19 +79,8 @@ def trace(model: LanguageModel, variant: Variant | None = None) -> StepPrograms:
     Raises:
         NotLinear: the model's code depends on the number of rows in another way.
     """
-    whole = trace_body(model, variant)
-
-    def head(operations: TracedOperations, given: Mapping[str, mx.array]) -> list[mx.array]:
-        return [model.logits(given[HIDDEN])]
-
-    hidden = whole.values[whole.outputs[0]]
-    width = hidden.shape[-1]
-    assert isinstance(width, int), "the hidden size is fixed"
-
-    def rows(sizes: Mapping[str, int]) -> dict[str, mx.array]:
-        return {HIDDEN: mx.zeros((sizes["R"], width), hidden.dtype)}
-
-    return StepPrograms(whole, at_once(_traced(model, head, ("R",), fields=rows)))
+    body = trace_body(model, variant)
+    return StepPrograms(body, _trace_head(model, model.logits, body))
 
 
 def trace_body(model: LanguageModel, variant: Variant | None = None) -> Program:
@@ -88,10 +93,11 @@ def trace_body(model: LanguageModel, variant: Variant | None = None) -> Program:
     return at_once(_traced(model, body, ("T",), fields=lambda sizes: how.fields(sizes["T"])))
 
 
-def trace_ahead(model: LanguageModel, head: int) -> Program:
-    """Trace the program of `LanguageModel.look_ahead` for one of a model's heads.
+def trace_behind(model: LanguageModel, behind: BehindStep) -> StepPrograms:
+    """Trace what reads a step's final hidden states, which are the field `HIDDEN` of the body.
 
-    Its field `HIDDEN` is the argument `hidden`, "tokens" is `following`.
+    Args:
+        model: the model of the step.
 
     Raises:
         NotLinear: as `trace`.
@@ -99,15 +105,33 @@ def trace_ahead(model: LanguageModel, head: int) -> Program:
     how = Variant(model.position_axes)
     states, _ = _text_step(model, KnownWeights(named_parameters(model)))
 
-    def ahead(operations: TracedOperations, given: Mapping[str, mx.array]) -> list[mx.array]:
+    def run(operations: TracedOperations, given: Mapping[str, mx.array]) -> list[mx.array]:
         step = TracedStep(operations, model, how, given=given)
-        return [model.look_ahead(given[HIDDEN], given["tokens"], step, head=head)]
+        return [behind.run(given[HIDDEN], given["tokens"], step)]
 
     def fields(sizes: Mapping[str, int]) -> dict[str, mx.array]:
         hidden = mx.zeros((sizes["T"], states.shape[-1]), states.dtype)
         return how.fields(sizes["T"]) | {HIDDEN: hidden}
 
-    return at_once(_traced(model, ahead, ("T",), fields=fields))
+    body = at_once(_traced(behind.module, run, ("T",), fields=fields))
+    return StepPrograms(body, _trace_head(behind.module, behind.logits, body))
+
+
+def _trace_head(
+    module: nn.Module, logits: Callable[[mx.array], mx.array], body: Program
+) -> Program:
+    """Trace a function from a body's rows to logits."""
+    hidden = body.values[body.outputs[0]]
+    width = hidden.shape[-1]
+    assert isinstance(width, int), "the hidden size is fixed"
+
+    def head(operations: TracedOperations, given: Mapping[str, mx.array]) -> list[mx.array]:
+        return [logits(given[HIDDEN])]
+
+    def rows(sizes: Mapping[str, int]) -> dict[str, mx.array]:
+        return {HIDDEN: mx.zeros((sizes["R"], width), hidden.dtype)}
+
+    return at_once(_traced(module, head, ("R",), fields=rows))
 
 
 def steps_of(model: LanguageModel) -> Variant:

@@ -29,7 +29,7 @@ VERIFIED = 4
 class _Graphs:
     """Runs the model in place of graphs, and makes one for each new number of rows."""
 
-    heads = ()
+    behind = ()
 
     def __init__(self) -> None:
         self._rows: set[int] = set()

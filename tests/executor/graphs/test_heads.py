@@ -1,9 +1,10 @@
-"""Heads of checkpoints look ahead in graphs, on an emulated card."""
+"""Heads of checkpoints, and assistants, guess in graphs behind a step's, on an emulated card."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -11,19 +12,25 @@ import pytest
 
 from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
-from quire.core.speculation import HEAD
+from quire.core.speculation import DRAFT, HEAD
 from quire.device.verified import relative_norm
 from quire.executor.computed import Computed
 from quire.executor.graphs.runner import CUDAGraphs
-from quire.executor.guessing import LayerGuesser, LayersGuesser
-from quire.executor.inputs import StepInputs
+from quire.executor.guessing import AssistantGuesser, LayerGuesser, LayersGuesser
+from quire.executor.inputs import FlatRows
+from quire.models.base import named_parameters
+from quire.models.families.gemma4 import Gemma4
+from quire.models.families.gemma4_assistant import build_assistant
 from quire.scheduler.draft_lengths import EveryDraft
 from quire.speculation.heads import HeadDrafter
 from tests.executor.graphs.recorded import opened
+from tests.executor.graphs.test_recording import FAMILIES, SIZES, TYPES
 from tests.support.emulated_card import emulate_card
 from tests.support.emulated_metal import why_not
 from tests.support.grown import grown
+from tests.support.packed_models import draw_constants
 from tests.support.parity import Company, prompts
+from tests.support.tiny_models import gemma4_config, with_small_scores
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
@@ -43,7 +50,7 @@ def errors(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     compute = CUDAGraphs.compute
 
     def compared(
-        self: CUDAGraphs, inputs: StepInputs, run_eagerly: Callable[[], mx.array], **options: Any
+        self: CUDAGraphs, inputs: FlatRows, run_eagerly: Callable[[], mx.array], **options: Any
     ) -> Computed | None:
         if inputs.hidden is None:
             return compute(self, inputs, run_eagerly, **options)
@@ -88,9 +95,46 @@ def test_heads_look_ahead_in_graphs(
     company.run(wanted, every=3)
     assert dict(company.engine.stats().drafts)[HEAD] > 8
     (whole,) = wholes
-    assert len(whole.heads) == heads
-    for head in whole.heads:
+    assert len(whole.behind) == heads
+    for head in whole.behind:
         assert len(head.verified) > 2
         assert all(head.verified.values())
     assert len(errors) > 7 * heads
+    assert max(errors) < ERROR
+
+
+@pytest.mark.parametrize("clusters", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_assistants_guess_in_graphs(
+    wholes: list[CUDAGraphs], errors: list[float], *, clusters: bool
+) -> None:
+    """They read the keys of the rows' last layers. MLX chooses among clusters of tokens."""
+    loaded = opened(FAMILIES["gemma4_moe"])
+    model = loaded.model
+    assert isinstance(model, Gemma4)
+    text = gemma4_config(**SIZES, **TYPES, num_kv_shared_layers=2)
+    config = {
+        "backbone_hidden_size": model.args.hidden_size,
+        "text_config": text,
+        "use_ordered_embeddings": clusters,
+        "num_centroids": 16,
+        "centroid_intermediate_top_k": 4,
+    }
+    assistant = build_assistant(config, model, Path())
+    draw_constants(assistant)
+    assistant.load_weights(list(with_small_scores(named_parameters(assistant)).items()))
+    assistant.set_dtype(mx.bfloat16)
+    if clusters:
+        assistant.masked_embedding.token_ordering = mx.arange(model.vocab_size)
+    count = 3
+    own = EngineConfig("", kv_memory=64 << 20, speculate=DRAFT, max_step_tokens=21)
+    guesser = AssistantGuesser(model, assistant)
+    company = Company(loaded, own, (HeadDrafter(count, DRAFT),), EveryDraft(), guesser)
+    wanted = [replace(each, id=f"{n}", max_tokens=9) for n, each in enumerate(prompts([3, 40], 9))]
+    company.run(wanted, every=3)
+    assert dict(company.engine.stats().drafts)[DRAFT] > 8
+    (whole,) = wholes
+    (behind,) = whole.behind
+    assert len(behind.verified) > 1
+    assert all(behind.verified.values())
+    assert len(errors) > 8
     assert max(errors) < ERROR

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from quire.executor.eager import EagerExecutor
 from quire.executor.encoder_cache import EncoderCache
 from quire.executor.graphs.encoders import EncoderGraphs
 from quire.executor.graphs.runner import CUDAGraphs
-from quire.executor.inputs import StepInputs
+from quire.executor.inputs import SomeRows, StepInputs
 from quire.executor.step import LaunchedStep
 from quire.models.base import LanguageModel
 from quire.scheduler.plan import GraphRows, StepPlan
@@ -47,9 +48,9 @@ class GraphExecutor(EagerExecutor):
             self.planned_bytes = encoders.max_bytes
             self.media = EncoderCache(model.encoders, features, encode=encoders.encode)
         self._graphs = graphs
-        self._heads = () if graphs is None else graphs.heads
-        if self._heads and self._guesser is not None:
-            self._guesser.look_ahead_by(self._look_ahead)
+        self._behind = () if graphs is None else graphs.behind
+        if self._behind and self._guesser is not None:
+            self._guesser.run_by(self._run_behind)
         self._factors: Factors | None = None
         """The adapters' factors that `_adapted` was made for."""
         self._adapted: CUDAGraphs | None = None
@@ -62,7 +63,7 @@ class GraphExecutor(EagerExecutor):
         return GraphRows() if self._graphs is None else self._graphs.graph_rows(format, media)
 
     def _build(self, plan: StepPlan, before: LaunchedStep | None) -> LaunchedStep:
-        others = [each for each in (self._encoders, *self._heads) if each is not None]
+        others = [each for each in (self._encoders, *self._behind) if each is not None]
         made = [each.made for each in others]
         step = super()._build(plan, before)
         if [each.made for each in others] == made:
@@ -80,12 +81,11 @@ class GraphExecutor(EagerExecutor):
         )
         return computed._replace(recorded=computed.recorded or graphs.made > made)
 
-    def _look_ahead(
-        self, hidden: mx.array, following: mx.array, inputs: StepInputs, *, head: int
+    def _run_behind(
+        self, number: int, rows: SomeRows, run_eagerly: Callable[[], mx.array]
     ) -> Computed:
-        eagerly = partial(self.model.look_ahead, hidden, following, inputs, head=head)
-        rows = inputs.looking_ahead(hidden, following)
-        return self._heads[head].compute(rows, eagerly, every_row=True) or Computed(eagerly())
+        computed = self._behind[number].compute(rows, run_eagerly, every_row=True)
+        return computed or Computed(run_eagerly())
 
     def _graphs_of(self, adapted: AdaptedRows | None) -> CUDAGraphs | None:
         """Return the graphs of a step; None if the model must compute it."""

@@ -36,10 +36,10 @@ from quire.executor.graphs.recording import Recording
 from quire.executor.graphs.states import LayerStates, layer_states, unplaced_states
 from quire.executor.graphs.step_graphs import Addresses, RecordedStep, StepGraphs
 from quire.executor.graphs.workspaces import COMMON, Workspaces
-from quire.executor.inputs import StepInputs
+from quire.executor.inputs import FlatRows
 from quire.program.low_rank import NUMBERS
 from quire.program.trace import HIDDEN, StepPrograms
-from quire.program.values import Node, Program, bound
+from quire.program.values import Node, Program, Value, bound
 from quire.program.wanted_rows import FIELD as WANTED_ROWS
 
 log = logging.getLogger("quire.engine")
@@ -68,7 +68,7 @@ class GraphCache:
         factors: of adapters; see `bind`.
 
     Attributes:
-        heads: attention head shapes of the layers that keep keys, by layer.
+        heads: query heads of the layers whose keys are read, by layer.
         indexed: whether indexers choose the keys that rows attend to.
         hidden: `[rows, hidden]` buffer that every graph writes its hidden states to.
         library: computes products of wide graphs; None if own kernels compute all of them.
@@ -90,7 +90,7 @@ class GraphCache:
         self._programs, self._layout, self._pools = programs, layout, pools
         self._extension, self._compiler = extension, compiler()
         self._batch_invariant, self._inboxes = batch_invariant, inboxes
-        self.heads = attention_heads(programs.body)
+        self.heads = attention_heads(programs.body, layout.owner)
         self.indexed = has_indexers(programs.body)
         self._attended = tuple({layout.group[layer]: None for layer in self.heads})
         self._advanced = tuple(recurrent_groups(layout.groups))
@@ -105,16 +105,14 @@ class GraphCache:
         positions = programs.body.values[programs.body.fields["positions"]].shape
         self._axes = bound(positions, {"T": 1})[1] if len(positions) > 1 else 0
         hidden = programs.body.values[programs.body.outputs[0]]
-        width = hidden.shape[-1]
-        assert isinstance(width, int), "the hidden size is fixed"
-        self.hidden = device_memory.unwritten((WIDE_ROWS, width), hidden.dtype)
+        self.hidden = _rows_of(hidden)
         self._read = {
-            name: device_memory.unwritten((WIDE_ROWS, width), programs.body.values[id].dtype)
+            name: _rows_of(programs.body.values[id])
             for name, id in programs.body.fields.items()
             if name == HIDDEN or name.removeprefix(_MEDIA).isdecimal()
         }
-        """Buffers `[rows, hidden]` that graphs read by field: levels of media rows; for the program
-        of a head, final hidden states."""
+        """Buffers `[rows, width]` that graphs read by field: levels of media rows; behind a step,
+        its final hidden states."""
         self.takes_media = f"{_MEDIA}0" in self._read
         self._numbers = device_memory.unwritten((WIDE_ROWS,), mx.int32)
         """Each row's number among the factors of adapters."""
@@ -196,10 +194,10 @@ class GraphCache:
             )
         return self._inputs[rows]
 
-    def arrays_of(self, inputs: StepInputs, layout: InputLayout) -> dict[int, mx.array]:
-        """Return a step's tokens if some are on the device, the levels of its media rows, its final
-        hidden states for a head, and the numbers of its rows' adapters, by the address that graphs
-        read them from.
+    def arrays_of(self, inputs: FlatRows, layout: InputLayout) -> dict[int, mx.array]:
+        """Return a step's tokens if some are on the device, the levels of its media rows, final
+        hidden states that are read behind it, and the numbers of its rows' adapters, by the address
+        that graphs read them from.
         """
         found: list[tuple[mx.array, mx.array]] = []
         if inputs.hidden is not None:
@@ -388,6 +386,13 @@ class GraphCache:
         except UnsupportedNode as error:
             log.debug("logits are computed behind graphs: %s", error)
             self._logits = None
+
+
+def _rows_of(value: Value) -> mx.array:
+    """Return memory for the rows of a value, `[rows, width]`."""
+    width = value.shape[-1]
+    assert isinstance(width, int), "the width is fixed"
+    return device_memory.unwritten((WIDE_ROWS, width), value.dtype)
 
 
 def _tilings(layout: KVLayout, heads: Mapping[int, int], tokens: int) -> list[Tiling]:

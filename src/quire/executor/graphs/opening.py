@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from quire.cache.pools import Pools
@@ -19,8 +20,7 @@ from quire.executor.graphs.operands import UnsupportedNode
 from quire.executor.graphs.runner import CUDAGraphs
 from quire.models.base import LanguageModel
 from quire.models.layers.linear import joined_matrices
-from quire.program.trace import NotLinear, StepPrograms, steps_of, trace, trace_ahead
-from quire.program.values import Program
+from quire.program.trace import BehindStep, NotLinear, steps_of, trace, trace_behind
 
 log = logging.getLogger("quire.engine")
 
@@ -45,6 +45,7 @@ def open_cuda_graphs(
     pools: Pools,
     identity: str,
     *,
+    behind: Sequence[BehindStep] = (),
     batch_invariant: bool = False,
     part: Part = WHOLE,
     compiling: Compiling = Compiling.AT_USE,
@@ -54,6 +55,7 @@ def open_cuda_graphs(
 
     Args:
         identity: identity of the weights, under which verification results are kept.
+        behind: what drafters run behind steps.
         batch_invariant, compiling: see `CUDAGraphs`.
         part: the rank that the model is the share of.
 
@@ -72,19 +74,19 @@ def open_cuda_graphs(
         inboxes = None if part.size == 1 else verified_inboxes(part)
         traced = trace(model, steps_of(model))
         given: dict[str, Any] = {
-            "logits": model.logits,
             "layout": layout,
             "pools": pools,
             "extension": load_extension(),
-            "joined": joined_matrices(model),
             "compiling": compiling,
         }
         graphs = CUDAGraphs(
             traced,
+            logits=model.logits,
+            joined=joined_matrices(model),
             identity=identity,
             batch_invariant=batch_invariant,
             inboxes=inboxes,
-            heads=() if batch_invariant else _open_heads(model, traced.head, identity, **given),
+            behind=[] if batch_invariant else _open_behind(model, behind, identity, **given),
             **given,
         )
         graphs.check()
@@ -98,22 +100,27 @@ def open_cuda_graphs(
     return None
 
 
-def _open_heads(
-    model: LanguageModel, last: Program, identity: str, **given: Any
+def _open_behind(
+    model: LanguageModel, behind: Sequence[BehindStep], identity: str, **given: Any
 ) -> list[CUDAGraphs]:
-    """Return the graphs of the model's own heads; none where one of them has no kernels.
+    """Return the graphs of what drafters run behind steps; none where a part has no kernels.
 
     Args:
-        last: the program from hidden states to logits.
         given: further arguments of `CUDAGraphs`.
     """
     found: list[CUDAGraphs] = []
     try:
-        for number in range(len(model.layout) - len(model.own_layout)):
-            programs = StepPrograms(trace_ahead(model, number), last)
-            found.append(CUDAGraphs(programs, identity=f"{identity}, head {number}", **given))
-            found[-1].check()
+        for number, each in enumerate(behind):
+            graphs = CUDAGraphs(
+                trace_behind(model, each),
+                logits=each.logits,
+                joined=joined_matrices(each.module),
+                identity=f"{identity}, drafter {number}",
+                **given,
+            )
+            graphs.check()
+            found.append(graphs)
     except (UnsupportedNode, NotLinear) as error:
-        log.info("CUDA graphs: %s. The model's heads run eagerly.", error)
+        log.info("CUDA graphs: %s. Guesses behind steps run eagerly.", error)
         return []
     return found

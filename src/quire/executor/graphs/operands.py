@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -192,17 +193,23 @@ def is_plain(gating: Gating) -> bool:
     return gating.plain and gating.activation in ACTIVATIONS
 
 
-def attention_heads(program: Program) -> dict[int, int]:
-    """Return the heads of each layer that keeps keys, by layer."""
+def attention_heads(program: Program, owner: Sequence[int]) -> dict[int, int]:
+    """Return the query heads of each layer whose keys the program reads, by layer: its own, if the
+    layer is part of the program.
+
+    Args:
+        owner: for each layer, the layer whose keys it reads.
+    """
     found: dict[int, int] = {}
     for node in program.nodes:
         for each in node.parts:
-            if each.kind == "attend" and each.input("k") is not None:
-                layer = each.attributes["layer"]
-                q = each.input("q")
+            if each.kind == "attend":
+                layer = owner[each.attributes["layer"]]
+                q, own = each.input("q"), each.input("k") is not None
                 heads = 0 if q is None else program.values[q].shape[1]
                 assert isinstance(heads, int), "heads are a fixed number"
-                found[layer] = heads
+                if own or layer not in found:
+                    found[layer] = heads
     return found
 
 

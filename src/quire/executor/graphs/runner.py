@@ -35,7 +35,7 @@ from quire.executor.graphs.sizes import GraphSizes
 from quire.executor.graphs.step_check import NodeGraphs, StepCheck
 from quire.executor.graphs.step_graphs import StepGraphs, StepLaunch
 from quire.executor.graphs.verifications import LongContexts, Verifications
-from quire.executor.inputs import StepInputs
+from quire.executor.inputs import FlatRows
 from quire.program.folding import simplified
 from quire.program.low_rank import LowRankFactors, arrays_of, shapes_of, with_low_rank
 from quire.program.passes import prepared, recordable, split_experts
@@ -68,7 +68,7 @@ class CUDAGraphs:
             as a graph, or none does.
         joined: matrices that lie side by side in memory.
         factors: of adapters, which the programs add; see `program.low_rank`.
-        heads: graphs of what the model's own heads look ahead, in order; none run eagerly.
+        behind: graphs of what drafters run behind steps, in order; empty if that runs eagerly.
         compiling: when kernels are compiled. Steps of ranks and batch-invariant steps cannot run
             eagerly meanwhile: they wait.
     """
@@ -86,10 +86,10 @@ class CUDAGraphs:
         inboxes: Inboxes | None = None,
         joined: Joined | None = None,
         factors: LowRankFactors = NO_FACTORS,
-        heads: Sequence[CUDAGraphs] = (),
+        behind: Sequence[CUDAGraphs] = (),
         compiling: Compiling = Compiling.AT_USE,
     ) -> None:
-        self.heads = tuple(heads)
+        self.behind = tuple(behind)
         self._programs, self._adapters = programs, shapes_of(factors)
         self._logits_of = logits
         self._part = WHOLE if inboxes is None else inboxes.part
@@ -120,8 +120,8 @@ class CUDAGraphs:
         self._pools = pools
         self._kernels = KernelCompiling(self._cache, compiling)
         self._cache.use(pools)
-        for head in self.heads:
-            head.use(pools, compiling)
+        for each in self.behind:
+            each.use(pools, compiling)
 
     def with_low_rank(
         self, factors: LowRankFactors, before: CUDAGraphs | None
@@ -168,15 +168,15 @@ class CUDAGraphs:
 
     @property
     def made(self) -> int:
-        """Number of graphs made so far, those of heads included."""
-        return self._cache.made + sum(head.made for head in self.heads)
+        """Number of graphs made so far, those behind steps included."""
+        return self._cache.made + sum(each.made for each in self.behind)
 
     def check(self) -> None:
         """Record a step without compiling it; see `GraphCache.check`."""
         self._cache.check()
 
     def compute(
-        self, inputs: StepInputs, run_eagerly: Callable[[], mx.array], *, every_row: bool = False
+        self, inputs: FlatRows, run_eagerly: Callable[[], mx.array], *, every_row: bool = False
     ) -> Computed | None:
         """Run the step as one CUDA graph. Return None if no graph supports it.
 
@@ -203,7 +203,7 @@ class CUDAGraphs:
         return self._computed(inputs, max_rows, every_row=every_row)
 
     def _computed(
-        self, inputs: StepInputs, max_rows: int, *, every_row: bool = False
+        self, inputs: FlatRows, max_rows: int, *, every_row: bool = False
     ) -> Computed | None:
         narrows = FIELD in self._cache.body(max_rows).fields and not every_row
         wanted = inputs.wanted_rows if narrows else None
@@ -217,7 +217,7 @@ class CUDAGraphs:
         hidden = mx.depends(self._cache.hidden[: len(rows)], rows)
         return Computed(hidden, rows, graphed=True)
 
-    def _invariant_rows(self, inputs: StepInputs, run_eagerly: Callable[[], mx.array]) -> Computed:
+    def _invariant_rows(self, inputs: FlatRows, run_eagerly: Callable[[], mx.array]) -> Computed:
         format, rows = inputs.sequences[0].format, inputs.sequences
         max_rows = self._graph_rows(rows, self._known.own)
         # A prompt's rows are not verified: the model may go on with the last of them alone.
@@ -233,7 +233,7 @@ class CUDAGraphs:
             raise EngineFailure(f"batch-invariant: a step of {count} rows cannot be graphed")
         return computed._replace(recorded=verified)
 
-    def _serves(self, inputs: StepInputs) -> bool:
+    def _serves(self, inputs: FlatRows) -> bool:
         rows = inputs.sequences
         if not sum(each.count for each in rows):
             return False
@@ -290,14 +290,14 @@ class CUDAGraphs:
         return self._most_rows(format) > 0
 
     def _launched(
-        self, inputs: StepInputs, max_rows: int, wanted: Sequence[int] | None
+        self, inputs: FlatRows, max_rows: int, wanted: Sequence[int] | None
     ) -> mx.array | None:
         graphs = self._graphs_of(max_rows, inputs.sequences[0].format)
         launch = None if graphs is None else self._launching(inputs, max_rows, wanted)
         return None if graphs is None or launch is None else launch.run(graphs)
 
     def _launching(
-        self, inputs: StepInputs, max_rows: int, wanted: Sequence[int] | None = None
+        self, inputs: FlatRows, max_rows: int, wanted: Sequence[int] | None = None
     ) -> StepLaunch | None:
         """Return what launches the graphs of a step; None if its inputs have no room.
 
@@ -339,7 +339,7 @@ class CUDAGraphs:
         return graphs
 
     def _verified(
-        self, inputs: StepInputs, max_rows: int, run_eagerly: Callable[[], mx.array]
+        self, inputs: FlatRows, max_rows: int, run_eagerly: Callable[[], mx.array]
     ) -> mx.array:
         """Run the model and check the graph. Return the model's result.
 

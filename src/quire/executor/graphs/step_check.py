@@ -23,7 +23,7 @@ from quire.executor.agreement import number_of, tolerance_of, whole_error, worst
 from quire.executor.graphs.between import MLXSegment, RecordedNode, buffered
 from quire.executor.graphs.places import shown
 from quire.executor.graphs.step_graphs import RecordedStep, StepLaunch
-from quire.executor.inputs import StepInputs
+from quire.executor.inputs import FlatRows
 from quire.executor.kept_states import KeptStates
 from quire.program.low_rank import NUMBERS
 from quire.program.replay import run_node
@@ -96,7 +96,7 @@ class StepCheck:
         self,
         layout: KVLayout,
         pools: Pools,
-        inputs: StepInputs,
+        inputs: FlatRows,
         *,
         run_eagerly: Callable[[], mx.array],
     ) -> None:
@@ -298,7 +298,7 @@ def copied(output: mx.array) -> mx.array:
     return copy
 
 
-def replayed(program: Program, inputs: StepInputs) -> mx.array:
+def replayed(program: Program, inputs: FlatRows) -> mx.array:
     """Return the output of a program as it was traced, computed by MLX node by node."""
     rows = sum(each.count for each in inputs.sequences)
     sizes = dict.fromkeys(program.symbols, rows)
@@ -318,7 +318,7 @@ def replayed(program: Program, inputs: StepInputs) -> mx.array:
     return output
 
 
-def _fields(program: Program, inputs: StepInputs, rows: int) -> dict[str, mx.array]:
+def _fields(program: Program, inputs: FlatRows, rows: int) -> dict[str, mx.array]:
     """Return a step's inputs by the names that programs have for them."""
     found = {"tokens": inputs.tokens, "positions": inputs.positions.T}
     if inputs.adapted is not None:

@@ -91,8 +91,8 @@ class Assistant(Module):
 
     def __call__(
         self, hidden: mx.array, embedding: mx.array, step: ForwardContext, positions: mx.array
-    ) -> tuple[mx.array, mx.array]:
-        """Return logits `[R, vocab]` of the next tokens, and the states `[R, width]` to go on from.
+    ) -> mx.array:
+        """Return rows `[R, hidden]` for `logits` and `further`.
 
         Args:
             hidden: `[R, width]`, of the rows of `step`, or the states from before.
@@ -103,11 +103,18 @@ class Assistant(Module):
         rotations = {kind: rope(positions) for kind, rope in self._ropes}
         for kind, layer in zip(self._args.layer_types, self.model.layers, strict=True):
             x = layer(x, own=None, step=step, rotate=rotations[kind])
-        x = self.model.norm(x)
+        found: mx.array = self.model.norm(x)
+        return found
+
+    def logits(self, x: mx.array) -> mx.array:
+        """Return logits `[R, vocab]` of the next tokens."""
         logits = project_logits(x, self.model.embed_tokens, head=None)
-        if self.masked_embedding is not None:
-            logits = self.masked_embedding.masked(logits, x)
-        return logits, self.post_projection(x)
+        return logits if self.masked_embedding is None else self.masked_embedding.masked(logits, x)
+
+    def further(self, x: mx.array) -> mx.array:
+        """Return the states `[R, width]` to go on from."""
+        states: mx.array = self.post_projection(x)
+        return states
 
 
 def build_assistant(config: Mapping[str, Any], model: Gemma4, folder: Path) -> Assistant:
