@@ -46,11 +46,13 @@ FORMATS = (
     KVFormat("turbo", 3.5, 3.5),
 )
 LENGTHS, TOKENS = (5, 40, 65), 12
+_STEP = {"attention_other_setting": {"num_attention_heads": 6, "num_attention_groups": 2}}
 EVEN: dict[str, dict[str, Any]] = {
     "kimi_linear": {
         "linear_attn_config": CONFIGS["kimi_linear"]["linear_attn_config"] | {"num_heads": 4}
     },
-    "step3p5": {"attention_other_setting": {"num_attention_heads": 6, "num_attention_groups": 2}},
+    "step3p5": _STEP,
+    "step3p7": {"text_config": CONFIGS["step3p5"] | _STEP},
 }
 """Changes of tiny models some of whose layers have three heads."""
 UNTRANSLATED = "glm4"

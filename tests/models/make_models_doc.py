@@ -43,8 +43,9 @@ compressed-tensors (1 to 8 bits, with zero points or without, also of W8A8, whos
 floats), MXFP4 and MXFP8 become MLX's codes of the same numbers, as do GPTQ (2, 3, 4 and 8 bits) and
 AWQ ("gemm"), by whatever library: AutoRound, and modules of other widths (`dynamic`,
 `extra_config`), too. Matrices of 1 and 7 bits, in an order of their own (`desc_act`), or whose
-columns have factors (NVFP4 with AWQ) are unpacked, and the log says so. Of multimodal
-checkpoints what the table's second column names is served. A setting in `config.json` that a family
+columns have factors (NVFP4 with AWQ) are unpacked, and the log says so. BitNet's ternary matrices
+become MLX's codes of 2 bits; activations are not rounded to 8. Of multimodal checkpoints what the
+table's second column names is served. A setting in `config.json` that a family
 does not compute is refused by name.
 
 FP8 weights (E4M3) with a scale per block, group, row or tensor (DeepSeek, compressed-tensors,
@@ -183,6 +184,8 @@ _SAME_AS = {
     "llama4": "llama4_text",
     "multi_modality": "deepseek_vl` and `deepseek_vl_hybrid",
     "mistral3": "mistral`, `ministral3` and `mistral4",
+    "mimo_v2": "mimo_v2_flash",
+    "step3p7": "step3p5",
     "qwen3_omni_moe": "qwen3_omni_moe_thinker",
     "youtu_llm": "youtu",
 }
@@ -211,7 +214,8 @@ def rows() -> Iterator[str]:
         known = (CONFIGS | ENCODERS).items()
         variants = [n for n, config in known if config["model_type"] == model_type]
         names = ", ".join(name.removeprefix(model_type).strip("-") or "usual" for name in variants)
-        library = "mlx-lm" if model_type in HELD_AGAINST_MLX_LM else "transformers"
+        by_mlx_lm = _SAME_AS.get(model_type, model_type) in HELD_AGAINST_MLX_LM
+        library = "mlx-lm" if by_mlx_lm else "transformers"
         library = "mlx-vlm" if model_type in HELD_AGAINST_MLX_VLM else library
         if same := _SAME_AS.get(model_type):
             names = f"as `{same}`"

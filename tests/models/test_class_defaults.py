@@ -56,6 +56,7 @@ NO_MODEL = {
     "qwen3_omni_moe_thinker": "its heads have an odd size",
     "smolvlm": "its tiles cannot be cut",
     "step3p5": "num_attention_groups has no default",
+    "step3p7": "num_attention_groups has no default",
 }
 """Default configurations that describe none."""
 OTHERWISE = {

@@ -92,6 +92,7 @@ NOT_THERE = {
     "mellum-dense": "mlx-lm has no dense layers",
     "laguna-elements": "mlx-lm has gates of heads only",
     "gpt_oss": "mlx-lm reads it packed only",
+    "nanochat-biased": "mlx-lm has no biases and always a softcap",
     "gpt2-scaled": "mlx-lm scales all layers alike",
     "bailing_hybrid-unbounded": "mlx-lm's gates are bounded",
     "kimi_linear-groups": "mlx-lm's queries have no latent",
@@ -154,7 +155,26 @@ def _longcat(name: str) -> str | None:
     return None if number is not None and int(number[1]) >= count else name
 
 
-AS_PUBLISHED: dict[str, Callable[[str], str | None]] = {"gpt2": _gpt2, "longcat_flash": _longcat}
+def _nanochat(name: str) -> str:
+    """Return the first name of a tensor, which transformers has renamed."""
+    parts = {
+        "model": "transformer",
+        "embed_tokens": "wte",
+        "layers": "h",
+        "self_attn": "attn",
+        **{f"{part}_proj": f"c_{part}" for part in "qkv"},
+        "o_proj": "c_proj",
+        "fc1": "c_fc",
+        "fc2": "c_proj",
+    }
+    return ".".join(parts.get(part, part) for part in name.split("."))
+
+
+AS_PUBLISHED: dict[str, Callable[[str], str | None]] = {
+    "gpt2": _gpt2,
+    "longcat_flash": _longcat,
+    "nanochat": _nanochat,
+}
 """The names of a file that mlx-lm reads."""
 
 

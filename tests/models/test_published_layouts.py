@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import mlx.core as mx
+import pytest
 
 from quire.models.base import named_parameters
 from quire.models.weights.loader import open_model
 from quire.models.weights.names import renamed
+from tests.models.solo import solo_logits
 from tests.support.families import CONFIGS, HELD_AGAINST_MLX_LM
 from tests.support.tiny_models import write_model
 
@@ -113,3 +115,48 @@ def test_kimi_k3_as_it_is_published(tmp_path: Path) -> None:
     assert theirs.keys() == ours.keys()
     for name, array in ours.items():
         assert mx.array_equal(theirs[name], array).item(), name
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+def test_mimo_v2_as_it_is_published(fp8: bool, tmp_path: Path) -> None:
+    """Queries, keys and values are one matrix; in FP8, one for each rank, with blocks of its own.
+    Blocks of 40 rows fit ranks of 88 and 128 rows only.
+    """
+    config = CONFIGS["mimo_v2_flash"] | {"model_type": "mimo_v2", "num_key_value_heads": 2}
+    folder = write_model(tmp_path / "split", config)
+    weights = mx.load(str(folder / "model.safetensors"))
+    assert isinstance(weights, dict)
+    mx.eval(weights)
+    ranks, (high, wide) = 2 if fp8 else 1, (40, 32)
+    published = {"visual.blocks.0.weight": mx.ones(4), "audio_encoder.weight": mx.ones(4)}
+    for name in [name for name in weights if name.endswith("q_proj.weight")]:
+        paths = [name.replace("q_proj", f"{part}_proj") for part in "qkv"]
+        whole = [weights[path].reshape(ranks, -1, 64) for path in paths]
+        joined = mx.concatenate(whole, axis=1)  # [ranks, rows, 64]
+        to = name.replace("q_proj", "qkv_proj")
+        if fp8:
+            count = -(-joined.shape[1] // high)
+            scales = mx.random.uniform(0.5, 2.0, (ranks, count, 64 // wide))
+            each = mx.repeat(mx.repeat(scales, high, axis=1), wide, axis=2)[:, : joined.shape[1]]
+            codes = mx.to_fp8(joined / each)
+            published[f"{to}_scale_inv"] = scales.flatten(0, 1)
+            published[to] = codes.flatten(0, 1)
+            joined = mx.from_fp8(codes, mx.float32) * each
+        else:
+            published[to] = joined.flatten(0, 1)
+        ends = [whole[0].shape[1], whole[0].shape[1] + whole[1].shape[1]]
+        for path, part in zip(paths, mx.split(joined, ends, axis=1), strict=True):
+            weights[path] = part.flatten(0, 1)
+    rest = {name: each for name, each in weights.items() if not name.endswith(_JOINED)}
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    said = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [high, wide]}}
+    joined_folder = write_model(tmp_path / "joined", config | (said if fp8 else {}))
+    mx.save_safetensors(str(joined_folder / "model.safetensors"), published | rest)
+
+    ours, theirs = (open_model(str(each)).model for each in (folder, joined_folder))
+
+    expected, found = (solo_logits(model, [5, 9, 40, 7] * 9) for model in (ours, theirs))
+    assert mx.allclose(found, expected, atol=1e-4).item()
+
+
+_JOINED = ("q_proj.weight", "k_proj.weight", "v_proj.weight")

@@ -399,6 +399,9 @@ CONFIGS: dict[str, dict[str, Any]] = HYBRIDS | {
     "gpt_neox-serial": config(
         "gpt_neox", use_parallel_residual=False, attention_bias=False, num_key_value_heads=4
     ),
+    "bitnet": config("bitnet", rms_norm_eps=1e-5, tie_word_embeddings=True),
+    "nanochat": config("nanochat", rms_norm_eps=1e-5),
+    "nanochat-biased": config("nanochat", attention_bias=True, final_logit_softcapping=None),
     "afmoe": config(
         "afmoe",
         **EXPERTS,
@@ -659,6 +662,40 @@ HELD_AGAINST_MLX_LM: dict[str, dict[str, Any]] = {
         activation_situ_linear_beta=None,
     ),
     "mimo": config("mimo", rms_norm_eps=1e-5, rope_theta=10000.0),
+    "deepseek": config(
+        "deepseek",
+        **ROUTED | {"norm_topk_prob": False, "routed_scaling_factor": 1.0},
+        rms_norm_eps=1e-6,
+        rope_theta=10000.0,
+        num_key_value_heads=4,
+    ),
+    "spark2_5": config(
+        "spark2_5",
+        num_hidden_layers=4,
+        head_dim=16,
+        sliding_window=24,
+        tie_word_embeddings=True,
+        rope_parameters={
+            FULL: {"rope_theta": 50000.0, "partial_rotary_factor": 0.5},
+            SLIDING: {"rope_theta": 10000.0},
+        },
+    ),
+    "muse_glimmer": {
+        "model_type": "muse_glimmer",
+        "text_config": config(
+            "muse_glimmer_text",
+            num_hidden_layers=5,
+            head_dim=16,
+            rms_norm_eps=1e-5,
+            post_norm_eps=1e-4,
+            sliding_window=24,
+            layer_types=[FULL, SLIDING, SLIDING, SLIDING, FULL],
+            layer_rope_theta=[0, 10000.0, 10000.0, 10000.0, 0],
+            output_multiplier=0.5,
+            qk_scale_factor=1.5,
+            final_logit_softcapping=20.0,
+        ),
+    },
     "telechat3": config("telechat3", rms_norm_eps=1e-5, rope_theta=10000.0),
     "nemotron-nas": config(
         "nemotron-nas",

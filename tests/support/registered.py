@@ -56,6 +56,8 @@ _WHOLE: dict[str, dict[str, Any]] = {
     "joyai_llm_flash": DESCRIBED["deepseek_v3"] | {"model_type": "joyai_llm_flash"},
     "kimi_k2": DESCRIBED["deepseek_v3"] | {"model_type": "kimi_k2"},
     "kimi_vl, text": _around("kimi_vl", DESCRIBED["deepseek_v3"]),
+    "mimo_v2": DESCRIBED["mimo_v2_flash"] | {"model_type": "mimo_v2"},
+    "step3p7": _around("step3p7", HELD_AGAINST_MLX_LM["step3p5"]),
     "ernie4_5_moe_vl": SEEING["ernie4_5_vl_moe"] | {"model_type": "ernie4_5_moe_vl"},
     "qwen3_omni_moe": {
         "model_type": "qwen3_omni_moe",

@@ -33,6 +33,8 @@ class Decoder(LayeredDecoder):
         super().__init__()
         self._multiplier = whole.embedding_multiplier
         self.embed_tokens = nn.Embedding(whole.vocab_size + whole.marks, whole.hidden_size)
+        if whole.embedding_norm is not None:
+            self.embed_norm = whole.embedding_norm.module(whole.hidden_size)
         if whole.positions:
             self.embed_positions = nn.Embedding(whole.positions, whole.hidden_size)
         self.layers: list[Module] = []
@@ -52,6 +54,8 @@ class Decoder(LayeredDecoder):
     def embedded(self, tokens: mx.array) -> mx.array:
         """Return the first layer's input for tokens: `[T]` -> `[T, hidden]`."""
         x = embed(self.embed_tokens, tokens, self.norm.weight.dtype)
+        if "embed_norm" in self:
+            x = self.embed_norm(x)
         return x if self._multiplier == 1 else x * self._multiplier
 
     def whole(self, step: ForwardContext) -> mx.array:

@@ -111,6 +111,12 @@ class SecondNormLayer(DecoderLayer):
 class SandwichLayer(DecoderLayer):
     """A layer with norms before and after the blocks."""
 
+    def __init__(self, whole: Description, layer: Layer, first: int) -> None:
+        super().__init__(whole, layer, first)
+        if whole.after_norm is not None:
+            for name in ("post_attention_layernorm", "post_feedforward_layernorm"):
+                self[name] = whole.after_norm.module(whole.hidden_size)
+
     @staticmethod
     def _norms(layer: Layer) -> tuple[str, ...]:
         return (

@@ -13,7 +13,7 @@ from typing import Protocol, Self
 from quire.cache.specs import LayerSpec
 from quire.device.ranks import WHOLE, Part
 from quire.models.base import Module
-from quire.models.layers.norm import LayerNorm, RMSNorm, UnweightedNorm
+from quire.models.layers.norm import LayerNorm, RankNorm, RMSNorm, UnweightedNorm
 from quire.models.layers.rope import RopeParameters
 from quire.models.shares import Cut, Cuts, Split, within
 
@@ -62,6 +62,12 @@ class Norm:
             return UnweightedNorm(self.eps)
         (dim,) = shape
         return RMSNorm(dim, self.eps)
+
+    def module_of(self, part: Part, dim: int) -> Module:
+        """Return a module that normalises an axis of which a rank has `dim` values."""
+        if part == WHOLE:
+            return self.module(dim)
+        return RankNorm(dim, self.eps, part, centred=self.centred, bias=self.bias)
 
 
 class Mixer(Protocol):
@@ -166,6 +172,8 @@ class Description:
     Attributes:
         norm: the norm after the last layer, and by default in all layers.
         block_norm: the layers' norm, if it differs.
+        after_norm: the norm behind the blocks of a sandwich, if it differs from that before them.
+        embedding_norm: the norm of the embeddings; None means none.
         embedding_multiplier: factor of the token embeddings.
         residual_multiplier: factor of each block's output.
         head_multiplier: factor of the head's input.
@@ -186,6 +194,8 @@ class Description:
     norm: Norm
     placement: NormPlacement = NormPlacement.PRE
     block_norm: Norm | None = None
+    after_norm: Norm | None = None
+    embedding_norm: Norm | None = None
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     head_multiplier: float = 1.0

@@ -54,6 +54,8 @@ FAMILIES = [
     "hy_v4",
     "bailing_moe_linear",
     "kimi_k3",
+    "muse_glimmer",
+    "bitnet",
 ]
 PAGE, TURBO = KVFormat("page", 4, 4), KVFormat("turbo", 3.5, 3.5)
 

@@ -61,6 +61,10 @@ MARKERS = {
         "<|tool_call_end|>",
     ],
     "kimi_k3": ["<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"],
+    "muse": [
+        *("<|start|>", "<|message|>", "<|eom|>", "<|eot|>"),
+        *("<atem:function_calls>", "</atem:function_calls>"),
+    ],
     "minimax": [*_HERMES[:2], "<minimax:tool_call>", "</minimax:tool_call>"],
     "seed": ["<seed:think>", "</seed:think>", "<seed:tool_call>", "</seed:tool_call>"],
     "lfm2": [*_HERMES[:2], "<|tool_call_start|>", "<|tool_call_end|>", "<|im_start|>"],

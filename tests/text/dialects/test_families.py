@@ -72,6 +72,10 @@ XTML = (
     '<|open|>argument key="city" type="string"<|sep|>Tokyo<|close|>argument<|sep|>'
     "<|close|>call<|sep|><|close|>tools<|sep|>"
 )
+ATEM = (
+    '<atem:function_calls>\n<atem:invoke name="get_weather">\n<atem:parameter name="city">Tokyo'
+    "</atem:parameter>\n</atem:invoke>\n</atem:function_calls>"
+)
 LONGCAT = """\
 <longcat_tool_call>get_weather
 <longcat_arg_key>city</longcat_arg_key>
@@ -121,6 +125,25 @@ CASES: list[tuple[str, str, str, str, Calls]] = [
         "",
         [("get_weather", {'a & "b"': "Tokyo"})],
     ),
+    # Muse
+    (
+        "muse",
+        "<|start|>assistant to=self<|message|>Hm.<|eom|><|start|>assistant to=commentary<|message|>"
+        "Well.<|eom|><|start|>assistant to=get_weather<|message|>" + ATEM + "<|eot|>",
+        "Hm.",
+        "Well.",
+        WEATHER,
+    ),
+    ("muse", "<|start|>assistant " + ATEM, "", "", WEATHER),
+    (
+        "muse",
+        "<|start|>assistant to=self<|message|>Hm.<|eom|><|start|>assistant to=user<|message|>Four."
+        "<|eot|>",
+        "Hm.",
+        "Four.",
+        [],
+    ),
+    ("muse", "<|start|>Four.", "", "<|start|>Four.", []),
     # Seed
     ("seed", "<seed:think>Hm.</seed:think>" + SEED + SEED, "Hm.", "", WEATHER * 2),
     ("seed", XML, "", XML, []),
@@ -383,6 +406,7 @@ MALFORMED = [
     ("nemotron", "<TOOLCALL>[]</TOOLCALL>"),
     ("nemotron_mini", "<toolcall>now</toolcall>"),
     ("kimi_k3", "<|open|>tools<|sep|>now<|close|>tools<|sep|>"),
+    ("muse", "<atem:function_calls>now</atem:function_calls>"),
     ("kimi_k3", '<|open|>tools<|sep|><|open|>call tool="now"<|sep|>x<|close|>tools<|sep|>'),
     ("phi4", "<|tool_call|>prose<|/tool_call|>"),
     ("ernie", "<tool_call>prose</tool_call>"),
@@ -410,6 +434,7 @@ ONE_CALL: list[tuple[str, str]] = [
     ("kimi_k2", KIMI),
     ("minimax", MINIMAX),
     ("kimi_k3", XTML),
+    ("muse", ATEM),
     ("lfm2", LFM2),
     ("olmo3", OLMO3),
     ("cohere", COHERE),
@@ -449,6 +474,9 @@ PROMPTS: list[tuple[str, str, bool]] = [
     ("nemotron", "<think>\n\n", True),
     ("kimi_k3", "<|end_of_msg|><|open|>message<|sep|><|open|>think<|sep|>", True),
     ("kimi_k3", "<|open|>think<|sep|><|end_of_msg|><|open|>response<|sep|>", False),
+    ("muse", "<|start|>assistant to=self<|message|>", True),
+    ("muse", "<|start|>assistant to=user<|message|>", False),
+    ("muse", "<|start|>user<|message|>to=self<|eot|>", False),
     ("mistral", "[INST][THINK]hi[/INST]", False),
     ("harmony", "<|start|>assistant<|channel|>analysis<|message|>", True),
     ("harmony", "<|start|>assistant<|channel|>final<|message|>", False),

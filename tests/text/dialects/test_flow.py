@@ -77,6 +77,9 @@ CALLS = {
     "kimi_k3": '<|open|>tools<|sep|><|open|>call tool="get_weather" index="1"<|sep|>'
     + in_xtml()
     + "<|close|>call<|sep|><|close|>tools<|sep|>",
+    "muse": '<atem:function_calls>\n<atem:invoke name="get_weather">\n'
+    + in_tags('<atem:parameter name="{}">').replace("\n</parameter>", "</atem:parameter>")
+    + "</atem:invoke>\n</atem:function_calls>",
     "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
     f"<|tool_call_argument_begin|>{JSON}<|tool_call_end|><|tool_calls_section_end|>",
     "granite": f'<|tool_call|>[{{"name": "get_weather", "arguments": {JSON}}}]',

@@ -60,6 +60,8 @@ GOOD = {
     'index="1"<|sep|><|open|>argument key="city" type="string"<|sep|>x</div>\n'
     '<|close|>argument<|sep|><|open|>argument key="days" type="number"<|sep|>3<|close|>argument'
     "<|sep|><|close|>call<|sep|><|close|>tools<|sep|>",
+    "muse": ' to=get_weather<|message|><atem:function_calls>\n<atem:invoke name="get_weather">\n'
+    '<atem:parameter name="city">x</atem:parameter>\n</atem:invoke>\n</atem:function_calls>',
     "minimax": '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">x'
     "</parameter>\n</invoke>\n</minimax:tool_call>",
     "seed": "<seed:tool_call>\n<function=get_weather>\n<parameter=city>x</parameter>\n"

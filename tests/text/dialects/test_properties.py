@@ -43,6 +43,7 @@ CLOSERS = {
     "dsml": "｜DSML｜",
     "kimi_k2": "<|tool_call_end|>",
     "kimi_k3": "<|close|>tools<|sep|>",
+    "muse": "</atem:function_calls>",
     "minimax": "</minimax:tool_call>",
     "harmony": "<|call|>",
     "seed": "</seed:tool_call>",
@@ -123,6 +124,7 @@ def in_object(arguments: dict[str, Any]) -> str:
 
 IN_QWEN = tags("<parameter={}>\n", "\n</parameter>\n")
 IN_MINIMAX = tags('<parameter name="{}">', "</parameter>\n")
+IN_ATEM = tags('<atem:parameter name="{}">', "</atem:parameter>\n")
 IN_GLM = tags("<arg_key>{}</arg_key>\n<arg_value>", "</arg_value>\n")
 IN_LONGCAT = tags(
     "<longcat_arg_key>{}</longcat_arg_key>\n<longcat_arg_value>", "</longcat_arg_value>\n"
@@ -154,6 +156,10 @@ WRITERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "kimi_k2": lambda a: (
         "<|tool_calls_section_begin|><|tool_call_begin|>functions.make:0"
         f"<|tool_call_argument_begin|>{json.dumps(a)}<|tool_call_end|><|tool_calls_section_end|>"
+    ),
+    "muse": lambda a: (
+        "<|eom|><|start|>assistant to=make<|message|><atem:function_calls>\n"
+        f'<atem:invoke name="make">\n{IN_ATEM(a)}</atem:invoke>\n</atem:function_calls>'
     ),
     "kimi_k3": lambda a: (
         f'<|open|>tools<|sep|><|open|>call tool="make" index="1"<|sep|>{in_xtml(a)}'
@@ -205,6 +211,7 @@ THOUGHTS = {
         ),
         "<think>\n{}\n</think>\n\n",
     ),
+    "muse": "<|start|>assistant to=self<|message|>{}<|eom|><|start|>assistant to=user<|message|>",
     "kimi_k3": "<|open|>think<|sep|>{}<|close|>think<|sep|>",
     "longcat": "<longcat_think>\n{}\n</longcat_think>\n\n",
     **dict.fromkeys(
@@ -326,7 +333,7 @@ def test_garbage_is_read_the_same_however_it_is_cut(
     assert summary(fold(streamed)) == summary(fold(whole))
     assert all(isinstance(json.loads(c.arguments), dict) for c in fold(whole).tool_calls)
     if reason is FinishReason.STOP and not fold(whole).tool_calls:
-        if dialect != "harmony":
+        if dialect not in ("harmony", "muse"):
             assert re.findall(r"w\d+w", written(whole)) == re.findall(r"w\d+w", text)
         if not headers(dialect):
             assert bare_of(dialect, written(whole)) == bare_of(dialect, text)
@@ -334,7 +341,7 @@ def test_garbage_is_read_the_same_however_it_is_cut(
 
 def headers(dialect: str) -> bool:
     """Return whether text between markers may be structure too."""
-    return dialect in ("harmony", "gemma4")
+    return dialect in ("harmony", "muse", "gemma4")
 
 
 def bare_of(dialect: str, text: str) -> str:

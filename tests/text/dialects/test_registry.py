@@ -36,6 +36,8 @@ from tests.text.dialects.scripts import encode, vocabulary
         ("<|tool_calls_section_begin|>", "deepseek_v3", "kimi_k2"),
         ("<|open|>message role=", "kimi_k3", "kimi_k3"),
         ("", "kimi_k3", "kimi_k3"),
+        ("<|start|>...<atem:function_calls>", "muse_glimmer", "muse"),
+        ("", "muse_glimmer", "muse"),
         ("<minimax:tool_call>", "minimax_m2", "minimax"),
         ("<|im_start|>...<|tool_list_start|>", "lfm2", "lfm2"),
         ("<|CHATBOT_TOKEN|>...Write 'Action:'", "cohere", "cohere"),

@@ -233,6 +233,10 @@ PLAIN: tuple[Published, ...] = (
     Published(("sarvam_moe",), "sarvamai/sarvam-30b", "none"),
     Published(("sarvam_mla",), "sarvamai/sarvam-105b", "none"),
     Published(("hy_v4",), "tencent/Hy4-preview", "none"),
+    Published(("bitnet",), "microsoft/bitnet-b1.58-2B-4T", "none"),
+    Published(("nanochat",), "karpathy/nanochat-d32", "none"),
+    Published(("deepseek",), "deepseek-ai/deepseek-moe-16b-chat", "deepseek"),
+    Published(("spark2_5",), "iflytek/Spark-2.5", "none"),
     Published(("helium",), "kyutai/helium-1-2b", "none"),
     Published(("starcoder2",), "bigcode/starcoder2-15b", "none", ends={"<|endoftext|>": 0}),
     Published(

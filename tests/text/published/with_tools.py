@@ -268,7 +268,7 @@ WITH_TOOLS: tuple[Published, ...] = (
         thinks=True,
     ),
     Published(
-        ("mimo_v2_flash",),
+        ("mimo_v2_flash", "mimo_v2"),
         "XiaomiMiMo/MiMo-V2-Flash",
         "qwen3_coder",
         CHATML,
@@ -276,7 +276,7 @@ WITH_TOOLS: tuple[Published, ...] = (
         FUNCTIONS,
     ),
     Published(
-        ("step3p5",),
+        ("step3p5", "step3p7"),
         "stepfun-ai/Step-3.5-Flash",
         "qwen3_coder",
         CHATML,
@@ -408,6 +408,12 @@ WITH_TOOLS: tuple[Published, ...] = (
         "<|tool_calls_section_begin|>",
         {"<|im_end|>": 163586},
         {"<|tool_calls_section_begin|>": 163595, "<|tool_call_begin|>": 163597},
+    ),
+    Published(
+        ("muse_glimmer",),
+        "meta-models/Muse-Glimmer-30B",
+        "muse",
+        ends={"<|end_of_text|>": 200001, "<|eot|>": 200008},
     ),
     Published(("kimi_k3",), "moonshotai/Kimi-K3", "kimi_k3", ends={"<|end_of_msg|>": 0}),
     Published(

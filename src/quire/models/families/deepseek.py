@@ -62,6 +62,12 @@ def deepseek_v2(s: Settings) -> LanguageModel:
     return latent_decoder(s, kind, uniform_layers(s, kind, experts), first=first)
 
 
+def deepseek(s: Settings) -> LanguageModel:
+    """Build DeepSeek MoE (arXiv:2401.06066): DeepSeek V2 with the usual attention."""
+    s.only("scoring_func", "softmax")
+    return deepseek_v2(s.filled(n_shared_experts=0).changed(use_mla=False))
+
+
 def deepseek_v3(s: Settings) -> LanguageModel:
     return DecoderModel(*deepseek_v3_described(s))
 
@@ -224,6 +230,7 @@ def latent_decoder(
 
 
 FAMILIES = (
+    Family("deepseek", "DeepSeek MoE 16B", deepseek),
     Family("deepseek_v2", "DeepSeek V2, V2.5, Coder V2", deepseek_v2),
     Family("deepseek_v3", "DeepSeek V3, R1, V3.1", deepseek_v3),
     Family("deepseek_v32", "DeepSeek V3.2", deepseek_v32),

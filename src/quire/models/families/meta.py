@@ -1,4 +1,4 @@
-"""Llama 2 to 4, text (arXiv:2307.09288, arXiv:2407.21783; Llama 4's model card), and CWM."""
+"""Llama 2 to 4, text (arXiv:2307.09288, arXiv:2407.21783; Llama 4's model card), CWM, and Muse."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.core.errors import ModelError
 from quire.models.base import LanguageModel
-from quire.models.description import Layer
+from quire.models.description import Layer, NormPlacement
 from quire.models.families.common import (
     Family,
     activation,
@@ -16,10 +16,11 @@ from quire.models.families.common import (
     decoder,
     mlp,
     rms,
+    text_of,
     uniform_layers,
     windows,
 )
-from quire.models.layers.attention import Attention, QKNorm, Temperature
+from quire.models.layers.attention import Attention, OutputGate, QKNorm, Temperature
 from quire.models.layers.feed_forward import MLP
 from quire.models.layers.moe import Mixture
 from quire.models.layers.routers import SigmoidRouter
@@ -135,9 +136,48 @@ def _rows_first(weights: Weights) -> Weights:
     }
 
 
+def muse_glimmer(s: Settings) -> LanguageModel:
+    """Build Muse Glimmer for text; its encoder is left out. Every fourth layer, counted from the
+    last, sees all and rotates nothing.
+    """
+    s = text_of(s).filled(head_dim=128, num_key_value_heads=2)
+    norm = rms(s, 1e-5)
+    bare = replace(norm, weighted=False)
+    count = s.integer("num_hidden_layers")
+    last = [(count - 1 - index) % 4 == 0 for index in range(count)]
+    types = s.layer_types([FULL if each else SLIDING for each in last])
+    usual = attention(s, rope=s.rope(), qk_norm=QKNorm(bare), own_gate=OutputGate())
+    usual = replace(usual, scale=usual.scale * s.number("qk_scale_factor", default=3.87))
+    kinds = windows(s, usual, 2048)
+    thetas = s.numbers("layer_rope_theta", default=[float(not each) for each in last])
+    if len(thetas) != count:
+        raise ModelError(f"{s.file}: {len(thetas)} layer_rope_theta for {count} layers")
+    mixers = (
+        kinds[kind] if own else replace(kinds[kind], rope=None)
+        for kind, own in zip(types, thetas, strict=True)
+    )
+    block = mlp(s, bias=False)
+    return decoder(
+        s,
+        tuple(Layer((mixer,), block) for mixer in mixers),
+        Names(
+            renamed={"self_attn.gate_proj": "self_attn.g_proj"},
+            unused=("vision_tower.", "vision_adapter.", "vision_projection."),
+            less_one=("layernorm.weight",),
+        ),
+        norm=norm,
+        after_norm=replace(norm, eps=s.number("post_norm_eps", default=1e-8, minimum=0.0)),
+        embedding_norm=bare,
+        placement=NormPlacement.SANDWICH,
+        head_multiplier=s.number("output_multiplier", default=0.19611613513818404),
+        logit_softcap=s.number("final_logit_softcapping", default=20.0),
+    )
+
+
 FAMILIES = (
     Family("cwm", "Code World Model", cwm),
     Family("llama", "Llama 2, 3, 3.1, 3.2 text, 3.3", llama),
     Family("llama4", "Llama 4, text", llama4),
     Family("llama4_text", "Llama 4, text", llama4_text),
+    Family("muse_glimmer", "Muse Glimmer, text", muse_glimmer),
 )

@@ -1,4 +1,4 @@
-"""Phi 1, 1.5 and 2 (arXiv:2309.05463), Phi 3, 3.5 and 4, Phi-3.5-MoE (arXiv:2404.14219)."""
+"""Phi 1, 1.5, 2 (arXiv:2309.05463), 3, 3.5, 4, Phi-3.5-MoE (arXiv:2404.14219), and BitNet."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quire.models.families.common import (
     uniform_layers,
 )
 from quire.models.layers.attention import QKNorm
-from quire.models.layers.feed_forward import MLP
+from quire.models.layers.feed_forward import MLP, NormedMLP
 from quire.models.layers.routers import SparseMixer
 from quire.models.settings import Settings
 from quire.models.weights.names import Names
@@ -83,7 +83,17 @@ def phimoe(s: Settings) -> LanguageModel:
     )
 
 
+def bitnet(s: Settings) -> LanguageModel:
+    """Build BitNet (arXiv:2402.17764), which normalises what each last product of a block reads."""
+    norm = rms(s, 1e-5)
+    usual = attention(s, rope=s.rope(theta=5e5), out_norm=norm)
+    block = NormedMLP(s.integer("intermediate_size"), activation(s, "relu2"), norm)
+    names = Names(renamed={"attn_sub_norm": "out_norm", "ffn_sub_norm": "inner_norm"})
+    return decoder(s, uniform_layers(s, usual, block), names, norm=norm)
+
+
 FAMILIES = (
+    Family("bitnet", "BitNet b1.58", bitnet),
     Family("phi", "Phi 1, 1.5, 2", phi),
     Family("phi3", "Phi 3, 3.5, 4", phi3),
     Family("phimoe", "Phi-3.5-MoE", phimoe),

@@ -1,4 +1,4 @@
-"""Step 3.5 Flash (arXiv:2602.10604)."""
+"""Step 3.5 Flash (arXiv:2602.10604) and Step 3.7."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from dataclasses import replace
 
 from quire.models.base import LanguageModel
 from quire.models.description import FeedForward, Layer
-from quire.models.families.common import Family, attention, decoder, mlp, rms, softmax_mixture
+from quire.models.families.common import (
+    Family,
+    attention,
+    decoder,
+    mlp,
+    rms,
+    softmax_mixture,
+    text_of,
+)
 from quire.models.layers.attention import Attention, OutputGate, QKNorm
 from quire.models.layers.rope import RopeParameters
 from quire.models.layers.routers import SigmoidRouter
@@ -40,9 +48,24 @@ def step3p5(s: Settings) -> LanguageModel:
             "router_bias": "e_score_correction_bias",
             "share_expert": "shared_expert",
         },
+        unused=_ENCODER,
         prepare=lambda weights: _as_converted(weights, count),
     )
     return decoder(s, layers, names, norm=rms(s, 1e-5))
+
+
+def step3p7(s: Settings) -> LanguageModel:
+    """Build Step 3.7 for text: Step 3.5's decoder. Its encoder is left out."""
+    text = text_of(s)
+    text.only("model_type", "step3p5")
+    return step3p5(text)
+
+
+_ENCODER = (
+    *("vision_model.", "vit_large_projector.", "vit_downsampler", "conv1.", "transformer."),
+    *("ln_pre.", "ln_post.", "positional_embedding", "class_embedding"),
+)
+"""How names of the encoder's tensors begin."""
 
 
 def _mixers(s: Settings, types: tuple[str, ...]) -> list[Attention]:
@@ -143,7 +166,7 @@ def _by_layer(s: Settings, name: str, default: float) -> list[float]:
     return numbers + [default] * (count - len(numbers))
 
 
-_LAYER = re.compile(r"(?:model\.)?layers\.(\d+)\.")
+_LAYER = re.compile(r"(?:model\.|language_model\.)*layers\.(\d+)\.")
 
 
 def _as_converted(weights: Weights, count: int) -> Weights:
@@ -168,4 +191,7 @@ def _as_converted(weights: Weights, count: int) -> Weights:
     return ready
 
 
-FAMILIES = (Family("step3p5", "Step 3.5 Flash", step3p5),)
+FAMILIES = (
+    Family("step3p5", "Step 3.5 Flash", step3p5),
+    Family("step3p7", "Step 3.7, text", step3p7),
+)

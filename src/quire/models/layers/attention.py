@@ -19,7 +19,6 @@ from quire.device.weights import HeadPart, Matrix
 from quire.models.base import ForwardContext, Module
 from quire.models.description import Norm, Rotation
 from quire.models.layers.linear import matrix_of
-from quire.models.layers.norm import RankNorm
 from quire.models.layers.rope import RopeParameters, Rotate
 from quire.models.shares import Cut, Cuts, Split, inputs, rows
 
@@ -44,13 +43,11 @@ class QKNorm:
 
     def module(self, heads: int, head_dim: int, part: Part = WHOLE) -> Module:
         """Return the norm for a rank's heads."""
-        if self.over is Over.ALL_HEADS and part != WHOLE:
-            norm = self.norm
-            return RankNorm(heads * head_dim, norm.eps, part, centred=norm.centred, bias=norm.bias)
+        if self.over is Over.ALL_HEADS:
+            return self.norm.module_of(part, heads * head_dim)
         shapes = {
             Over.HEAD: (head_dim,),
             Over.EACH_HEAD: (heads, head_dim),
-            Over.ALL_HEADS: (heads * head_dim,),
         }
         return self.norm.module(*shapes[self.over])
 
@@ -116,6 +113,7 @@ class Attention:
         chunk: size of chunks of tokens; a query sees only its chunk. None means all.
         output_gate: whether the query projection also computes a gate of each head's output.
         own_gate: a gate of the output with its own projection.
+        out_norm: the norm of all heads' outputs before their projection; None means none.
         value_dim: size of a head's value, if it differs from the key's; else 0.
         value_scale: factor of the values.
         softcap: softcap of the logits, by a hyperbolic tangent.
@@ -141,6 +139,7 @@ class Attention:
     qk_norm: QKNorm | None = None
     output_gate: bool = False
     own_gate: OutputGate | None = None
+    out_norm: Norm | None = None
     softcap: float | None = None
     sinks: bool = False
     clip: float | None = None
@@ -207,6 +206,8 @@ class Attention:
         }
         if self.own_gate is not None:
             cuts["g_proj"] = rows((heads, 1 if self.own_gate.by_head else value_dim))
+        if self.out_norm is not None:
+            cuts["out_norm"] = rows((heads, value_dim))
         if self.qk_norm is not None:
             normed = zip(_QK_NORMS, (heads, kv_heads), strict=True)
             found = {name: self.qk_norm.cut(count, dim) for name, count in normed}
@@ -242,6 +243,8 @@ class SelfAttention(Module):
             self.sinks = mx.zeros(kind.heads)
         if kind.own_gate is not None:
             self.g_proj = kind.own_gate.module(hidden_size, kind.heads, value_dim)
+        if kind.out_norm is not None:
+            self.out_norm = kind.out_norm.module_of(kind.part, kind.heads * value_dim)
         self._parts: tuple[HeadPart, ...] = ()
         """The queries, keys and values of plain heads. Filled in at the first step."""
         self._matrices: tuple[Matrix, ...] = ()
@@ -270,7 +273,10 @@ class SelfAttention(Module):
             out = out * mx.sigmoid(gate)
         if kind.own_gate is not None:
             out = out * kind.own_gate.of(self.g_proj(x), kind.heads)
-        y: mx.array = self.o_proj(out.reshape(rows, -1))
+        out = out.reshape(rows, -1)
+        if "out_norm" in self:
+            out = self.out_norm(out)
+        y: mx.array = self.o_proj(out)
         return y
 
     def _at_once(self, x: mx.array, rotate: Rotate | None) -> tuple[mx.array, mx.array, mx.array]:

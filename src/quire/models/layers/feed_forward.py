@@ -8,9 +8,10 @@ from typing import Self
 import mlx.core as mx
 import mlx.nn as nn
 
+from quire.device.ranks import WHOLE, Part
 from quire.models.base import Module
-from quire.models.description import FeedForward
-from quire.models.layers.common import ACTIVATIONS, GatedMLP
+from quire.models.description import FeedForward, Norm
+from quire.models.layers.common import ACTIVATIONS, GATES, GatedMLP
 from quire.models.shares import Cuts, Run, Split, inputs, rows, within
 
 
@@ -136,6 +137,47 @@ class Xielu(Module):
             below * (mx.expm1(mx.minimum(wide, eps)) - wide),
         )
         y: mx.array = (curved + slope * wide).astype(x.dtype)
+        return y
+
+
+@dataclass(frozen=True)
+class NormedMLP:
+    """Three linear layers with a gate, and a norm before the last (BitNet, arXiv:2402.17764).
+
+    Attributes:
+        width: inner width.
+        part: the rank whose values these are.
+    """
+
+    width: int
+    activation: str
+    norm: Norm
+    part: Part = WHOLE
+
+    def module(self, hidden_size: int) -> Module:
+        return GatedNormedMLP(self, hidden_size)
+
+    def share(self, split: Split) -> tuple[Self, Cuts]:
+        width, run = split.width(self.width)
+        cuts = {**width_cuts(run), "inner_norm": rows(run)}
+        return replace(self, width=width, part=split.part), cuts
+
+
+class GatedNormedMLP(Module):
+    """Computes a `NormedMLP`."""
+
+    def __init__(self, kind: NormedMLP, hidden_size: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden_size, kind.width, bias=False)
+        self.up_proj = nn.Linear(hidden_size, kind.width, bias=False)
+        self.inner_norm = kind.norm.module_of(kind.part, kind.width)
+        self.down_proj = nn.Linear(kind.width, hidden_size, bias=False)
+        self._gate = GATES[kind.activation]
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """`[T, hidden]` -> `[T, hidden]`."""
+        inner = self._gate(self.gate_proj(x), self.up_proj(x))
+        y: mx.array = self.down_proj(self.inner_norm(inner))
         return y
 
 

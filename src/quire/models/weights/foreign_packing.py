@@ -21,13 +21,16 @@ from quire.models.weights.gptq_awq import from_integers
 from quire.models.weights.modelopt import from_modelopt
 from quire.models.weights.quantization import AUTO_ROUND, FP8_GROUPS, foreign_method
 from quire.models.weights.small_floats import check_exponents, scale_numbers
+from quire.models.weights.ternary import BITNET, from_ternary
 
 log = logging.getLogger("quire.models")
 
 _BLOCK = (128, 128)
-_SUPPORTED = (*AUTO_ROUND, "awq", "compressed-tensors", "fp8", "gptq", "modelopt", "mxfp4")
+_SUPPORTED = (*AUTO_ROUND, BITNET, "awq", "compressed-tensors", "fp8", "gptq", "modelopt", "mxfp4")
 _MX_GROUP = 32
 _E4M3 = "F8_E4M3"
+_RANKS = (1, 2, 4, 8)
+"""How many ranks' projections MiMo V2 may join, one below the other, each with its own blocks."""
 _SCALES = ("_scale_inv", ".weight_scale")
 # Scales of activations and caches, which are not used here.
 _SIDE = tuple(f".{name}_scale" for name in ("input", "output", "q", "k", "v", "kv"))
@@ -50,7 +53,8 @@ def from_foreign(
     Raises:
         ModelError: a scale matches no supported form.
     """
-    weights = from_compressed(from_integers(weights, config, dtype), config, dtype)
+    weights = from_ternary(from_integers(weights, config, dtype), config, dtype)
+    weights = from_compressed(weights, config, dtype)
     said = Values(config).nested("quantization_config", "compression_config", needed=False)
     if said.values or any(name.endswith(_SCALES) for name in weights):
         weights = {name: array for name, array in weights.items() if not name.endswith(_SIDE)}
@@ -73,7 +77,9 @@ def from_foreign(
             ready[packed] = codes.view(mx.uint32)
             ready[packed.removesuffix("weight") + "scales"] = scale
             continue
-        groups = _group_scales(codes, _numbers(name, scale, types.get(name)), blocks)
+        ranks = _RANKS if packed.endswith(".qkv_proj.weight") else (1,)
+        numbers = _numbers(name, scale, types.get(name))
+        groups = _group_scales(codes, numbers, blocks, counts=ranks)
         if groups is None:
             raise ModelError(
                 f"tensor {name!r}: {list(scale.shape)} scales fit no FP8 weight of "
@@ -145,14 +151,20 @@ def _block_sizes(said: Values) -> list[tuple[int, int]]:
 
 
 def _group_scales(
-    codes: mx.array, scale: mx.array, blocks: Sequence[tuple[int, int]]
+    codes: mx.array,
+    scale: mx.array,
+    blocks: Sequence[tuple[int, int]],
+    counts: Sequence[int] = (1,),
 ) -> mx.array | None:
     """Return the scales of a matrix, or of a stack of experts' matrices, by row and group of
     columns: `[..., out, groups]`. Groups are as wide as `FP8_GROUPS` allow. Return None if the
     scales do not match.
+
+    Args:
+        counts: how many matrices, one below the other, may have blocks of their own.
     """
     if codes.ndim < 3:
-        return _of_groups(scale, codes.shape, blocks)
+        return _of_groups(scale, codes.shape, blocks, counts=counts)
     if scale.ndim != codes.ndim or len(scale) != len(codes):
         return None
     if scale.shape[1:] == (2, 1):  # gates and what they open have one each
@@ -163,7 +175,10 @@ def _group_scales(
 
 
 def _of_groups(
-    scale: mx.array, shape: tuple[int, ...], blocks: Sequence[tuple[int, int]]
+    scale: mx.array,
+    shape: tuple[int, ...],
+    blocks: Sequence[tuple[int, int]],
+    counts: Sequence[int],
 ) -> mx.array | None:
     """Return scales by row and group of columns: of one for all, or one per row, group or block.
 
@@ -185,10 +200,13 @@ def _of_groups(
         own = columns // scale.shape[1]
         return mx.repeat(scale, own // _group(columns, own), axis=1)
     for high, wide in blocks or [_BLOCK]:
-        if scale.shape == (-(-rows // high), -(-columns // wide)):
-            size = _group(columns, wide)
-            tall = mx.repeat(scale, high, axis=0)[:rows]
-            return mx.repeat(tall, wide // size, axis=1)[:, : columns // size]
+        for count in counts:
+            own = -(-rows // count // high)
+            if rows % count == 0 and scale.shape == (count * own, -(-columns // wide)):
+                size = _group(columns, wide)
+                tall = mx.repeat(scale.reshape(count, own, -1), high, axis=1)
+                tall = tall[:, : rows // count].flatten(0, 1)
+                return mx.repeat(tall, wide // size, axis=1)[:, : columns // size]
     return None
 
 

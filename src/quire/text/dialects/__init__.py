@@ -24,6 +24,7 @@ from quire.text.dialects.lfm2 import LFM2
 from quire.text.dialects.llama3 import LLAMA3
 from quire.text.dialects.minimax import MINIMAX
 from quire.text.dialects.mistral import MISTRAL
+from quire.text.dialects.muse import MUSE
 from quire.text.dialects.nemotron import NEMOTRON, NEMOTRON_MINI
 from quire.text.dialects.none import NONE
 from quire.text.dialects.olmo3 import OLMO3
@@ -52,6 +53,7 @@ DIALECTS: dict[str, Dialect] = {
         KIMI_K3,
         KIMI_K2,
         MINIMAX,
+        MUSE,
         DSML,
         DEEPSEEK,
         APERTUS,

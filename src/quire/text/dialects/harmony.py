@@ -13,23 +13,14 @@ from __future__ import annotations
 
 import re
 
-from quire.core.request import FinishReason
 from quire.text.dialects.base import Dialect, Forced, Frame, Start, Tool, Vocabulary
 from quire.text.dialects.flow import JsonFlow, StartedCall
 from quire.text.dialects.grammar import call_rules, literal, marker
-from quire.text.dialects.marker_parser import (
-    Body,
-    Layout,
-    MarkerParser,
-    Mode,
-    Reading,
-    Section,
-    Tools,
-    last_added,
-)
+from quire.text.dialects.headers import MESSAGE, START, HeaderParser
+from quire.text.dialects.marker_parser import Body, Layout, Mode, Reading, Section, Tools
 from quire.text.dialects.readers import head_of, read_named_json
 
-START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+CHANNEL = "<|channel|>"
 _ENDS = frozenset({"<|end|>", "<|call|>", "<|return|>"})
 _LAYOUT = Layout(quiet=frozenset({START, CHANNEL, MESSAGE, "<|constrain|>"}) | _ENDS)
 _RECIPIENT = re.compile(r"\bto=([\w.:/-]+)")
@@ -38,70 +29,18 @@ _CHANNEL = re.compile(r"\s*(\w+)")
 _READERS = frozenset({"assistant", "user", "all"})
 """Recipients that stand for the reader of the answer."""
 _FUNCTIONS = "functions."
-_MAX_HEADER = 256
 
 
-class _HarmonyParser(MarkerParser):
-    """Handles message headers: text between `<|start|>` or `<|channel|>` and `<|message|>`."""
+class _HarmonyParser(HeaderParser):
+    """Interprets the headers of harmony's messages."""
+
+    openers, ends = (START, CHANNEL), _ENDS
 
     def __init__(self, start: Start) -> None:
         super().__init__(_LAYOUT, start)
-        self._header: list[str] | None = None
-        self._given = ""  # the part of the header that is in the prompt
-        position, text = last_added(start)
-        if text not in (START, CHANNEL, MESSAGE):
-            return
-        opener = start.vocabulary.added.get(START)
-        while position > 0 and start.prompt_ids[position] != opener:
-            position -= 1
-        self._given = start.vocabulary.decode(start.prompt_ids[position:])
-        self._header, self.mode = [], Mode.HEADER
-        if MESSAGE in self._given:
-            self._given, _, started = self._given.partition(MESSAGE)
-            self._start_body()
-            if self.mode is Mode.SECTION:
-                self._hold(started)
 
-    def on_marker(self, marker: str) -> None:
-        if self._header is not None and marker == MESSAGE:
-            self._start_body()
-        elif self._header is not None and marker not in _ENDS and marker != START:
-            self._header.append(marker)
-        elif self._header is not None:
-            self._start_body()
-            self.on_marker(marker)
-        elif self.mode is Mode.SECTION:
-            super().on_marker(marker)
-        elif marker in (START, CHANNEL):
-            self._header, self._given, self.mode = [marker], "", Mode.HEADER
-        elif marker in _ENDS:
-            self.mode = Mode.TEXT
-
-    def on_text(self, text: str) -> None:
-        if self._header is None:
-            if self.mode is not Mode.ASIDE:
-                super().on_text(text)
-            return
-        self._header.append(text)
-        if "\n" in text or sum(map(len, self._header)) > _MAX_HEADER:
-            self._abandon_header()
-
-    def on_end(self, reason: FinishReason) -> None:
-        if self._header is not None and reason is FinishReason.STOP:
-            self._abandon_header()
-        super().on_end(reason)
-
-    def _abandon_header(self) -> None:
-        """Treat what looked like a header as text of the answer."""
-        written, self._header, self._given = "".join(self._header or ()), None, ""
-        self.mode = Mode.TEXT
-        if written:
-            super().on_text(written)
-
-    def _start_body(self) -> None:
-        written = "".join(self._header or ())
-        role, *channels = (self._given + written).split(CHANNEL)
-        self._header, self._given = None, ""
+    def begin(self, given: str, written: str) -> None:
+        role, *channels = (given + written).split(CHANNEL)
         last = channels[-1] if channels else ""
         channel = _CHANNEL.match(last)
         author, name = _named(_AUTHOR, role), _named(_RECIPIENT, f"{role} {last}")
@@ -109,14 +48,11 @@ class _HarmonyParser(MarkerParser):
             self.mode = Mode.TEXT
             self.open(written + MESSAGE, _call_section(name.removeprefix(_FUNCTIONS)))
         elif channel is not None and channel.group(1) == "analysis":
-            self.writer.border()
-            self.mode = Mode.REASONING
+            self.reason()
         elif author is not None or name is not None:
             self.mode = Mode.ASIDE
         else:
-            self.mode = Mode.TEXT
-            if self.writer.wrote:
-                self.writer.text("\n\n")  # a message of its own
+            self.answer()
 
     def _is_tool(self, name: str) -> bool:
         """Return whether a recipient names one of the client's tools, or has the form of one."""

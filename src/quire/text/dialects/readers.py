@@ -122,9 +122,6 @@ def read_named_json(name: str, text: str, at: int, call_id: str | None = None) -
         return Reading()
 
 
-_CLOSED = "</parameter>"
-
-
 class LineEnds(Enum):
     """Line ends around a value that belong to the notation, not to the value."""
 
@@ -145,13 +142,20 @@ class XmlNotation:
     Args:
         call: the tag of a call.
         names: the text between a tag and the name, e.g. "=" or " name=".
+        argument: the tag of an argument.
     """
 
-    def __init__(self, call: str, names: str, line_ends: LineEnds = LineEnds.BOTH) -> None:
-        self._line_ends = line_ends
+    def __init__(
+        self,
+        call: str,
+        names: str,
+        line_ends: LineEnds = LineEnds.BOTH,
+        argument: str = "parameter",
+    ) -> None:
+        self._line_ends, self._closed = line_ends, f"</{argument}>"
         self._opening = f"<{call}{names}"
         closing = self._closing = f"</{call}>"
-        opening = f"<parameter{names}"
+        opening = f"<{argument}{names}"
         following = f"(?:{opening}[^>\\n]+>|{closing})"
         line_end = "" if line_ends is LineEnds.NONE else r"\n?"
         opened = rf"{opening}([^>\n]+)>({line_end})"
@@ -160,9 +164,11 @@ class XmlNotation:
         self._call = re.compile(rf"\s*<{call}{names}([^>\n]+)>")
         self._call_end = re.compile(rf"\s*{closing}")
         self._argument = re.compile(rf"\s*{opened}")
-        self._argument_end = re.compile(rf"{_CLOSED}(?=\s*(?:{following}|$))")
+        self._argument_end = re.compile(rf"{self._closed}(?=\s*(?:{following}|$))")
         self._next = re.compile(rf"(?={following})")
-        self._tags = Tags(opening, self._opened, _CLOSED, call_closing=closing, values=self.values)
+        self._tags = Tags(
+            opening, self._opened, self._closed, call_closing=closing, values=self.values
+        )
 
     def section(self, *ends: str) -> Section:
         """Return a section of calls in this notation."""
@@ -192,7 +198,7 @@ class XmlNotation:
         """
         found: list[tuple[str, str]] = []
         at = 0
-        if self._tags.opening in raw and _CLOSED not in raw:
+        if self._tags.opening in raw and self._closed not in raw:
             known = property_names(tool.parameters, tool.parameters)
             for opening in self._on_a_line.finditer(raw):
                 name = _unquoted(opening.group(1))
@@ -208,14 +214,14 @@ class XmlNotation:
         """Return a value without surplus closing tags at its end. Closing tags of calls that the
         value quotes are kept.
         """
-        extra = value.count(_CLOSED) - len(self._opened.findall(value))
+        extra = value.count(self._closed) - len(self._opened.findall(value))
         end = at = len(value)
         while extra > 0:
             while at and value[at - 1].isspace():
                 at -= 1
-            if not value.endswith(_CLOSED, 0, at):
+            if not value.endswith(self._closed, 0, at):
                 break
-            end = at = at - len(_CLOSED)
+            end = at = at - len(self._closed)
             extra -= 1
         return value[:end]
 
@@ -254,7 +260,7 @@ class XmlNotation:
             if ending is None and lenient:
                 ending = self._next.search(text, opening.end())
             if ending is None:
-                raise Unterminated(self._closing if lenient else _CLOSED)
+                raise Unterminated(self._closing if lenient else self._closed)
             key, led = _unquoted(opening.group(1)), bool(opening.group(2))
             for name, value in self.values(
                 tool, key, led, raw=text[opening.end() : ending.start()]
