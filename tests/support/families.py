@@ -399,6 +399,15 @@ CONFIGS: dict[str, dict[str, Any]] = HYBRIDS | {
     "gpt_neox-serial": config(
         "gpt_neox", use_parallel_residual=False, attention_bias=False, num_key_value_heads=4
     ),
+    "hyperclovax": config(
+        "hyperclovax",
+        head_dim=16,
+        embedding_multiplier=3.0,
+        attention_multiplier=0.3,
+        residual_multiplier=0.5,
+        logits_scaling=0.25,
+    ),
+    "hyperclovax-before": config("hyperclovax", head_dim=16, use_post_norm=False),
     "bitnet": config("bitnet", rms_norm_eps=1e-5, tie_word_embeddings=True),
     "nanochat": config("nanochat", rms_norm_eps=1e-5),
     "nanochat-biased": config("nanochat", attention_bias=True, final_logit_softcapping=None),

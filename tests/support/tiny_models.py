@@ -337,8 +337,9 @@ def write_model(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     weights = weights or random_weights(config, seed)
-    if config.get("text_config", {}).get("model_type") in ("glm4v_text", "glm_ocr_text"):
-        weights = {renamed(name, GLM_NORMS): array for name, array in weights.items()}
+    norms = _NORMS.get(config.get("text_config", config).get("model_type"))
+    if norms is not None and config.get("use_post_norm", True):
+        weights = {renamed(name, norms): array for name, array in weights.items()}
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
     return folder
 
@@ -349,6 +350,16 @@ GLM_NORMS = {
     "post_feedforward_layernorm": "post_mlp_layernorm",
 }
 """Checkpoints' names of the norms: one of the names means another norm here."""
+_NORMS = {
+    "glm4v_text": GLM_NORMS,
+    "glm_ocr_text": GLM_NORMS,
+    "hyperclovax": {
+        "post_attention_layernorm": "post_norm1",
+        "pre_feedforward_layernorm": "post_attention_layernorm",
+        "post_feedforward_layernorm": "post_norm2",
+    },
+}
+"""By `model_type`."""
 
 
 def tiny_model(folder: Path, name: str, seed: int = 0) -> Path:

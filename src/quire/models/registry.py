@@ -62,6 +62,7 @@ _MODULES = (
     "mistral_vl",
     "moondream",
     "moonshot",
+    "naver",
     "nvidia",
     "olmo_hybrid",
     "openai",

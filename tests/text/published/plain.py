@@ -233,6 +233,11 @@ PLAIN: tuple[Published, ...] = (
     Published(("sarvam_moe",), "sarvamai/sarvam-30b", "none"),
     Published(("sarvam_mla",), "sarvamai/sarvam-105b", "none"),
     Published(("hy_v4",), "tencent/Hy4-preview", "none"),
+    Published(
+        ("hyperclovax",),
+        "naver-hyperclovax/HyperCLOVAX-SEED-Think-14B",
+        "none",
+    ),
     Published(("bitnet",), "microsoft/bitnet-b1.58-2B-4T", "none"),
     Published(("nanochat",), "karpathy/nanochat-d32", "none"),
     Published(("deepseek",), "deepseek-ai/deepseek-moe-16b-chat", "deepseek"),
