@@ -18,7 +18,7 @@ from quire.text.dialects.readers import LineEnds, XmlNotation
 
 BEGIN, END = "<atem:function_calls>", "</atem:function_calls>"
 _NEXT, _LAST = "<|eom|>", "<|eot|>"
-_XML = XmlNotation("atem:invoke", " name=", LineEnds.NONE, "atem:parameter")
+_XML = XmlNotation("atem:invoke", " name=", LineEnds.NONE, argument="atem:parameter")
 _LAYOUT = Layout(
     sections={BEGIN: _XML.section(END)}, quiet=frozenset({START, MESSAGE, _NEXT, _LAST})
 )
