@@ -93,6 +93,7 @@ NOT_THERE = {
     "laguna-elements": "mlx-lm has gates of heads only",
     "gpt_oss": "mlx-lm reads it packed only",
     "nanochat-biased": "mlx-lm has no biases and always a softcap",
+    "bitnet": "mlx-lm reads it packed only, by a kernel for Metal",
     "gpt2-scaled": "mlx-lm scales all layers alike",
     "bailing_hybrid-unbounded": "mlx-lm's gates are bounded",
     "kimi_linear-groups": "mlx-lm's queries have no latent",
