@@ -13,6 +13,7 @@ from typing import Any
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "afmoe": {"head_dim": 128},
     "bailing_hybrid": {"num_key_value_heads": 32, "head_dim": 128},
+    "bitnet": {"num_key_value_heads": 5},
     "cohere2_moe": {"head_dim": 128},
     "cwm": {"num_key_value_heads": 8, "head_dim": 128},
     "deepseek_v2": {"q_lora_rank": 1536},
