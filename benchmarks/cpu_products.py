@@ -18,7 +18,7 @@ from quire.device.cpu.kernels import load_kernels
 from quire.device.weights import in_tiles
 
 PACKINGS = ((4, 64), (4, 32), (8, 64))
-ROWS = (1, 2, 4, 8, 16, 32, 64, 256)
+ROWS = (1, 2, 4, 8, 16, 17, 24, 32, 64, 256)
 
 
 def multiplied(

@@ -138,7 +138,7 @@ def test_rows_of_8_bits_are_exact_in_every_instruction_set(
             assert mx.array_equal(compiled.product(x[:rows], *packed, **packing), y[:rows])
         if compiled.reads_tiles(bits, mode):
             tiled = [in_tiles(each) for each in packed]
-            for rows in (1, 2, 3, 4, 5, 16, 20, 131):
+            for rows in (1, 2, 3, 4, 5, 6, 7, 11, 16, 17, 33, 131):
                 in_few = compiled.product(x[:rows], *tiled, tiled=True, **packing)
                 assert mx.array_equal(in_few, y[:rows]), f"{rows} rows have other bits"
     compiled.use("")
@@ -166,7 +166,7 @@ def test_weights_in_tiles_give_the_same_bits(ops: Any, mode: str, bits: int, gro
     tiled = [in_tiles(each) for each in packed]
     offsets = drawn(112, seed=2)
     y = ops.product(x, *packed, offsets=offsets, **packing)
-    for rows in (1, 2, 3, 4, 5, 16, 20, 71):
+    for rows in (1, 2, 3, 4, 5, 6, 7, 11, 16, 17, 33, 49, 71):
         found = ops.product(x[:rows], *tiled, offsets=offsets, tiled=True, **packing)
         assert mx.array_equal(found, y[:rows]), f"{rows} rows have other bits"
 

@@ -30,28 +30,14 @@ constexpr bool kByInstruction = true;
 constexpr bool kByInstruction = false;
 #endif
 
-// How the parts of a row's integers lie: [kParts, rows, group], `kWidth` bytes each; and a unit's codes beside them.
+// How the parts of a row's integers lie: [kParts, rows, group], `kWidth` bytes each. `kCodes`: of a column, that meet
+// four bytes of a part.
 template <int digits> struct ByteParts {
-    static constexpr int kParts = digits, kWidth = 1, kLargest = QUIRE_ISA::kLargest<digits>;
-    using Unit = IntLanes;
-    QUIRE_INLINE static Unit unit(const IntLanes& codes) { return codes; }
-    QUIRE_INLINE static Unit load_unit(const uint8_t* from) { return load_lanes(from); }
-    QUIRE_INLINE static void store_unit(uint8_t* to, const Unit& unit) { store_lanes(to, unit); }
+    static constexpr int kParts = digits, kWidth = 1, kCodes = 4, kLargest = QUIRE_ISA::kLargest<digits>;
 };
-// Whole integers. Of four neighbours, which meet a unit's codes, the third stands before the second.
+// Whole integers. Of four neighbours the third stands before the second.
 template <int digits> struct WordParts {
-    static constexpr int kParts = 1, kWidth = 2, kLargest = QUIRE_ISA::kLargest<digits>;
-    struct Unit {
-        IntLanes half[2];  // the first and third of each four codes, and the others
-    };
-    QUIRE_INLINE static Unit unit(const IntLanes& codes) {
-        return {bit_and(codes, all_ints(0x00ff00ff)), by_part<IntLanes>([&](int i) { return upper_bytes(codes.part[i]); })};
-    }
-    QUIRE_INLINE static Unit load_unit(const uint8_t* from) { return {load_lanes(from), load_lanes(from + kTile * 4)}; }
-    QUIRE_INLINE static void store_unit(uint8_t* to, const Unit& unit) {
-        store_lanes(to, unit.half[0]);
-        store_lanes(to + kTile * 4, unit.half[1]);
-    }
+    static constexpr int kParts = 1, kWidth = 2, kCodes = 2, kLargest = QUIRE_ISA::kLargest<digits>;
 };
 
 inline bool in_integers(const Weight& w) {
@@ -159,7 +145,7 @@ void arrange_rows(const Weight& w, const Source& x, int64_t count, int64_t begin
 
 template <int digits>
 void arrange_integers(const Weight& w, const Source& x, int64_t count, int64_t begin, int64_t end, float* arranged) {
-    // Of a word's eight nibbles, those in low halves of bytes come first; of a unit's codes, those that share words.
+    // Of a word's eight nibbles, those in low halves of bytes come first; of four bytes, those that share words.
     static const uint8_t orders[2][2][kTile] = {{{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15},
                                                  {0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15}},
                                                 {{0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15},

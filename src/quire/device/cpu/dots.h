@@ -1,7 +1,8 @@
 // Sums of codes by the integers of one row, by the instructions that there are. All are exact.
 //
-// Sums are undefined until `clear`. `add` takes a unit (four codes of each of sixteen columns) and four of each part,
-// `between` bytes apart. `gather` follows `kUnits` units at the latest.
+// `clear` comes before all. `add` takes a unit (see units.h) and four bytes of each part, `between` bytes apart.
+// `gather` follows `kUnits` units at the latest. `first`: nothing was added before; where `kGathers`, since the last
+// `gather`.
 #pragma once
 
 #include <type_traits>
@@ -56,17 +57,20 @@ QUIRE_INLINE I dot(I sum, I codes, I digits) {
 
 template <int most, int digits> struct ByteSums : ByteParts<digits> {
     static constexpr bool kWaits = true;  // for the sum before: two chains of sums are faster than one
+    static constexpr bool kGathers = false;
+    static constexpr bool kAddsFirst = true;  // the first unit, too, to zeros
     static constexpr int kUnits = 8;
+    static constexpr int kRows = W == 4 ? 2 : 4;  // whose sums stay in registers beside a unit's codes
     IntLanes digit[digits];
 
     QUIRE_INLINE void clear() { QUIRE_UNROLLED for (IntLanes& each : digit) each = all_ints(0); }
-    QUIRE_INLINE void add(const IntLanes& unit, const uint8_t* parts, int64_t between) {
+    QUIRE_INLINE void add(const IntLanes& unit, const uint8_t* parts, int64_t between, bool) {
         QUIRE_UNROLLED for (int d = 0; d < digits; d++) {
             const I four = set_ints(four_bytes(parts + d * between));
             digit[d] = by_part<IntLanes>([&](int i) { return dot(digit[d].part[i], unit.part[i], four); });
         }
     }
-    QUIRE_INLINE void gather() {}
+    QUIRE_INLINE void gather(bool) {}
     QUIRE_INLINE IntLanes whole() const {
         if constexpr (digits == 1) return digit[0];
         return quire::QUIRE_ISA::add(shift_left<8>(digit[digits - 1]), digit[0]);
@@ -76,43 +80,47 @@ template <int most, int digits> struct ByteSums : ByteParts<digits> {
 #elif defined(__AVX2__)
 
 // Sums of neighbours' products of bytes, in 16 bits.
-QUIRE_INLINE I add_byte_products(I sums, I codes, I digits) {
+QUIRE_INLINE I byte_products(I codes, I digits) {
 #if defined(__AVX512F__)
-    return _mm512_add_epi16(sums, _mm512_maddubs_epi16(codes, digits));
+    return _mm512_maddubs_epi16(codes, digits);
 #else
-    return _mm256_add_epi16(sums, _mm256_maddubs_epi16(codes, digits));
+    return _mm256_maddubs_epi16(codes, digits);
+#endif
+}
+QUIRE_INLINE I add_words(I a, I b) {
+#if defined(__AVX512F__)
+    return _mm512_add_epi16(a, b);
+#else
+    return _mm256_add_epi16(a, b);
 #endif
 }
 
 template <int most, int digits> struct ByteSums : ByteParts<digits> {
-    static constexpr bool kWaits = false;
+    static constexpr bool kWaits = false, kGathers = true, kAddsFirst = false;
     static constexpr int kUnits = 2 * most * 128 * 8 < 1 << 15 ? 8 : 4;  // whose products 16 bits hold
-    IntLanes some[digits], sums[digits];
+    static constexpr int kRows = W == 16 || digits == 1 ? 4 : 2;
+    IntLanes some[digits], sums;
 
-    QUIRE_INLINE void clear() {
-        QUIRE_UNROLLED for (int d = 0; d < digits; d++) some[d] = sums[d] = all_ints(0);
-    }
-    QUIRE_INLINE void add(const IntLanes& unit, const uint8_t* parts, int64_t between) {
+    QUIRE_INLINE void clear() {}
+    QUIRE_INLINE void add(const IntLanes& unit, const uint8_t* parts, int64_t between, bool first) {
         QUIRE_UNROLLED for (int d = 0; d < digits; d++) {
             const I four = set_ints(four_bytes(parts + d * between));
             some[d] = by_part<IntLanes>([&](int i) {
-                return kept(add_byte_products(some[d].part[i], unit.part[i], four));
+                const I products = byte_products(unit.part[i], four);
+                return kept(first ? products : add_words(some[d].part[i], products));
             });
         }
     }
-    QUIRE_INLINE void gather() {
-        const I ones = set_ints(0x00010001);
+    QUIRE_INLINE void gather(bool first) {
         QUIRE_UNROLLED for (int d = 0; d < digits; d++) {
-            sums[d] = by_part<IntLanes>([&](int i) {
-                return add_ints(sums[d].part[i], word_products(some[d].part[i], ones));
+            const I factor = set_ints(d ? 256 * 0x00010001 : 0x00010001);
+            sums = by_part<IntLanes>([&](int i) {
+                const I own = word_products(some[d].part[i], factor);
+                return first && d == 0 ? own : add_ints(sums.part[i], own);
             });
-            some[d] = all_ints(0);
         }
     }
-    QUIRE_INLINE IntLanes whole() const {
-        if constexpr (digits == 1) return sums[0];
-        return quire::QUIRE_ISA::add(shift_left<8>(sums[digits - 1]), sums[0]);
-    }
+    QUIRE_INLINE IntLanes whole() const { return sums; }
 };
 
 #else
@@ -122,21 +130,20 @@ template <int most, int digits> struct ByteSums : ByteParts<digits> {};
 #endif
 
 template <int digits> struct WordSums : WordParts<digits> {
-    static constexpr bool kWaits = false;
-    static constexpr int kUnits = 8;
-    using Unit = typename WordParts<digits>::Unit;
+    static constexpr bool kWaits = false, kGathers = false, kAddsFirst = false;
+    static constexpr int kUnits = 16;
+    static constexpr int kRows = W == 16 ? 4 : W == 8 ? 6 : kByInstruction ? 2 : 1;
     IntLanes sums;
 
-    QUIRE_INLINE void clear() { sums = all_ints(0); }
-    QUIRE_INLINE void add(const Unit& unit, const uint8_t* parts, int64_t) {
-        QUIRE_UNROLLED for (int half = 0; half < 2; half++) {
-            const I two = set_ints(four_bytes(parts + 4 * half));
-            sums = by_part<IntLanes>([&](int i) {
-                return kept(add_ints(sums.part[i], word_products(unit.half[half].part[i], two)));
-            });
-        }
+    QUIRE_INLINE void clear() {}
+    QUIRE_INLINE void add(const IntLanes& unit, const uint8_t* parts, int64_t, bool first) {
+        const I two = set_ints(four_bytes(parts));
+        sums = by_part<IntLanes>([&](int i) {
+            const I products = word_products(unit.part[i], two);
+            return kept(first ? products : add_ints(sums.part[i], products));
+        });
     }
-    QUIRE_INLINE void gather() {}
+    QUIRE_INLINE void gather(bool) {}
     QUIRE_INLINE IntLanes whole() const { return sums; }
 };
 
@@ -145,32 +152,36 @@ template <int most, int digits, bool few = false>
 using PartSums =
     std::conditional_t<(most <= kMostByBytes<few ? 1 : digits>), ByteSums<most, digits>, WordSums<digits>>;
 
-// Rows whose sums stay in registers beside a unit's codes.
-template <class Sums> constexpr int kRowsAtOnce = W == 16 || (W == 8 && Sums::kParts == 1) ? 4 : kByInstruction ? 2 : 1;
+// Calls `use` with a number of rows, at most `most` and known to the compiler, and the first of them: as few calls as
+// cover `rows` rows, of about as many each.
+template <int most, class Use> QUIRE_INLINE void in_passes(int rows, const Use& use) {
+    const auto of_size = [&](auto self, auto size, int count, int first) __attribute__((always_inline)) {
+        if constexpr (size > 1) {
+            if (count < size) return self(self, std::integral_constant<int, size - 1>(), count, first);
+        }
+        use(size, first);
+    };
+    const int passes = (rows + most - 1) / most;
+    for (int pass = 0; pass < passes; pass++) {
+        const int first = rows * pass / passes, past = rows * (pass + 1) / passes;
+        of_size(of_size, std::integral_constant<int, most>(), past - first, first);
+    }
+}
 
 // Sums of a group of `size` codes a column by the digits of `rows` rows, as arranged.
 template <int size, int rows, class Sums> class GroupSums {
     static constexpr int kChains = Sums::kWaits && rows <= 2 ? 2 : 1;  // of sums that do not wait for each other
-    static constexpr int kTogether = std::min(size / 4, kByInstruction ? Sums::kUnits : 2);  // units
+    static constexpr int kAll = size / Sums::kCodes;  // units
+    static constexpr int kTogether = std::min(kAll, kByInstruction ? Sums::kUnits : 4);  // words' units, whole
 
 public:
-    // `unit_of(n)` gives unit n; it is called with numbers in turn.
+    // `unit_of(first, i)` gives unit `first + i`; it is called with numbers in turn.
     template <class UnitOf> QUIRE_INLINE void add(const UnitOf& unit_of, const uint8_t* parts, int64_t between) {
         QUIRE_UNROLLED for (auto& chain : sums_)
             QUIRE_UNROLLED for (Sums& own : chain) own.clear();
-        for (int first = 0; first < size / 4; first += kTogether) {
-#pragma GCC unroll 8
-            for (int i = 0; i < kTogether; i++) {
-                const typename Sums::Unit unit = unit_of(first, i);
-#pragma GCC unroll 4
-                for (int row = 0; row < rows; row++) {
-                    Sums& own = sums_[i % kChains][row];
-                    own.add(unit, parts + (row * size + (first + i) * 4) * Sums::kWidth, between);
-                }
-            }
-            QUIRE_UNROLLED for (auto& chain : sums_)
-                QUIRE_UNROLLED for (Sums& own : chain) own.gather();
-        }
+        if constexpr (!Sums::kAddsFirst) add_some(unit_of, parts, between, 0, true);
+        for (int first = Sums::kAddsFirst ? 0 : kTogether; first < kAll; first += kTogether)
+            add_some(unit_of, parts, between, first, false);
     }
     // Adds a row's sums to `to`. `scales`: of the rows, and `block` floats later their sums of integers.
     QUIRE_INLINE FloatLanes accumulated(const Accumulator& add_to, int row, const float* scales, int block,
@@ -181,6 +192,22 @@ public:
     }
 
 private:
+    template <class UnitOf>
+    QUIRE_INLINE void add_some(const UnitOf& unit_of, const uint8_t* parts, int64_t between, int first, bool begins) {
+#pragma GCC unroll 16
+        for (int i = 0; i < kTogether; i++) {
+            const IntLanes unit = unit_of(first, i);
+#pragma GCC unroll 6
+            for (int row = 0; row < rows; row++) {
+                Sums& own = sums_[i % kChains][row];
+                const uint8_t* from = parts + row * size * Sums::kWidth + (first + i) * 4;
+                own.add(unit, from, between, i < kChains && (begins || Sums::kGathers));
+            }
+        }
+        QUIRE_UNROLLED for (auto& chain : sums_)
+            QUIRE_UNROLLED for (Sums& own : chain) own.gather(begins);
+    }
+
     Sums sums_[kChains][rows];
 };
 

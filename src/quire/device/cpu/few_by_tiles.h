@@ -6,7 +6,11 @@
 namespace quire::QUIRE_ISA {
 
 constexpr int kFewByVectors = 4;  // rows for which AMX's tiles are no faster
-constexpr int64_t kByTiles = 16;    // rows above which words are multiplied by codes that were decoded to memory
+// The most rows by which codes are decoded in registers, by every few rows anew, and not once to memory.
+inline int64_t most_by_tiles(const Weight& w) {
+    if (W == 4 || w.storage != Storage::affine) return 16;
+    return W == 16 ? INT64_MAX : 48;
+}
 constexpr int64_t kRowsPassing = 64;  // rows that pass over a tile of columns before the next tile
 
 // Rows [first, first + count) of a block of `rows`, as arranged.
@@ -23,7 +27,7 @@ template <int count> struct AllRows {
 
 // Some rows of a block by codes in tiles, which are decoded in registers. The sums are those of `IntegerProduct`.
 template <int size, class Block, class Units, class Parts> class FewByTiles {
-    static constexpr int kUnitsInWord = 8 / Units::kBits, rows = Block::kCount;
+    static constexpr int kUnitsInWord = 32 / Units::kBits / Parts::kCodes, rows = Block::kCount;
 
 public:
     FewByTiles(const Weight& w, const Block& block) : w_(w), block_(block) {}
@@ -36,7 +40,7 @@ public:
         for (int row = 0; row < rows; row++) sums[row] = all(0.0f);
         for (int64_t group = 0; group < groups; group++) {
             add_group(codes, parts, column * groups + group * kTile, sums);
-            codes += size / 4 / kUnitsInWord * kUnit;
+            codes += size / Parts::kCodes / kUnitsInWord * kUnit;
             parts += group_bytes<Parts>(size, block_.rows);
         }
     }
@@ -52,7 +56,7 @@ private:
                 words = load_lanes(word);
                 prefetch(word + kAhead);
             }
-            return Parts::unit(units_.get(words, i % kUnitsInWord));
+            return units_.template get<Parts::kCodes>(words, i % kUnitsInWord);
         };
         const int64_t between = block_.rows * size * Parts::kWidth;
         own.add(unit_of, parts + block_.first * size * Parts::kWidth, between);
@@ -78,21 +82,15 @@ void tile_by_rows(const Weight& w, const Rows& rows, int64_t column, int64_t row
 // A product with codes in tiles: a tile's codes stay in the cache while the rows pass, a few at a time.
 template <int size, class Units, class Parts>
 void product_by_tiles(const Weight& w, const Rows& rows, int64_t begin, int64_t end) {
-    constexpr int kFew = kRowsAtOnce<Parts>;
     const int block = block_rows(0, rows.count);
     const auto* arranged = (const uint8_t*)aligned((float*)rows.arranged);
-    const auto few = [&](auto count, int64_t row, int64_t column) {
-        const uint8_t* parts = arranged + row / kTile * block_bytes<Parts>(w, block);
-        tile_by_rows<size, Units, Parts>(w, rows, column, row, SomeRows<count>{parts, block, (int)(row % kTile)});
-    };
-    const auto pass = [&](int64_t column, int64_t first, int64_t past) {
-        for (int64_t row = first; row < past; row += kFew) {
-            switch (std::min<int64_t>(kFew, past - row)) {
-                case 1: few(std::integral_constant<int, 1>(), row, column); break;
-                case 2: few(std::integral_constant<int, std::min(2, kFew)>(), row, column); break;
-                case 3: few(std::integral_constant<int, std::min(3, kFew)>(), row, column); break;
-                default: few(std::integral_constant<int, kFew>(), row, column);
-            }
+    const auto pass = [&](int64_t column, int64_t begin, int64_t end) {
+        for (int64_t row = begin; row < end; row += kTile) {
+            const uint8_t* parts = arranged + row / kTile * block_bytes<Parts>(w, block);
+            in_passes<Parts::kRows>((int)std::min<int64_t>(kTile, end - row), [&](auto count, int first) {
+                const SomeRows<count> some{parts, block, first};
+                tile_by_rows<size, Units, Parts>(w, rows, column, row + first, some);
+            });
         }
     };
     for (int64_t row = 0; row < rows.count; row += kRowsPassing)
@@ -150,7 +148,7 @@ void multiply_by_tiles(const Weight& w, const Rows& rows, int64_t begin, int64_t
 template <int digits>
 void multiply_integers(const Weight& w, const Rows& rows, int64_t begin, int64_t end, float* scratch) {
     const bool decoded_at_once = digits == 1 && !in_words<digits>(w, rows.count);  // nearly for nothing
-    if (w.tiled && (decoded_at_once || rows.count <= kByTiles))
+    if (w.tiled && (decoded_at_once || rows.count <= most_by_tiles(w)))
         return multiply_by_tiles<digits>(w, rows, begin, end);
     for_codes<digits>(w, [&](auto size, auto most) {
         IntegerProduct<ByVectors<size, most, digits>, size>(w, rows, scratch).run(begin, end);

@@ -47,7 +47,7 @@ public:
             table_ ? nibbles<true>(from, count, at, depth, to) : nibbles<false>(from, count, at, depth, to);
             return;
         }
-        for (int64_t done = 0; done < depth; done += 64, to += kTile * kUnitBytes) {
+        for (int64_t done = 0; done < depth; done += 64, to += 64 * kTile * Parts::kWidth) {
             if (w_.tiled) {  // whose words are units
                 bytes(from + (at + done) * kTile, (int)(depth - done) / 4, to);
             } else {
@@ -58,10 +58,12 @@ public:
     }
 
 private:
-    static constexpr int kUnitBytes = kUnit * Parts::kWidth;
+    static constexpr int kCodes = Parts::kCodes;
 
-    static void store(uint8_t* to, int number, const IntLanes& codes) {
-        Parts::store_unit(to + number * kUnitBytes, Parts::unit(codes));
+    // Stores the units of a word of each column.
+    template <class Units> static void store(const Units& units, const IntLanes& words, uint8_t*& to) {
+        for (int unit = 0; unit < 32 / Units::kBits / kCodes; unit++, to += kUnit)
+            store_lanes(to, units.template get<kCodes>(words, unit));
     }
 
     template <bool table>
@@ -74,16 +76,13 @@ private:
             load_columns(from + at / 2, stride_, count, (int)depth / 2, words);
             transpose(words);
         }
-        for (int i = 0; i < kTile; i++) {
-            store(to, 2 * i, units.get(words[i], 0));
-            store(to, 2 * i + 1, units.get(words[i], 1));
-        }
+        for (const IntLanes& each : words) store(units, each, to);
     }
 
     static void bytes(const uint8_t* from, int count, uint8_t* to) {
         IntLanes words[kTile];
         load_tile_words(from, count, words);
-        for (int i = 0; i < kTile; i++) store(to, i, words[i]);
+        for (const IntLanes& each : words) store(Bytes(), each, to);
     }
 
     // Codes of any number of bits, `codes` of each column, at most 64.
@@ -93,7 +92,7 @@ private:
         if (w_.bits < 8)
             for (IntLanes& each : bytes) each = spread_(each);
         transpose(bytes);
-        for (int i = 0; i < kTile; i++) store(to, i, bytes[i]);
+        for (const IntLanes& each : bytes) store(Bytes(), each, to);
     }
 
     const Weight& w_;
@@ -188,12 +187,20 @@ template <int size> struct Group {
     const uint8_t* codes;  // tile t's units at codes + t * kSpanBytes<Parts>
     const Scales* scales;  // tile t's at scales[t], in row `number`
     int number, tiles;
-    const uint8_t* parts;   // as arranged
-    const float* row_scales;  // likewise
-    int rows;
-    float* sums;  // [tiles, kTile rows, kTile columns]
+    const uint8_t* parts;  // as arranged
+    int rows, present;     // of the block, and those of them that are no padding
+    float* sums;           // [tiles, kTile rows, kTile columns]
 
     Accumulator accumulator(int tile) const { return scales[tile].accumulator(number); }
+    template <class Parts> const float* row_scales() const {  // as arranged
+        return (const float*)(parts + Parts::kParts * Parts::kWidth * rows * size);
+    }
+    // Goes on to the next group of the span.
+    template <class Parts> void advance() {
+        codes += size * kTile * Parts::kWidth;
+        parts += group_bytes<Parts>(size, rows);
+        number++;
+    }
 };
 
 // Multiplies by vectors. `most`: the largest code.
@@ -204,32 +211,34 @@ template <int size, int most, int digits> struct ByVectors {
     void begin(int) const {}
     void end() const {}
 
-    void operator()(const Group<size>& g) const {
-        constexpr int kFew = kRowsAtOnce<Parts>;
-        for (int tile = 0; tile < g.tiles; tile++) {
-            int row = 0;
-            for (; row + kFew <= g.rows; row += kFew) multiply<kFew>(g, tile, row);
-            for (; row < g.rows; row++) multiply<1>(g, tile, row);
-        }
+    // Adds `count` groups from `g` on.
+    void operator()(const Group<size>& g, int count) const {
+        in_passes<Parts::kRows>(g.present, [&](auto rows, int first) {
+            for (int tile = 0; tile < g.tiles; tile++) {
+                Group<size> each = g;
+                for (int i = 0; i < count; i++, each.template advance<Parts>()) multiply<rows>(each, tile, first);
+            }
+        });
     }
 
 private:
-    template <int rows> static void multiply(const Group<size>& g, int tile, int first) {
+    template <int rows> QUIRE_INLINE static void multiply(const Group<size>& g, int tile, int first) {
         const uint8_t* codes = g.codes + tile * kSpanBytes<Parts>;
         GroupSums<size, rows, Parts> own;
         const auto unit_of = [=](int first, int i) __attribute__((always_inline)) {
-            return Parts::load_unit(codes + (first + i) * kUnit * Parts::kWidth);
+            return load_lanes(codes + (first + i) * kUnit);
         };
         own.add(unit_of, g.parts + first * size * Parts::kWidth, g.rows * size * Parts::kWidth);
         const Accumulator add_to = g.accumulator(tile);
+        const float* scales = g.template row_scales<Parts>() + first;
         for (int row = 0; row < rows; row++) {
             float* sums = g.sums + tile * kSum + (first + row) * kTile;
-            store_floats(sums, own.accumulated(add_to, row, g.row_scales + first, g.rows, load_floats(sums)));
+            store_floats(sums, own.accumulated(add_to, row, scales, g.rows, load_floats(sums)));
         }
     }
 };
 
-// A product with a weight whose groups are `size`; `Multiply` adds up each.
+// A product with a weight whose groups are `size`; `Multiply` adds them up.
 template <class Multiply, int size> class IntegerProduct {
     using Parts = typename Multiply::Parts;
 
@@ -258,19 +267,21 @@ private:
         const int tiles = (int)((width + kTile - 1) / kTile);
         const int64_t count = std::min(kRowsKept, rows_.count - row), blocks = (count + kTile - 1) / kTile;
         std::memset(sums_, 0, blocks * tiles * kSum * 4);
-        for (int64_t group = 0; group < w_.depth / size; group++) {
-            const int64_t at = group * size;
+        constexpr int64_t kGroups = kSpan / size;  // of a span
+        for (int64_t group = 0; group < w_.depth / size; group += kGroups) {
             for (int tile = 0; tile < tiles; tile++) {
                 const int64_t first = column + tile * kTile;
                 const int present = (int)std::min<int64_t>(kTile, width - tile * kTile);
                 if (group % kScaled == 0) scales_[tile].read(w_, first, present, group);
-                if (at % kSpan == 0) decode_(first, present, at, codes_ + tile * kSpanBytes<Parts>);
+                decode_(first, present, group * size, codes_ + tile * kSpanBytes<Parts>);
             }
-            const uint8_t* x = arranged_ + row / kTile * block_bytes_ + group * group_bytes<Parts>(size, block_);
-            for (int64_t b = 0; b < blocks; b++, x += block_bytes_) {
-                const auto* row_scales = (const float*)(x + Parts::kParts * Parts::kWidth * block_ * size);
-                multiply_(Group<size>{codes_ + at % kSpan * kTile * Parts::kWidth, scales_, (int)(group % kScaled), tiles, x, row_scales,
-                                      block_, sums_ + b * tiles * kSum});
+            const int some = (int)std::min(kGroups, w_.depth / size - group);
+            for (int64_t b = 0; b < blocks; b++) {
+                const int64_t first = row + b * kTile;
+                const uint8_t* x = arranged_ + first / kTile * block_bytes_ + group * group_bytes<Parts>(size, block_);
+                const int present = (int)std::min<int64_t>(block_, rows_.count - first);
+                multiply_(Group<size>{codes_, scales_, (int)(group % kScaled), tiles, x, block_, present,
+                                      sums_ + b * tiles * kSum}, some);
             }
         }
         for (int64_t r = 0; r < count; r++) {

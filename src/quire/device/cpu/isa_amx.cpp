@@ -172,8 +172,9 @@ template <int size, int digits> struct Integers {
     }
     void end() const { release(); }
 
-    void operator()(const Group<size>& g) const {
-        digits * g.rows <= kTile ? multiply<1>(g) : multiply<2>(g);
+    void operator()(Group<size> g, int count) const {
+        for (int i = 0; i < count; i++, g.template advance<Parts>())
+            digits * g.rows <= kTile ? multiply<1>(g) : multiply<2>(g);
     }
 
 private:
@@ -194,7 +195,7 @@ private:
     }
     void add(const Group<size>& g, int tile) const {
         const Accumulator add = g.scales[tile].accumulator(g.number);
-        const float* scales = g.row_scales;
+        const float* scales = g.template row_scales<Parts>();
         const float* own = sums;
         const int64_t between = g.rows * kTile;
         float* to = g.sums + tile * kSum;

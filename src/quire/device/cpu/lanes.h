@@ -72,15 +72,18 @@ QUIRE_INLINE FloatLanes to_floats(const IntLanes& x) {
     return by_part<FloatLanes>([&](int i) { return to_float(x.part[i]); });
 }
 
-// The upper byte of each word.
-QUIRE_INLINE I upper_bytes(I x) {
+// Shifts each word of 16 bits to the right.
+template <int n> QUIRE_INLINE I shift_words(I x) {
 #if defined(__AVX512F__)
-    return _mm512_srli_epi16(x, 8);
+    return _mm512_srli_epi16(x, n);
 #elif defined(__AVX2__)
-    return _mm256_srli_epi16(x, 8);
+    return _mm256_srli_epi16(x, n);
 #else
-    return bit_and(shift_right<8>(x), set_ints(0x00ff00ff));
+    return bit_and(shift_right<n>(x), set_ints((0xffff >> n) * 0x00010001));
 #endif
+}
+template <int n> QUIRE_INLINE IntLanes shift_words(const IntLanes& x) {
+    return by_part<IntLanes>([&](int i) { return shift_words<n>(x.part[i]); });
 }
 
 // Sixteen numbers of `type` from number `at` on.

@@ -1,4 +1,4 @@
-// Codes in tiles as units: four codes of each of 16 columns, a byte each.
+// Codes in tiles as units: four codes of each of 16 columns, a byte each, or two, 16 bits each.
 #pragma once
 
 #include "lanes.h"
@@ -20,19 +20,35 @@ inline void load_tile_words(const uint8_t* from, int words, IntLanes* to) {
     }
 }
 
-// The units of a word of each column. Of eight nibbles, those in low halves of bytes come first; `table`: they are
-// E2M1.
+// Codes in bytes as unit 0 or 1 of those of 16 bits.
+QUIRE_INLINE IntLanes widened(const IntLanes& bytes, int unit) {
+    return unit ? shift_words<8>(bytes) : bit_and(bytes, all_ints(0x00ff00ff));
+}
+
+// The units of a word of each column, of `codes` codes each. Of eight nibbles, those in low halves of bytes come first;
+// `table`: they are E2M1.
 template <bool table> struct Nibbles {
     static constexpr int kBits = 4;
     static constexpr int kMost = table ? 24 : 15;  // the largest code
-    QUIRE_INLINE IntLanes get(const IntLanes& words, int unit) const {
+    template <int codes> QUIRE_INLINE IntLanes get(const IntLanes& words, int unit) const {
+        if constexpr (codes == 4) return bytes(words, unit);
+        if constexpr (table) return widened(bytes(words, unit / 2), unit % 2);
+        const IntLanes low = all_ints(0x000f000f);
+        switch (unit) {
+            case 0: return bit_and(words, low);
+            case 1: return bit_and(shift_words<8>(words), low);
+            case 2: return bit_and(shift_words<4>(words), low);
+            default: return shift_words<12>(words);
+        }
+    }
+
+private:
+    QUIRE_INLINE IntLanes bytes(const IntLanes& words, int unit) const {
         return by_part<IntLanes>([&](int i) {
             const I codes = bit_and(unit ? shift_right<4>(words.part[i]) : words.part[i], low_);
             return table ? permute_bytes(doubled_, codes) : codes;
         });
     }
-
-private:
     static I doubled() {  // and 12 more
         static const uint8_t values[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
         uint8_t repeated[4 * W];
@@ -95,7 +111,9 @@ private:
 struct Bytes {
     static constexpr int kBits = 8;
     static constexpr int kMost = 255;
-    QUIRE_INLINE IntLanes get(const IntLanes& words, int) const { return words; }
+    template <int codes> QUIRE_INLINE IntLanes get(const IntLanes& words, int unit) const {
+        return codes == 4 ? words : widened(words, unit);
+    }
 };
 
 }  // namespace quire::QUIRE_ISA
