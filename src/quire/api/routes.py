@@ -11,7 +11,13 @@ from quire.api.infill.endpoint import InfillRequest
 from quire.api.mcp.endpoint import McpCall
 from quire.api.messages.schema import CountRequest, MessagesRequest
 from quire.api.ollama.schema import ChatRequest as OllamaChatRequest
-from quire.api.ollama.schema import EmbedRequest, GenerateRequest, PullRequest, ShowRequest
+from quire.api.ollama.schema import (
+    EmbeddingsRequest,
+    EmbedRequest,
+    GenerateRequest,
+    PullRequest,
+    ShowRequest,
+)
 from quire.api.operations import EVENTS, JSON, LINES, TEXT, Operation
 from quire.api.rerank.endpoint import RerankRequest, ScoreRequest
 from quire.api.responses.schema import CompactRequest, ResponsesRequest
@@ -240,6 +246,14 @@ OPERATIONS: tuple[Operation, ...] = (
         path="/api/embed",
         summary="Create embeddings, as Ollama's API does",
         body=EmbedRequest,
+        statuses=_GENERATING,
+    ),
+    Operation(
+        lambda e: e.ollama.embeddings,
+        "post",
+        path="/api/embeddings",
+        summary="Create the embedding of one text, as Ollama's former API did",
+        body=EmbeddingsRequest,
         statuses=_GENERATING,
     ),
     Operation(

@@ -203,6 +203,8 @@ def test_the_official_client_runs_unchanged(child: Child) -> None:
     Wall.model_validate_json(asked.message.content)
     vectors = client.embed("quire-demo", ["a", "b"]).embeddings
     assert len(vectors) == 2
+    assert client.embeddings("quire-demo", "b").embedding == vectors[1]
+    assert client.embeddings("quire-demo", "").embedding == []
     assert client.list().models[0].model == "quire-demo"
     assert client.ps().models[0].model == "quire-demo"
     assert "tools" in client.show("quire-demo").capabilities

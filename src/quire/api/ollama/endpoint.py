@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from starlette.requests import Request
@@ -24,12 +24,13 @@ from quire.api.ollama.render import (
 )
 from quire.api.ollama.schema import (
     ChatRequest,
+    EmbeddingsRequest,
     EmbedRequest,
     GenerateRequest,
     PullRequest,
     ShowRequest,
 )
-from quire.api.shared.context import Context, ServerContext, until_gone
+from quire.api.shared.context import Context, Reader, ServerContext, until_gone
 from quire.api.shared.fold import collect
 from quire.api.shared.json_text import parse_json
 from quire.api.shared.limits import check_headers, read_body
@@ -92,29 +93,48 @@ async def _read_generate(context: Context, request: Request, body: bytes) -> _Re
 @dataclass(frozen=True, slots=True)
 class _ReadEmbed:
     prepared: Prepared | None
-    dimensions: int | None
+    dimensions: int | None = None
 
 
 async def _read_embed(context: Context, request: Request, body: bytes) -> _ReadEmbed:
     fields = context.parse(request, body, EmbedRequest)
+    texts = (fields.input,) if isinstance(fields.input, str) else tuple(fields.input)
+    spec = Generation(
+        truncate=None if fields.truncate is False else -1, names=FieldNames(prompt="input")
+    )
+    read = await _embedding(context, request, fields, spec=spec, texts=texts)
+    return replace(read, dimensions=fields.dimensions or None)
+
+
+async def _read_embeddings(context: Context, request: Request, body: bytes) -> _ReadEmbed:
+    fields = context.parse(request, body, EmbeddingsRequest)
+    spec = Generation(truncate=-1)
+    return await _embedding(context, request, fields, spec=spec, texts=(fields.prompt,))
+
+
+async def _embedding(
+    context: Context,
+    request: Request,
+    fields: EmbedRequest | EmbeddingsRequest,
+    *,
+    spec: Generation,
+    texts: Sequence[str],
+) -> _ReadEmbed:
     context.check_model(fields.model)
-    given = (fields.input,) if isinstance(fields.input, str) else tuple(fields.input)
-    pooling = context.service.vectors.pooling
-    texts = tuple(pooling.text(each, pooling.prompt(name=None)) for each in given)
-    if not any(given):
-        return _ReadEmbed(prepared=None, dimensions=None)
+    if not any(texts):
+        return _ReadEmbed(prepared=None)
     if fields.options is not None:
         fields.options.note(request.scope)
-    spec = Generation(
-        prompts=texts,
-        truncate=None if fields.truncate is False else -1,
+    pooling = context.service.vectors.pooling
+    spec = replace(
+        spec,
+        prompts=tuple(pooling.text(each, pooling.prompt(name=None)) for each in texts),
         truncate_left=False,
         vector=True,
-        names=FieldNames(prompt="input"),
         max_prompt=pooling.stages.max_tokens,
         keep_alive_s=fields.keep_alive,
     )
-    return _ReadEmbed(await context.prepare(spec), fields.dimensions or None)
+    return _ReadEmbed(await context.prepare(spec))
 
 
 async def _read_pull(context: Context, request: Request, body: bytes) -> bool:
@@ -172,28 +192,38 @@ class Ollama:
     async def embed(self, request: Request) -> Response:
         """Answer `POST /api/embed`."""
         started_at = time.perf_counter()
-        context, asked = await self._server.read(request, _read_embed)
-        embeddings: list[list[float]] = []
-        tokens = 0
-        if asked.prepared is not None:
-            vectors = context.service.vectors
-            task = embed_task(vectors.pooling, kind=None, normalized=None)
-            work = vectors.compute(context.owned(request, asked.prepared), task)
-            for each in await until_gone(request.receive, work):
-                embeddings.append(
-                    shortened(each.values, asked.dimensions, normalized=task.normalized)
-                )
-                tokens += each.prompt_tokens
-            counted(request, tokens, 0)
+        context, vectors, tokens = await self._vectors(request, _read_embed)
         return JSONResponse(
             {
                 "model": context.service.name,
-                "embeddings": embeddings,
+                "embeddings": vectors,
                 "total_duration": round((time.perf_counter() - started_at) * 1e9),
                 "load_duration": 0,
                 "prompt_eval_count": tokens,
             }
         )
+
+    async def embeddings(self, request: Request) -> Response:
+        """Answer `POST /api/embeddings`: one text, one vector."""
+        _, vectors, _ = await self._vectors(request, _read_embeddings)
+        return JSONResponse({"embedding": vectors[0] if vectors else []})
+
+    async def _vectors(
+        self, request: Request, reader: Reader[_ReadEmbed]
+    ) -> tuple[Context, list[list[float]], int]:
+        """Return the vectors of a request's texts, and their tokens."""
+        context, asked = await self._server.read(request, reader)
+        if asked.prepared is None:
+            return context, [], 0
+        vectors = context.service.vectors
+        task = embed_task(vectors.pooling, kind=None, normalized=None)
+        work = vectors.compute(context.owned(request, asked.prepared), task)
+        found = await until_gone(request.receive, work)
+        tokens = sum(each.prompt_tokens for each in found)
+        counted(request, tokens, 0)
+        normalized = task.normalized
+        shown = [shortened(each.values, asked.dimensions, normalized=normalized) for each in found]
+        return context, shown, tokens
 
     async def pull(self, request: Request) -> Response:
         """Answer `POST /api/pull`: load a served model, whose files are downloaded if need be."""

@@ -160,6 +160,15 @@ class GenerateRequest(AnswerFields):
     )
 
 
+class EmbeddingsRequest(Wire):
+    """The body of `/api/embeddings`, the former route of `/api/embed`."""
+
+    model: str | None = None
+    prompt: str = ""
+    options: ModelOptions | None = None
+    keep_alive: Annotated[KeepAlive | None, UnlessEmpty] = None
+
+
 class EmbedRequest(Wire):
     """The body of `/api/embed`."""
 

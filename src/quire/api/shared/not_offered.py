@@ -26,7 +26,6 @@ _REASONS = {
     "/api/delete": _SERVED,
     "/api/push": _SERVED,
     "/api/blobs": _SERVED,
-    "/api/embeddings": "Use '/api/embed'.",
     "/lora-adapters": "Name an adapter as the request's 'model'; GET /v1/models lists them.",
 }
 """Why a route, and all below it, is not offered, by its path."""
