@@ -228,7 +228,8 @@ def test_without_mlx_one_line_says_how_to_get_it(tmp_path: Path) -> None:
     for command in (("serve", "--port", "0"), ("eval-kv",)):
         ran = subprocess.run(
             [sys.executable, "-m", "quire", *command],
-            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+            # A home that cannot be written to costs a line of its own.
+            env={**os.environ, "PYTHONPATH": str(tmp_path), "HOME": str(tmp_path)},
             capture_output=True,
             text=True,
             timeout=120,

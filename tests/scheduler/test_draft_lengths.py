@@ -70,6 +70,11 @@ def test_prompts_that_drafters_read_first_count_for_each_sequence() -> None:
     assert chosen.choose([unread] * 4, 4) == [0] * 4
 
 
+def test_a_prompt_is_read_once_for_all_drafts_of_a_sequence() -> None:
+    unread = Candidate(0.9, 4, token_s=1e-6, reading_s=1.0)
+    assert lengths(1.0, 0.0).choose([unread], 1) == [4]
+
+
 def test_waits_in_which_graphs_were_recorded_do_not_count() -> None:
     chosen = lengths(1.0, 0.01)
     for wait_s in (0.1, 900.0, 700.0, 800.0, 0.1):

@@ -374,6 +374,13 @@ def test_prompts_that_wait_weigh_as_much_as_one_that_is_read() -> None:
     assert size(30) == size(40)
 
 
+def test_a_second_prompt_leaves_time_for_the_fixed_cost_of_its_chunk() -> None:
+    machine = Machine(decode_s=0.01, token_s=1e-4, fixed_s=1e-3)
+    budgets = [PrefillBudget(0.05, 2.0, 2048, machine.measured()) for _ in range(2)]
+    one, two = (each.prompt_budget(4, prompts) for prompts, each in enumerate(budgets, 1))
+    assert one - two == pytest.approx(machine.fixed_s / machine.token_s, abs=1)
+
+
 def test_a_step_that_only_reads_takes_the_step_time() -> None:
     tokens = PrefillBudget(0.06, 2.0, 2048, CPU.measured()).prompt_budget(0)
     assert CPU.seconds(0, tokens) == pytest.approx(0.06, rel=0.05)

@@ -184,10 +184,16 @@ def test_the_snapshot_lies_at_the_end_of_a_block_in_formats_with_tails() -> None
     simulation.check_nothing_leaks()
 
 
-def test_a_prompt_that_others_wait_for_leaves_the_snapshot_for_them() -> None:
-    simulation = world("recurrent", chunk=5)
+@pytest.mark.parametrize(("chunk", "steps_between"), [(5, 0), (2, 3)])
+def test_a_prompt_that_others_wait_for_leaves_the_snapshot_for_them(
+    chunk: int, steps_between: int
+) -> None:
+    """Also for one that arrives when only the last state that it needs is still to come."""
+    simulation = world("recurrent", chunk=chunk)
     for last in (1, 2, 3):
         simulation.add(request(f"{last}", (*DOCUMENT, *[last] * 6)))
+        for _ in range(steps_between):
+            simulation.step()
     simulation.run()
     assert [simulation.ended[f"{last}"].cached_tokens for last in (1, 2, 3)] == [0, 15, 15]
     simulation.check_nothing_leaks()

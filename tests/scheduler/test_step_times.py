@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from quire.scheduler.step_times import StepTimes
@@ -42,6 +44,16 @@ def test_slow_steps_do_not_count_beside_a_usual_one(slow: int) -> None:
         times.observe(100, 5.0 if number < slow else 0.05)
     assert times.seconds(100) == pytest.approx(0.05)
     assert times.seconds(64) == pytest.approx(0.04)
+
+
+def test_ranges_of_few_rows_are_narrow() -> None:
+    """Of two numbers of rows in one range, five steps of one replace what the other took."""
+    for few, many in pairwise(range(1, 14)):
+        times = measured((few, 0.01), *5 * [(many, 0.02)])
+        seconds = times.seconds(few)
+        assert seconds is not None
+        same_range = few in (5, 7, 9, 10, 11)
+        assert (seconds > 0.015) == same_range, f"{few} and {many} rows"
 
 
 def test_fewer_rows_never_take_longer() -> None:

@@ -54,8 +54,8 @@ def graphed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     found: list[tuple[int, bool]] = []
     compute = CUDAGraphs.compute
 
-    def noted(self: CUDAGraphs, inputs: StepInputs, run_eagerly: Any) -> Computed | None:
-        computed = compute(self, inputs, run_eagerly)
+    def noted(self: CUDAGraphs, inputs: StepInputs, *given: Any, **options: Any) -> Computed | None:
+        computed = compute(self, inputs, *given, **options)
         if inputs.media is not None:
             rows = sum(each.count for each in inputs.sequences)
             found.append((rows, computed is not None and computed.graphed))
