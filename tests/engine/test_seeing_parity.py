@@ -83,7 +83,7 @@ SHAPES: dict[str, tuple[Shape, Shape]] = {
     "llava_next-granite": ((2, 2, 4, 4, 4, 4), (2, 1, 4, 2, 4, 2)),
     "llava_onevision": ((2, 2, 4, 4, 4, 4), (3, 1, 6, 2, 6, 2)),
     "mistral3": PATCHES,
-    "moondream3": ((2, 2), (1, 2)),
+    **dict.fromkeys(("moondream1", "moondream2", "moondream3"), ((2, 2), (1, 2))),
     "multi_modality": TILES,
     "multi_modality-hybrid": ONE,
     "qwen3_omni_moe": PATCHES,
@@ -104,7 +104,7 @@ FILMS: dict[str, Shape] = {
     "qwen3_omni_moe_thinker": (2, 8, 12, 1_000_000),
 }
 """Shape of a video's item, by family that takes videos."""
-WHOLE = {"falcon_ocr", "falcon_perception", "moondream3"}
+WHOLE = {"falcon_ocr", "falcon_perception", "moondream1", "moondream2", "moondream3"}
 """Families in which rows of a picture see each other."""
 RECURRENT = {"lfm2-vl", "lfm2_vl", "lfm2_vl-experts", "lfm3_vl"}
 """Families with states, which prefixes are resumed from only where there is a snapshot."""

@@ -16,12 +16,14 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import torch
-from mlx_vlm.models import falcon_ocr, falcon_perception, moondream3
+from mlx_vlm.models import falcon_ocr, falcon_perception
+from mlx_vlm.models import moondream2 as second
+from mlx_vlm.models import moondream3 as third
 from mlx_vlm.models.falcon_ocr.processing_falcon_ocr import preprocess_image
 from mlx_vlm.models.falcon_perception import processing_falcon_perception
 
 from quire.core.media import MediaItem, PlacedMedia
-from tests.support import fused, moondream, perception
+from tests.support import fused, moondream, moondream2, perception
 from tests.support.photographs import SIZES, photograph
 from tests.support.seeing import PATCH
 
@@ -106,19 +108,22 @@ def falcon(module: Any, family: Any, preprocess: Any) -> Answers:
     return {f"{family.CONFIG['model_type']}.{key}": array for key, array in answers.items()}
 
 
-def moon(publisher: dict[str, Any]) -> Answers:
-    """Return rows, logits and tokens of Moondream 3, and pixels.
+def moon(module: Any, family: Any, publisher: dict[str, Any]) -> Answers:
+    """Return rows, logits and tokens of one of the Moondreams.
 
     Args:
+        module: of mlx-vlm.
+        family: of the small models.
         publisher: names of its own module `image_crops`.
     """
-    config = moondream3.ModelConfig(
-        text_config=dict(moondream.CONVERTED["text_config"]),
-        vision_config=dict(moondream.CONVERTED["vision_config"]),
+    config = module.ModelConfig(
+        text_config=dict(family.CONVERTED["text_config"]),
+        vision_config=dict(family.CONVERTED["vision_config"]),
     )
-    model = moondream3.Model(config)
-    weights = model.sanitize(moondream.published(moondream.weights()))
+    model = module.Model(config)
+    weights = model.sanitize(family.published(family.weights()))
     model.load_weights(list(weights.items()))
+    table = model.text.model.get("wte") or model.text.model.embed_tokens
     side, margin = moondream.SIDE, moondream.MARGIN
 
     def rows(item: MediaItem) -> mx.array:
@@ -128,12 +133,12 @@ def moon(publisher: dict[str, Any]) -> Answers:
         pooled = torch.nn.functional.adaptive_avg_pool2d(joined.permute(2, 0, 1), (side, side))
         parts = mx.array(pooled.flatten(1).T.numpy())
         made = model.vision.proj_mlp(mx.concatenate([whole, parts], axis=-1))
-        first = model.text.model.wte(mx.array([moondream.FIRST]))
+        first = table(mx.array([moondream.FIRST]))
         return mx.concatenate([first, made])
 
     def logits(ids: list[int], media: list[PlacedMedia]) -> mx.array:
         given = mx.array(ids)[None]
-        (x,) = model.text.model.wte(given)
+        (x,) = table(given)
         visible = np.tri(len(ids), dtype=bool)
         for each in media:
             x = mx.concatenate([x[: each.start], rows(each.item), x[each.end :]])
@@ -141,12 +146,18 @@ def moon(publisher: dict[str, Any]) -> Answers:
         return model.text(given, inputs_embeds=x[None], mask=added(visible)).logits[0]
 
     answers: Answers = {}
-    for case, (tokens, media) in moondream.PROMPTS.items():
-        key = f"moondream3.{case}"
+    for case, (tokens, media) in family.PROMPTS.items():
+        key = f"{family.CONFIG['model_type']}.{case}"
         for number, each in enumerate(media):
             answers[f"{key}.rows{number}"] = rows(each.item)[ROWS]
         answers[f"{key}.logits"] = logits(tokens, media)[LOGITS]
         answers[f"{key}.tokens"] = greedy(lambda ids, media=media: logits(ids, media), tokens)
+    return answers
+
+
+def cut_pictures(publisher: dict[str, Any]) -> Answers:
+    """Return the pixels of pictures that Moondream's publisher cuts."""
+    answers: Answers = {}
     for size, shape in SIZES.items():
         cut = publisher["overlap_crop_image"](np.array(photograph(shape)), 4, 12)
         answers[f"moondream3.{size}.grid"] = mx.array(cut["tiling"])
@@ -160,4 +171,6 @@ if __name__ == "__main__":
     seen = processing_falcon_perception.preprocess_image
     answers = falcon(falcon_ocr, fused, preprocess_image)
     answers |= falcon(falcon_perception, perception, seen)
-    mx.save_safetensors(str(ANSWERS), answers | moon(runpy.run_path(str(module))))
+    publisher = runpy.run_path(str(module))
+    answers |= moon(second, moondream2, publisher) | moon(third, moondream, publisher)
+    mx.save_safetensors(str(ANSWERS), answers | cut_pictures(publisher))

@@ -20,6 +20,7 @@ from tests.support.gguf_architectures import GGUF, NOT_FROM_GGUF
 from tests.support.hunyuan import CONFIG as HUNYUAN
 from tests.support.hybrid import CONFIG as HYBRID
 from tests.support.moondream import CONFIG as MOONDREAM
+from tests.support.moondream2 import CONFIG as MOONDREAM2
 from tests.support.ocr import CONFIGS as OCR
 from tests.support.perception import CONFIG as PERCEPTION
 from tests.support.seeing import CONFIGS as SEEING
@@ -182,6 +183,7 @@ _SAME_AS = {
     "kimi_k2": "deepseek_v3",
     "lfm2-vl": "lfm2_vl",
     "llama4": "llama4_text",
+    "moondream2": "moondream1",
     "multi_modality": "deepseek_vl` and `deepseek_vl_hybrid",
     "mistral3": "mistral`, `ministral3` and `mistral4",
     "mimo_v2": "mimo_v2_flash",
@@ -189,7 +191,7 @@ _SAME_AS = {
     "qwen3_omni_moe": "qwen3_omni_moe_thinker",
     "youtu_llm": "youtu",
 }
-HELD_AGAINST_MLX_VLM = {each["model_type"] for each in (FUSED, MOONDREAM, PERCEPTION)}
+HELD_AGAINST_MLX_VLM = {each["model_type"] for each in (FUSED, MOONDREAM, MOONDREAM2, PERCEPTION)}
 
 
 def rows() -> Iterator[str]:

@@ -26,7 +26,7 @@ from quire.media.source import Detail
 from quire.models.vision.fused import places
 from quire.models.weights.loader import LoadedModel, open_model
 from tests.models.solo import SoloStep, encoded, solo_logits
-from tests.support import fused, moondream, perception
+from tests.support import fused, moondream, moondream2, perception
 from tests.support.agreement import differ
 from tests.support.parity import (
     SCENARIOS,
@@ -43,11 +43,13 @@ THEIRS = mx.load(str(Path(__file__).with_name("mlx_vlm.safetensors")))
 FAMILIES: dict[str, Any] = {
     "falcon_ocr": fused,
     "falcon_perception": perception,
+    "moondream1": moondream2,
     "moondream3": moondream,
 }
 DAILY = {
     "falcon_ocr": "two of different sizes",
     "falcon_perception": "a picture",
+    "moondream1": "a picture of two rows",
     "moondream3": "a picture of two rows",
 }
 LOGITS, ROWS, PIXELS = (slice(None, None, step) for step in (12, 3, 499))

@@ -13,6 +13,8 @@ from tests.support.gemma3n import gemma3n_seeing_config
 from tests.support.hunyuan import CONFIG as HUNYUAN
 from tests.support.hybrid import CONFIG as HYBRID
 from tests.support.moondream import CONFIG as MOONDREAM
+from tests.support.moondream2 import CONFIG as MOONDREAM2
+from tests.support.moondream2 import CONVERTED as CONVERTED2
 from tests.support.ocr import CONFIGS as OCR
 from tests.support.original import CONFIGS as ORIGINAL
 from tests.support.perception import CONFIG as PERCEPTION
@@ -49,6 +51,8 @@ _WHOLE: dict[str, dict[str, Any]] = {
     "falcon_perception": PERCEPTION,
     "hunyuan_vl": HUNYUAN,
     "lfm2-vl": SIGLIP["lfm2_vl"] | {"model_type": "lfm2-vl"},
+    "moondream1": MOONDREAM2,
+    "moondream2": CONVERTED2,
     "moondream3": MOONDREAM,
     "mllama": CROSSING,
     "whisper": WHISPERING,

@@ -14,12 +14,14 @@ from quire.text.template import ChatTemplate
 PICTURE, QUESTION = {"type": "image"}, {"type": "text", "text": "Why?"}
 QUERY = "<|md_reserved_0|>query<|md_reserved_1|>Why?<|md_reserved_2|>"
 PROMPTS = {
+    "moondream1": f"<|endoftext|>{QUERY}",
     "deepseekocr": "<image>\nWhy?",
     "falcon_ocr": "<|image|>Why?\n<|OCR_PLAIN|>",
     "falcon_perception": "<|image|>Why?",
     "moondream3": f"<|endoftext|>{QUERY}",
 }
 AGAIN = {
+    "moondream1": f"Oh.{QUERY}",
     "deepseekocr": "Oh.<|endoftext|>Why?",
     "falcon_ocr": "Oh.<|end_of_query|>Why?\n<|OCR_PLAIN|>",
     "falcon_perception": "Oh.<|end_of_query|>Why?",

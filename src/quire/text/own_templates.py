@@ -59,7 +59,7 @@ _FALCON_PERCEPTION = (
 )
 
 # The first token is the placeholder of the picture.
-_MOONDREAM3 = (
+_MOONDREAM = (
     _TEXT
     + """\
 {{- '<|endoftext|>' -}}
@@ -259,7 +259,7 @@ _OWN = {
     "falcon_ocr": _FALCON_OCR,
     "falcon_perception": _FALCON_PERCEPTION,
     "kimi_k3": _KIMI_K3,
-    "moondream3": _MOONDREAM3,
+    **dict.fromkeys(("moondream1", "moondream2", "moondream3"), _MOONDREAM),
     "multi_modality": _DEEPSEEK_VL,
 }
 

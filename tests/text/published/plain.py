@@ -151,7 +151,7 @@ PLAIN: tuple[Published, ...] = (
         marks={"<|image|>": 227},
     ),
     Published(
-        ("moondream3",),
+        ("moondream1", "moondream2", "moondream3"),
         "moondream/moondream3-preview",
         "none",
         ends={"<|endoftext|>": 0},

@@ -34,7 +34,7 @@ from quire.media.processors.llava import (
     LlavaOnevisionImageProcessor,
     LlavaOnevisionVideoProcessor,
 )
-from quire.media.processors.moondream import MoondreamImageProcessor
+from quire.media.processors.moondream import MoondreamImageProcessor, open_moondream2
 from quire.media.processors.original import open_ernie, open_internvl_chat, open_multi_modality
 from quire.media.processors.pixtral import open_pixtral
 from quire.media.processors.qwen import (
@@ -136,6 +136,8 @@ IMAGES_BY_MODEL: dict[str, Open] = {
     ),
     "falcon_ocr": FalconImageProcessor.open,
     "falcon_perception": PerceptionImageProcessor.open,
+    "moondream1": open_moondream2,
+    "moondream2": open_moondream2,
     "moondream3": MoondreamImageProcessor.open,
 }
 SOUNDS: dict[str, Open] = {

@@ -1,4 +1,4 @@
-"""Moondream 3: a picture is read as one square, and again as overlapping squares.
+"""Moondream 2 and 3: a picture is read as one square, and again as overlapping squares.
 
 The pixels equal those of the publisher's code (github.com/vikhyat/moondream) where that resizes
 with Pillow, but stay uint8.
@@ -11,7 +11,9 @@ from typing import Self
 
 import PIL.Image
 
+from quire.core.errors import ModelError
 from quire.core.media import EVEN_COLOURS, MediaItem
+from quire.core.token_ids import TokenFiles
 from quire.core.values import Values
 from quire.media.processors.base import Placeholders, WholeImageProcessor
 from quire.media.processors.tiles import Tiles, check_room
@@ -19,7 +21,7 @@ from quire.media.source import Detail
 
 
 class MoondreamImageProcessor(WholeImageProcessor):
-    """The image processor of Moondream 3, which only `config.json` describes.
+    """The image processor of Moondream 2 and 3, which only `config.json` describes.
 
     Args:
         margin: patches on each side of a square that its neighbour shares.
@@ -102,3 +104,19 @@ def _vision(config: Values) -> Values:
     found = config.within("config").nested("vision_config", "vision", needed=False)
     size = found.value("enc_patch_size")
     return found if size is None else found.like(found.values | {"patch_size": size})
+
+
+def open_moondream2(settings: Values, config: Values) -> MoondreamImageProcessor:
+    """Open the processor of Moondream 2, which was published beside a tokenizer that is not its
+    own.
+
+    Raises:
+        ModelError: the folder has that tokenizer; or see `MoondreamImageProcessor.open`.
+    """
+    folder = config.file.parent
+    if TokenFiles(folder).id_of("<|md_reserved_0|>", ordinary=True) is None:
+        raise ModelError(
+            f"{folder}: the tokenizer lacks '<|md_reserved_0|>': replace tokenizer.json by that of "
+            "moondream/starmie-v1, which the model was trained with"
+        )
+    return MoondreamImageProcessor.open(settings, config)

@@ -1,8 +1,9 @@
-"""Moondream 3: answers about a picture."""
+"""Moondream 2 and 3: answers about a picture."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -11,7 +12,7 @@ from quire.core.errors import ModelError
 from quire.core.media import EVEN_COLOURS
 from quire.models.base import LanguageModel, MediaEncoder
 from quire.models.decoder import DecoderModel
-from quire.models.description import Description, Norm, NormPlacement
+from quire.models.description import Description, Layer, Norm, NormPlacement
 from quire.models.families.common import (
     Family,
     described,
@@ -19,6 +20,7 @@ from quire.models.families.common import (
     uniform_layers,
     with_dense,
 )
+from quire.models.layers.attention import Attention
 from quire.models.layers.feed_forward import MLP
 from quire.models.layers.moe import Mixture
 from quire.models.layers.rope import RopeParameters
@@ -29,21 +31,25 @@ from quire.models.vision.tiles import TileEncoder
 from quire.models.vision.vit import VisionTransformer
 from quire.models.weights.names import Names, Weights, float_type, renamed
 
-_TEXT: dict[str, Any] = {
+_TEXT_2: dict[str, Any] = {
     "hidden_size": 2048,
     "intermediate_size": 8192,
     "num_hidden_layers": 24,
     "vocab_size": 51200,
-    "max_position_embeddings": 4096,
+    "max_position_embeddings": 2048,
     "num_attention_heads": 32,
     "num_key_value_heads": 32,
-    "rope_theta": 1.5e6,
+    "rope_theta": 1e4,
     "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
+_TEXT_3 = _TEXT_2 | {
+    "max_position_embeddings": 4096,
+    "rope_theta": 1.5e6,
     "num_experts": 64,
     "num_experts_per_tok": 8,
     "moe_intermediate_size": 1024,
     "moe_start_layer": 4,
-    "tie_word_embeddings": False,
 }
 _VISION = {
     "hidden_size": 1152,
@@ -81,14 +87,37 @@ _VISION_KEYS = {
 }
 
 
+def moondream2(s: Settings) -> LanguageModel:
+    """Build Moondream 2, as its revisions with Moondream 3's tokenizer have it."""
+    text = _text(s, _TEXT_2)
+    attention = _attention(text)
+    layers = uniform_layers(text, attention, _dense(text))
+    return _model(s, text, attention, layers=layers)
+
+
 def moondream3(s: Settings) -> LanguageModel:
-    text, vision = _text(s), _vision(s)
+    text = _text(s, _TEXT_3)
+    attention = TauAttention(**vars(_attention(text)))
+    mixture = Mixture(
+        experts=text.integer("num_experts"),
+        width=text.integer("moe_intermediate_size"),
+        activation="gelu",
+        router=SoftmaxRouter(text.integer("num_experts_per_tok"), normalise=True),
+        bias=True,  # the router's; and what is gated has one added to it
+    )
+    first = text.integer("moe_start_layer", minimum=0)
+    layers = uniform_layers(text, attention, mixture)
+    layers = with_dense(layers, _dense(text), lambda layer: layer < first)
+    return _model(s, text, attention, layers=layers)
+
+
+def _attention(text: Settings) -> Attention:
     heads = text.integer("num_attention_heads")
     head_dim = text.integer("head_dim", default=text.integer("hidden_size") // heads)
     if text.integer("num_key_value_heads") != heads:
         raise ModelError("config.json: num_key_value_heads is not num_attention_heads")
     rotated = text.integer("rope_dim", default=head_dim // 2)
-    attention = TauAttention(
+    return Attention(
         heads=heads,
         kv_heads=heads,
         head_dim=head_dim,
@@ -98,18 +127,20 @@ def moondream3(s: Settings) -> LanguageModel:
         out_bias=True,
         bidirectional_media=True,
     )
-    mixture = Mixture(
-        experts=text.integer("num_experts"),
-        width=text.integer("moe_intermediate_size"),
-        activation="gelu",
-        router=SoftmaxRouter(text.integer("num_experts_per_tok"), normalise=True),
-        bias=True,  # the router's; and what is gated has one added to it
-    )
-    dense = MLP(text.integer("intermediate_size"), "gelu_pytorch_tanh", gated=False, bias=True)
-    first = text.integer("moe_start_layer", minimum=0)
+
+
+def _dense(text: Settings) -> MLP:
+    return MLP(text.integer("intermediate_size"), "gelu_pytorch_tanh", gated=False, bias=True)
+
+
+def _model(
+    s: Settings, text: Settings, attention: Attention, layers: tuple[Layer, ...]
+) -> LanguageModel:
+    """Build the model of these layers, with the encoder."""
+    vision = _vision(s)
     description = described(
         text,
-        with_dense(uniform_layers(text, attention, mixture), dense, lambda layer: layer < first),
+        layers,
         norm=Norm(text.number("rms_norm_eps", minimum=0.0), centred=True, bias=True),
         placement=NormPlacement.PARALLEL,
         head_bias=True,
@@ -139,11 +170,11 @@ def _part(s: Settings, names: tuple[str, ...], keys: Mapping[str, str]) -> Setti
     return found.filled(**given)
 
 
-def _text(s: Settings) -> Settings:
+def _text(s: Settings, defaults: Mapping[str, Any]) -> Settings:
     found = _part(s, ("text_config", "text"), _TEXT_KEYS)
     experts = found.nested("moe", needed=False)
     given = {ours: experts.values[key] for key, ours in _EXPERT_KEYS.items() if experts.has(key)}
-    return found.filled(**given).filled(**_TEXT)
+    return found.filled(**given).filled(**defaults)
 
 
 def _vision(s: Settings) -> Settings:
@@ -271,8 +302,18 @@ def _encoder_tensor(name: str, array: mx.array) -> Weights:
     return {ours: array}
 
 
-def _context(s: Settings) -> int:
-    return _text(s).integer("max_position_embeddings")
+def _context(s: Settings, defaults: Mapping[str, Any]) -> int:
+    return _text(s, defaults).integer("max_position_embeddings")
 
 
-FAMILIES = (Family("moondream3", "Moondream 3, text and an image", moondream3, context=_context),)
+_SECOND = partial(_context, defaults=_TEXT_2)
+FAMILIES = (
+    Family("moondream1", "Moondream 2, text and an image", moondream2, context=_SECOND),
+    Family("moondream2", "Moondream 2, text and an image", moondream2, context=_SECOND),
+    Family(
+        "moondream3",
+        "Moondream 3, text and an image",
+        moondream3,
+        context=partial(_context, defaults=_TEXT_3),
+    ),
+)
