@@ -11,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from quire.core.errors import ModelError
 from quire.core.media import MediaItem
 from quire.core.original_configs import by_usual_keys
 from quire.models.weights.loader import LoadedModel, open_model
@@ -192,3 +193,10 @@ def test_a_file_without_the_encoder_is_served_as_text(tmp_path: Path) -> None:
     part = opened(tmp_path / "part", config, text).model
     assert not part.encoders
     assert mx.array_equal(solo_logits(part, [3, 4]), solo_logits(whole, [3, 4]))
+
+
+def test_deepseek_vl_2_is_refused() -> None:
+    """It has the same `model_type`."""
+    vision = {"model_name": "siglip_so400m_patch14_384", "model_type": "vision", "width": 1152}
+    with pytest.raises(ModelError, match="siglip_so400m_patch14_384', which is not an encoder"):
+        by_usual_keys(CONFIGS["deepseek_vl_v2"] | {"vision_config": vision})

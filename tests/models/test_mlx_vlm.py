@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from quire.core.config import EngineConfig
+from quire.core.errors import ModelError
 from quire.core.kv_format import KVFormat
 from quire.core.media import EVEN_COLOURS, MediaItem
 from quire.core.request import Request
@@ -273,6 +274,17 @@ def test_pixels_of_whole_pictures_match(tmp_path: Path, name: str, size: str) ->
 def test_a_picture_takes_no_more_tokens_than_it_may(tmp_path: Path) -> None:
     assert shown(tmp_path, "falcon_ocr", "usual").tokens > 200
     assert 150 < shown(tmp_path, "falcon_ocr", "usual", detail=200).tokens <= 200
+
+
+def test_moondream_2_needs_the_tokenizer_of_moondream_3(tmp_path: Path) -> None:
+    """The one beside it is another model's."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "moondream1", "config": {}}))
+    with pytest.raises(ModelError, match="moondream/starmie-v1"):
+        open_processors(tmp_path, ["image"])
+    added = [{"id": 1, "content": "<|md_reserved_0|>", "special": True}]
+    tokens = {"added_tokens": added, "model": {"type": "BPE", "vocab": {}, "merges": []}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokens))
+    assert open_processors(tmp_path, ["image"])["image"].placeholders.token == 0
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -181,7 +181,10 @@ def _deepseek_ocr(config: Values) -> Config:
     if config.nested("vision_config").has("sam_config"):
         return {}  # translated before
     config.neutral({"tile_tag": "2D", "global_view_pos": "head"})
-    vision = config.nested("vision_config").nested("width")
+    vision = config.nested("vision_config")
+    if not isinstance(vision.value("width"), dict):
+        raise vision.error("model_name", "which is not an encoder of DeepSeek-OCR 1 or 2")
+    vision = vision.nested("width")
     known = vision.nested("clip-l-14-224", needed=False)
     clip = bool(known.values)
     found = known if clip else vision.nested("qwen2-0-5b")
