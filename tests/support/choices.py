@@ -141,8 +141,9 @@ class Choices:
         """
         layer = len(self._steps[-1].eager[kind])
         known = [self._known[kind][str(self._followed), position] for _, position in rows]
-        given = [each[layer] if each else None for each in known]
-        self.unknown += sum(each is None for each in given) if kind == _EXPERTS else 0
+        # The last layers may compute only the rows that are wanted.
+        given = [each[layer] if layer < len(each) else None for each in known]
+        self.unknown += sum(not each for each in known) if kind == _EXPERTS else 0
         own, found = np.array(scores.astype(mx.float32)), np.array(choose(scores))
         turned = [
             number
@@ -266,8 +267,9 @@ def _named(chosen: Ints) -> set[int]:
 
 
 def _deviation(scores: Scores, others: Scores) -> float:
-    """Return how far scores are from others, by how far they are from their mean."""
-    return float(np.linalg.norm(others - scores) / np.linalg.norm(scores - scores.mean()))
+    """Return the relative error of scores beside others, but for what all have in common."""
+    own, theirs = (each - each.mean() for each in (scores, others))
+    return float(np.linalg.norm(theirs - own) / np.linalg.norm(own))
 
 
 def _tipped(scores: Scores, chosen: set[int]) -> Scores:
