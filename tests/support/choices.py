@@ -156,8 +156,9 @@ class Choices:
             count = len(theirs.scores)
             error = _deviation(own[number, :count], theirs.scores)
             own[number, :count] = theirs.scores
-            nearly = _tipped(own[number], theirs.chosen)
-            follows = _named(np.array(choose(mx.array(nearly[None])))[0]) == theirs.chosen
+            own[number] = _tipped(own[number], theirs.chosen)
+            again = np.array(choose(mx.array(own[number : number + 1])))[0]
+            follows = _named(again) == theirs.chosen
             if not (follows and error <= self._further * _ROUNDING):  # NaN is no rounding
                 self.impossible.append((rows[number], layer, error))
         self.turned += len(turned)

@@ -57,6 +57,19 @@ def test_rounding_may_choose_other_groups_of_experts(choices: Choices) -> None:
     assert not choices.impossible
 
 
+def test_of_equal_scores_a_reference_chooses_as_the_step_did(
+    choices: Choices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        made = mx.array([[1, 3], [2, 3]]), mx.ones((2, 2))
+        patch.setattr(SoftmaxRouter, "route", lambda *_: made)
+        chosen("step", [[0, 2, 2, 3.0], [0, 2, 2, 3.0]])
+    choices.follow("step")
+    assert chosen("reference", [[0, 1.99, 2, 3], [0, 2, 1.99, 3]]) == [{1, 3}, {2, 3}]
+    assert choices.turned == 2
+    assert not choices.impossible
+
+
 def test_rows_that_the_last_layers_leave_out_are_not_followed(choices: Choices) -> None:
     logits = [[0, 1, 2, 3.0], [3, 2, 1, 0.0]]
     chosen("narrowed", logits)
