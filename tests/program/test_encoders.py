@@ -12,6 +12,7 @@ from quire.models.base import LanguageModel, named_parameters
 from quire.models.weights.loader import open_model
 from quire.program.encoder_rows import RowProgram
 from quire.program.pieces import at_once
+from quire.program.primitives import compute
 from quire.program.trace import NotLinear, trace_encoder
 from tests.program.programs import replay
 from tests.support.media_items import CONFIGS, encoders, random_features, shape_for
@@ -91,6 +92,14 @@ def test_items_that_one_call_encodes_have_the_rows_of_each_alone(name: str, tmp_
     for level, together in enumerate(encoder(features, shape)):
         for own, theirs in zip(mx.split(together, 3), alone, strict=True):
             assert mx.allclose(own, theirs[level], atol=1e-5)
+
+
+def test_an_array_may_wait_for_others() -> None:
+    """An encoder with scores of many bytes computes some after others."""
+    first, other = mx.ones(3), mx.zeros(2)
+    found = compute("Depends", [first, other], (), (3,), [mx.float32])
+    assert len(found) == 1
+    assert mx.array_equal(found[0], first)
 
 
 def test_tracing_leaves_the_encoder_as_it_was(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ def _deepseek_ocr(config: Values) -> Config:
     clip = bool(known.values)
     found = known if clip else vision.nested("qwen2-0-5b")
     sam = vision.nested("sam_vit_b")
-    # The published code reads of the first transformer its channels, not those of the convolutions.
+    # The second convolution's channels are the second encoder's width.
     channels = [512, known.integer("width", default=1024) if clip else found.integer("dim")]
     config.nested("projector_config").neutral({"projector_type": "linear"})
     text = config.nested("language_config", "text_config").values

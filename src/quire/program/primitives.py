@@ -73,7 +73,7 @@ def compute(
         KeyError: this primitive is not known.
     """
     out = MEANINGS[kind](inputs, arguments, shape)
-    found = list(out) if isinstance(out, list | tuple) else [out]
+    found = list(out)[: len(dtypes)] if isinstance(out, list | tuple) else [out]
     return [y if y.dtype == d else y.astype(d) for y, d in zip(found, dtypes, strict=True)]
 
 
@@ -191,7 +191,7 @@ MEANINGS: Mapping[str, Meaning] = {
     "ArgSort": lambda x, a, shape: mx.argsort(x[0], axis=a[0]),
     "Sort": lambda x, a, shape: mx.sort(x[0], axis=a[0]),
     "Pad": _padded,
-    "Depends": lambda x, a, shape: x,  # only orders what it gives behind the rest
+    "Depends": lambda x, a, shape: x,  # gives the first ones, and orders them behind the rest
     "Matmul": lambda x, a, shape: x[0] @ x[1],
     "Convolution": _convolved,
     "View": lambda x, a, shape: x[0].view(a[0]),
