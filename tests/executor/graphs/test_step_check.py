@@ -13,7 +13,7 @@ from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.executor import agreement
 from quire.executor.agreement import number_of, worst_row
-from quire.executor.graphs import opening
+from quire.executor.graphs import layout, opening
 from quire.executor.graphs.runner import CUDAGraphs
 from quire.executor.graphs.step_check import _compared, by_rounding
 from quire.models.base import LanguageModel
@@ -116,6 +116,21 @@ def test_a_fault_of_a_kernel_is_named(
         assert not any(checked(wholes, "qwen3_moe"))
     node = "what=route" if "expert" in fault else "what=attention"
     assert all("relative error" in each and node in each for each in caplog.messages)
+
+
+@emulated
+def test_other_positions_are_named(
+    wholes: list[CUDAGraphs], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No node differs: each reads the same positions on both sides."""
+    emulate_card(monkeypatch)
+    monkeypatch.setattr(agreement, "_TOLERANCE", 1e-6)
+    right = layout._whole
+    monkeypatch.setattr(layout, "_whole", lambda rows: [each + 1 for each in right(rows)])
+    with caplog.at_level(logging.WARNING, "quire.engine"):
+        assert not any(checked(wholes, "llama"))
+    assert caplog.messages
+    assert all("other positions" in each for each in caplog.messages)
 
 
 @pytest.mark.slow

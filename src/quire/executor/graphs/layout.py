@@ -163,6 +163,15 @@ class InputLayout:
         start = self.index(at)
         return self._memory[start : start + self.max_rows]
 
+    def positions_of(self, rows: int) -> mx.array:
+        """Return the positions of rows that graphs read, as programs have them: int32 `[T]`, or
+        float32 `[T, axes]`.
+        """
+        start = self.index(self.positions)
+        if not self.axes:
+            return self._memory[start : start + rows]
+        return self._memory[start : start + rows * self.axes].view(mx.float32).reshape(rows, -1)
+
     def has_tiles(self, rows: Sequence[ScheduledSequence], max_rows: int, block_size: int) -> bool:
         """Return whether a graph of `max_rows` rows has as many tiles as a step's readers of
         workspaces may need.

@@ -21,6 +21,7 @@ from quire.device.device import current_device
 from quire.device.ranks import Part, agreed
 from quire.executor.agreement import number_of, tolerance_of, whole_error, worst_row
 from quire.executor.graphs.between import MLXSegment, RecordedNode, buffered
+from quire.executor.graphs.layout import InputLayout
 from quire.executor.graphs.places import shown
 from quire.executor.graphs.step_graphs import RecordedStep, StepLaunch
 from quire.executor.inputs import FlatRows
@@ -164,12 +165,15 @@ class StepCheck:
     ) -> str | None:
         """Return how the graph differs but by rounding; None if rounding is all.
 
-        All nodes must agree, the graph must compute what its kernels do one by one, and be about as
-        far from the model as from its own program when MLX computes that.
+        All nodes must agree, and so must the inputs that they share. The graph must compute what
+        its kernels do one by one, and be about as far from the model as from its own program when
+        MLX computes that.
         """
         self.before.restore()
         try:
-            problem = self._differing_node(nodes())
+            graphs = nodes()
+            problem = self._differing_node(graphs)
+            problem = problem or self._differing_input(graphs.recorded.recorder.inputs)
         except (DriverError, RuntimeError) as failure:
             problem = str(failure)
         if not agreed(int(problem is None), part):
@@ -212,6 +216,22 @@ class StepCheck:
         where = shown(node.program, node.node)
         log.debug("%d rows: relative error %.2g of %s", len(self._by_node), worst, where)
         return None if worst <= NODE_TOLERANCE else f"relative error {worst:.2g} of {where}"
+
+    def _differing_input(self, layout: InputLayout) -> str | None:
+        """Return which of the rows' tokens and positions differ from the step's, if any do: nodes
+        that read them agree on both sides. Positions without axes are the same in each.
+        """
+        tokens, rows = self._inputs.tokens, len(self._inputs.tokens)
+        pairs = {
+            "tokens": (layout.array(layout.tokens)[:rows], tokens),
+            "positions": (layout.positions_of(rows), self._inputs.positions.T),
+        }
+        differing = [
+            name
+            for name, (found, expected) in pairs.items()
+            if not mx.all(found.reshape(rows, -1) == expected.reshape(rows, -1)).item()
+        ]
+        return f"other {' and '.join(differing)}" if differing else None
 
     @staticmethod
     def _as_output(hidden: mx.array, logits: Callable[[mx.array], mx.array] | None) -> mx.array:
