@@ -120,7 +120,8 @@ def _open_behind(
             )
             graphs.check()
             found.append(graphs)
-    except (UnsupportedNode, NotLinear) as error:
-        log.info("CUDA graphs: %s. Guesses behind steps run eagerly.", error)
+    except Exception as error:  # whatever a drafter's code does while it is traced, it can be run
+        known = isinstance(error, UnsupportedNode | NotLinear)
+        log.info("CUDA graphs: %s. Guesses run eagerly.", error, exc_info=not known)
         return []
     return found

@@ -59,6 +59,7 @@ class _Clusters(Module):
             order = self.token_ordering.astype(mx.int32)
             number = mx.repeat(mx.arange(count, dtype=mx.int32), len(order) // count)
             self._cluster_of = mx.put_along_axis(mx.zeros_like(order), order, number, axis=0)
+            mx.eval(self._cluster_of)  # a trace of the logits captures what is computed
         best = mx.argpartition(-scores, self._best - 1, axis=-1)[:, : self._best]
         chosen = mx.put_along_axis(mx.zeros(scores.shape, mx.bool_), best, mx.array(True), axis=-1)
         return mx.where(chosen[:, self._cluster_of], logits, -mx.inf)
