@@ -150,7 +150,7 @@ class Line:
         self.nodes += survey.nodes
         self.heads.add(_is_recorded(head, layout))
         cases = []
-        for layer, heads in attention_heads(body).items():
+        for layer, heads in attention_heads(body, layout.owner).items():
             spec = layout.groups[layout.group[layer]].spec.attention
             assert spec is not None, "layers that attend keep keys"
             cases.append((spec, heads))
