@@ -17,6 +17,7 @@ from quire.core.original_configs import by_usual_keys
 from quire.models.weights.loader import LoadedModel, open_model
 from tests.models.solo import encoded, solo_logits
 from tests.support.agreement import differ
+from tests.support.everyday import everyday
 from tests.support.ocr import CONFIGS, PATCH, SIDES, cases, picture
 from tests.support.parity import TOLERANCE, answered
 from tests.support.tiny_models import random_weights
@@ -117,11 +118,9 @@ def test_rows_match(both: Callable[[str], Both], name: str) -> None:
         assert differ(ours, wanted[0]) < 2e-4
 
 
-CASES = [
-    pytest.param(name, case, marks=() if case == DAILY else pytest.mark.slow)
-    for name in CONFIGS
-    for case in cases(name)
-]
+CASES = everyday(
+    ((name, case) for name in CONFIGS for case in cases(name)), lambda name, case: case == DAILY
+)
 
 
 @pytest.mark.oracle

@@ -69,11 +69,9 @@ def test_rows_of_videos_match(both: Callable[[str], Both]) -> None:
         assert differ(ours, reference.rows(item)) < 2e-4
 
 
-CASES = [
-    pytest.param(name, case, marks=() if case == DAILY else pytest.mark.slow)
-    for name in CONFIGS
-    for case in cases(name)
-]
+CASES = everyday(
+    ((name, case) for name in CONFIGS for case in cases(name)), lambda name, case: case == DAILY
+)
 
 
 @pytest.mark.oracle

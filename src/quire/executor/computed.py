@@ -1,4 +1,4 @@
-"""What the layers of a step compute."""
+"""The result of a step's layers: hidden states, and logits where a graph made them."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class StepPrograms:
 
 @dataclass(frozen=True, eq=False)
 class BehindStep:
-    """What computes rows behind a step's last layer, from its final hidden states.
+    """A computation that a drafter runs on a step's final hidden states.
 
     Attributes:
         module: holds its weights.
@@ -93,24 +93,25 @@ def trace_body(model: LanguageModel, variant: Variant | None = None) -> Program:
     return at_once(_traced(model, body, ("T",), fields=lambda sizes: how.fields(sizes["T"])))
 
 
-def trace_behind(model: LanguageModel, behind: BehindStep) -> StepPrograms:
+def trace_behind(model: LanguageModel, behind: BehindStep, states: Value) -> StepPrograms:
     """Trace what reads a step's final hidden states, which are the field `HIDDEN` of the body.
 
     Args:
         model: the model of the step.
+        states: the hidden states, as the program of the step returns them.
 
     Raises:
         NotLinear: as `trace`.
     """
-    how = Variant(model.position_axes)
-    states, _ = _text_step(model, KnownWeights(named_parameters(model)))
+    how, width = Variant(model.position_axes), states.shape[-1]
+    assert isinstance(width, int), "the hidden size is fixed"
 
     def run(operations: TracedOperations, given: Mapping[str, mx.array]) -> list[mx.array]:
         step = TracedStep(operations, model, how, given=given)
         return [behind.run(given[HIDDEN], given["tokens"], step)]
 
     def fields(sizes: Mapping[str, int]) -> dict[str, mx.array]:
-        hidden = mx.zeros((sizes["T"], states.shape[-1]), states.dtype)
+        hidden = mx.zeros((sizes["T"], width), states.dtype)
         return how.fields(sizes["T"]) | {HIDDEN: hidden}
 
     body = at_once(_traced(behind.module, run, ("T",), fields=fields))

@@ -82,7 +82,7 @@ class Drafting:
         self._ahead = ahead if head is None else {*ahead, head.name}
         """Names of the drafters whose drafts need no token of the running step."""
         self._runs: dict[int, Run] = {}
-        """What is expected of the running step and drafted for the next, by sequence number."""
+        """Drafts of the next plan that depend on the running step's tokens, by sequence number."""
         self.drafted: Counter[str] = Counter()
         """Number of drafted tokens that steps verified, by drafter."""
         self.accepted: Counter[str] = Counter()

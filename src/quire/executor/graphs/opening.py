@@ -21,6 +21,7 @@ from quire.executor.graphs.runner import CUDAGraphs
 from quire.models.base import LanguageModel
 from quire.models.layers.linear import joined_matrices
 from quire.program.trace import BehindStep, NotLinear, steps_of, trace, trace_behind
+from quire.program.values import Program
 
 log = logging.getLogger("quire.engine")
 
@@ -72,7 +73,7 @@ def open_cuda_graphs(
         if layout.uncached:
             raise UnsupportedNode("no kernel for attention in both directions")
         inboxes = None if part.size == 1 else verified_inboxes(part)
-        traced = trace(model, steps_of(model))
+        traced, own = trace(model, steps_of(model)), () if batch_invariant else behind
         given: dict[str, Any] = {
             "layout": layout,
             "pools": pools,
@@ -86,7 +87,7 @@ def open_cuda_graphs(
             identity=identity,
             batch_invariant=batch_invariant,
             inboxes=inboxes,
-            behind=[] if batch_invariant else _open_behind(model, behind, identity, **given),
+            behind=_open_behind(model, own, traced.body, identity=identity, **given),
             **given,
         )
         graphs.check()
@@ -101,18 +102,20 @@ def open_cuda_graphs(
 
 
 def _open_behind(
-    model: LanguageModel, behind: Sequence[BehindStep], identity: str, **given: Any
+    model: LanguageModel, behind: Sequence[BehindStep], body: Program, identity: str, **given: Any
 ) -> list[CUDAGraphs]:
     """Return the graphs of what drafters run behind steps; none where a part has no kernels.
 
     Args:
+        body: the program of the steps.
         given: further arguments of `CUDAGraphs`.
     """
     found: list[CUDAGraphs] = []
+    states = body.values[body.outputs[0]]
     try:
         for number, each in enumerate(behind):
             graphs = CUDAGraphs(
-                trace_behind(model, each),
+                trace_behind(model, each, states),
                 logits=each.logits,
                 joined=joined_matrices(each.module),
                 identity=f"{identity}, drafter {number}",

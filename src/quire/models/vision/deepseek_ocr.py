@@ -121,7 +121,7 @@ class ClipOverMap(Module):
         self.layers = [EncoderLayer(kind) for _ in range(kind.depth)]
 
     def encode(self, maps: mx.array) -> Encoding:
-        """See `Reader.module`."""
+        """Turn maps `[views, side, side, channels]` into rows; yields after each layer."""
         views, side, _, width = maps.shape
         cells = maps.reshape(views, side * side, width)
         first = mx.broadcast_to(self.class_embedding.astype(maps.dtype), (views, 1, width))
@@ -222,7 +222,7 @@ class Queries(Module):
         self._rope = Rope(kind.width // kind.heads, kind.rope)
 
     def encode(self, maps: mx.array) -> Encoding:
-        """See `Reader.module`."""
+        """Turn maps `[views, side, side, channels]` into rows; yields after each layer."""
         views, side, _, width = maps.shape
         cells = side * side
         tiles = len(self.tile_queries.weight) == cells
