@@ -29,7 +29,7 @@ from quire.executor.graphs.arithmetic import gated as joined_by
 from quire.executor.graphs.coding_check import DeviceRunner, KernelRunner
 from quire.executor.graphs.operands import UNPACKED
 from quire.executor.graphs.product_endings import ProductEnding
-from quire.executor.graphs.recorder import EXPERT_TILE, Kernel, most_skinny_pairs
+from quire.executor.graphs.recorder import EXPERT_TILE, Kernel, expert_tile, most_skinny_pairs
 from quire.executor.graphs.source import source_text
 from tests.device.cuda.cards import CARDS, H200
 from tests.support.emulated_steps import EmulatedRunner
@@ -88,6 +88,14 @@ def few_by_sixteen(
     inputs: int, outputs: int, packing: Packing, rows: int, **more: Any
 ) -> SkinnyGemm:
     return replace(few(inputs, outputs, packing, rows, **more), tile=16)
+
+
+def few_by_twenty_four(
+    inputs: int, outputs: int, packing: Packing, rows: int, **more: Any
+) -> SkinnyGemm:
+    if packing.bits != 4:
+        pytest.skip("their tiles have eight pairs")
+    return replace(few(inputs, outputs, packing, rows, **more), tile=24)
 
 
 def many(
@@ -498,6 +506,7 @@ def tiles_of(chosen: np.ndarray, size: int) -> tuple[mx.array, mx.array]:
         [
             (many, CUTS[0]),
             (few_by_sixteen, CUTS[0]),
+            (few_by_twenty_four, CUTS[0]),
             *((looping, Cut(rows, count)) for rows in EXPERT_TILES for count in (2, 4)),
             *((interleaving, Cut(rows, count)) for rows in EXPERT_TILES for count in (2, 4)),
         ],
@@ -527,7 +536,7 @@ def test_experts_take_the_rows_that_chose_them(
     wide = rows * top > EXPERT_TILE * count
     if kind is not many and not wide:
         pytest.skip("of few rows there is one kernel")
-    tile = {many: ROWS, few_by_sixteen: 16}.get(kind, cut.rows)
+    tile = {many: ROWS, few_by_sixteen: 16, few_by_twenty_four: 24}.get(kind, cut.rows)
     order, tiles = tiles_of(chosen, tile if wide else EXPERT_TILE)
     stacked = [
         [mx.stack(list(part)) for part in zip(*matrices, strict=True)]
@@ -649,8 +658,19 @@ def test_experts_without_gates_write_interleaved_rows(cut: Cut) -> None:
     assert error(y, interleaved(x.astype(mx.float32) @ numbers[0].T)) < 4e-3
 
 
-def test_skinny_tiles_of_16_pairs_are_for_experts_in_4_bits() -> None:
-    assert [most_skinny_pairs(bits) for bits in (4, 8, 16)] == [16, 8, 8]
+def test_skinny_tiles_of_more_pairs_are_for_experts_in_4_bits() -> None:
+    assert [most_skinny_pairs(bits) for bits in (4, 8, 16)] == [24, 8, 8]
+
+
+def test_most_experts_have_one_tile() -> None:
+    """By the rows of gpt-oss-20b, each with four of 32 experts."""
+
+    def tiles(packing: Packing) -> list[int]:
+        rows = 8, 32, 64, 128, 256, 512, 2048
+        return [expert_tile(H200, 4 * each, 32, packing) for each in rows]
+
+    assert tiles(MXFP4) == [8, 8, 16, 24, 64, 128, 128]
+    assert tiles(BYTES) == [8, 8, 16, 32, 64, 128, 128]
 
 
 def _interleaving(inputs: int, packing: Packing) -> list[WarpgroupGemm]:

@@ -106,6 +106,10 @@ def test_experts_get_the_cuts_that_were_measured_on_an_h200() -> None:
     assert cut(2880, 2880, 8) == Cut(4, 5, 1, 2)
     assert cut(2880, 2880, 64, tile=16) == Cut(4, 4, 1, 2)
     assert cut(2880, 2880, 64, gated=True, tile=16) == Cut(2, 4, 1, 3)
+    assert cut(2880, 2880, 128, tile=24) == Cut(4, 4, 1, 2)
+    assert cut(2880, 2880, 128, gated=True, tile=24) == Cut(2, 4, 1, 2)
+    assert cut(2816, 704, 256, gated=True, tile=24) == Cut(2, 2, 2, 2)
+    assert cut(704, 2816, 128, tile=16) == cut(704, 2816, 256, tile=24) == Cut(4, 1, 1, 4)
     assert cut(2880, 2880, 2, gated=True) == cut(2880, 2880, 4, gated=True) == Cut(1, 6, 2, 2)
     assert cut(2880, 2880, 4) == Cut(1, 4, 4, 2)
 

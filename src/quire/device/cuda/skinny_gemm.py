@@ -58,7 +58,7 @@ class SkinnyGemm:
         batch_invariant: a row's sums are added up in one order, however many rows there are.
         bits: of a weight: 4 or 8 as codes, 16 as it is.
         mode: of codes, in MLX's terms; other than affine ones are floats.
-        tile: most pairs of row and expert in a tile of experts: 1, 8 or 16.
+        tile: most pairs of row and expert in a tile of experts: 1, 8, 16 or 24.
         layout: of the rows that it reads: digits if `takes_digits`; None for plain rows.
     """
 
@@ -333,21 +333,24 @@ def _cut_of_experts(gemm: SkinnyGemm, tiles: int) -> Cut:
     """Return the cut for several rows. Of short columns, few warps have a part each.
 
     `benchmarks/results/gpu-h200-2026-11-27-skinny-experts.json` has the times, for very few rows
-    `gpu-h100-2026-11-27-mxfp4-cuts.json` beside it.
+    `gpu-h100-2026-11-27-mxfp4-cuts.json` beside it, for tiles of 24 pairs
+    `gpu-h200-2026-11-27-tiles-of-24.json`.
     """
     if tiles == 1 and gemm.inputs <= _SHORT_COLUMN and gemm.inputs % 128 == 0 and not gemm.gated:
         return Cut(2 if gemm.rows <= 8 else 4, 2, 2, stages=2)
     if gemm.inputs <= _SHORT_COLUMN:
-        return Cut(4, 2, 1, stages=3)
+        return Cut(4, 2, 1, stages=3) if tiles == 1 else Cut(4, 1, 1, stages=4)
     if gemm.rows <= _VERY_FEW and not gemm.batch_invariant:
         return _cut_in_four(gemm, 1, chunk=2) if gemm.gated else Cut(1, 4, 4, stages=2)
     if not gemm.gated:
-        if tiles == 2:
+        if tiles > 1:
             return Cut(4, 4, 1, stages=2)
         return Cut(4, 5, 1, stages=2) if gemm._is_odd and gemm.bits == 4 else Cut(2, 4, 1, stages=3)
     if not gemm._is_odd:
         return Cut(2, 2, 2, stages=2)
-    return Cut(2, 4, 2, stages=2) if tiles == 1 else Cut(2, 4, 1, stages=3)
+    if tiles == 1:
+        return Cut(2, 4, 2, stages=2)
+    return Cut(2, 4, 1, stages=3 if tiles == 2 else 2)
 
 
 def _cut_of_digits(gemm: SkinnyGemm) -> Cut:

@@ -24,6 +24,10 @@ from quire.executor.graphs.workspaces import Workspaces
 
 EXPERT_TILE = 8
 """Pairs of row and expert in a tile of a skinny GEMM."""
+_AVERAGE_PAIRS = {8: 4, 16: 8, 24: 16, 32: 16, 64: 32, 128: 64}
+"""Most pairs of an average expert, by the most pairs of a tile: with more, too many experts have a
+second tile. Tiles of 24 pairs are those of skinny GEMMs alone.
+"""
 SINGLE_PAIRS = 0.5
 """Most pairs for each expert with which a pair has a tile of its own. With as many pairs as experts
 it takes longer (`benchmarks/results/gpu-h200-2026-11-27-single-pairs.json`).
@@ -84,8 +88,7 @@ def expert_tile(card: Card, pairs: int, experts: int, packing: Packing) -> int:
     """Return the most pairs of row and expert in a tile of experts' products.
 
     A pair is alone, and multiplied as digits, where most experts would have no other one. Else on
-    Hopper it is about twice as many as an expert gets on average, so that most experts have one
-    tile.
+    Hopper most experts have one tile; see `_AVERAGE_PAIRS`.
 
     Args:
         pairs: of the step.
@@ -97,7 +100,9 @@ def expert_tile(card: Card, pairs: int, experts: int, packing: Packing) -> int:
         return 1
     if not card.warpgroups:
         return ROWS if pairs > EXPERT_TILE * experts else EXPERT_TILE
-    fitting = (tile for tile in (EXPERT_TILE, *EXPERT_TILES) if 2 * pairs <= tile * experts)
+    skinny = most_skinny_pairs(packing.bits)
+    tiles = (tile for tile in _AVERAGE_PAIRS if tile <= skinny or tile in EXPERT_TILES)
+    fitting = (tile for tile in tiles if pairs <= _AVERAGE_PAIRS[tile] * experts)
     return next(fitting, EXPERT_TILES[-1])
 
 
@@ -107,7 +112,7 @@ def most_skinny_pairs(bits: int) -> int:
     Args:
         bits: of a weight.
     """
-    return 2 * EXPERT_TILE if bits == 4 else EXPERT_TILE
+    return 3 * EXPERT_TILE if bits == 4 else EXPERT_TILE
 
 
 @dataclass(slots=True, eq=False)
