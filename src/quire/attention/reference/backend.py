@@ -61,8 +61,8 @@ class _Prepared(PreparedAttention):
         """Attend over plain blocks; return the result of each part of the rows."""
         outs: list[tuple[slice, mx.array]] = []
         for batch in self._batches:
-            after = [out for _, out in outs[-1:]]
-            out = plain.decode(_rows(q, batch.rows), store, batch, scoring=scoring, after=after)
+            own, after = scoring.part(batch.rows), [out for _, out in outs[-1:]]
+            out = plain.decode(_rows(q, batch.rows), store, batch, scoring=own, after=after)
             outs.append((batch.rows, out))
         for chunk in self._chunks:
             out = plain.prefill(_rows(q, chunk.rows), store, chunk, scoring=scoring)
