@@ -4,7 +4,8 @@ Answers are drawn beforehand, and each sampled token is replaced by the answer's
 of random weights change with the number of rows of a step. So rows meet as many different experts
 as random tokens do. A drafter that knows the answers guesses the share `--rate` of their tokens
 rightly. Bursts with speculation off and on take turns on one engine; the lengths of
-drafts follow from measured step times, as in a server.
+drafts follow from measured step times, as in a server. `waited` is the same as `auto`, but that
+steps which follow drafts are built once the host has read these.
 
 The first table is what a step costs by its number of rows: streams with a fixed number of drafts,
 all of them wrong. A step `ran` from its launch until its tokens arrived; then the card `waits` for
@@ -49,6 +50,7 @@ from quire.scheduler.plan import StepPlan, StepResult
 _SETTINGS = {"MLX_ENABLE_TF32": "0", "MLX_USE_CUDA_GRAPHS": "0"}
 """Variables that `quire serve` sets for its engine. MLX reads them when it is imported."""
 _PROMPT = 128
+_MODES = ("off", "waited", "auto")
 _FIXED = ((1, 0), (1, 1), (1, 3), (1, 5), (1, 7), (8, 0), (8, 1), (8, 2), (8, 3))
 """Numbers of streams, and of drafts for each, whose steps are timed."""
 
@@ -74,13 +76,20 @@ class Answers:
     ) -> Sampled:
         """Sample as the engine does, then replace the tokens by those of the answers."""
         own = sample(logits, rows, moved=moved)
-        wanted = [
-            self.answer(row.params.seed)[row.position - _PROMPT]
-            if row.params.seed is not None and _PROMPT <= row.position < _PROMPT + self._tokens
-            else 0
-            for row in rows
-        ]
-        return own._replace(tokens=mx.minimum(own.tokens, 0) + mx.array(wanted, dtype=mx.int32))
+        most = 0 if moved is None else max(moved.most)
+        wanted = mx.array(
+            [self._token(row, row.position - n) for row in rows for n in range(most + 1)],
+            dtype=mx.int32,
+        )
+        if moved is not None:
+            firsts = mx.arange(0, len(wanted), most + 1, dtype=mx.int32)
+            wanted = wanted[firsts + moved.rows]
+        return own._replace(tokens=mx.minimum(own.tokens, 0) + wanted)
+
+    def _token(self, row: RowSampling, position: int) -> int:
+        """Return the answer's token at a position; 0 where the row has none."""
+        seed, place = row.params.seed, position - _PROMPT
+        return self.answer(seed)[place] if seed is not None and 0 <= place < self._tokens else 0
 
 
 class Parts:
@@ -229,10 +238,25 @@ def burst(
     }
 
 
+def launching_ahead(engine: Engine, ahead: bool) -> None:
+    """Let steps that follow drafts be launched behind the running one, or only once it is read."""
+    executor: Any = engine._executor
+    executor._follows = executor._places if ahead else lambda plan: False
+
+
 def step_costs(
-    loaded: LoadedModel, config: EngineConfig, answers: Answers, open_executor: OpenExecutor
+    loaded: LoadedModel,
+    config: EngineConfig,
+    answers: Answers,
+    open_executor: OpenExecutor,
+    *,
+    ahead: bool,
 ) -> list[dict[str, Any]]:
-    """Return what a step costs by the numbers of streams and of drafts, all of them wrong."""
+    """Return what a step costs by the numbers of streams and of drafts, all of them wrong.
+
+    Args:
+        ahead: see `launching_ahead`.
+    """
     drafter, lengths = Oracle(answers, rate=0.0), FixedDrafts()
     engine = assemble(
         loaded,
@@ -241,6 +265,7 @@ def step_costs(
         draft_lengths=lengths,
         open_executor=open_executor,
     )
+    launching_ahead(engine, ahead)
     parts = Parts(engine)
     rows: list[dict[str, Any]] = []
     for again in range(2):  # the first time graphs are recorded
@@ -301,33 +326,35 @@ def main(asked: argparse.Namespace) -> None:
         asked.out.write_text(json.dumps(result, indent=1))
 
     freeze_heap()  # as the engine's process does
-    costs = step_costs(loaded, config, answers, open_shared)
-    graphs.release()
-    note(costs=costs)
-    for row in costs:
-        print(json.dumps(row), flush=True)
+    for ahead in asked.costs:
+        costs = step_costs(loaded, config, answers, open_shared, ahead=ahead == "ahead")
+        graphs.release()
+        note(**{f"costs, {ahead}": costs})
+        for row in costs:
+            print(json.dumps({"launched": ahead} | row), flush=True)
     drafter = Oracle(answers, asked.rate)
     engine = assemble(
         loaded, config, drafters=(drafter,), step_times=times, open_executor=open_shared
     )
     for again in range(asked.rounds):
         for streams in asked.streams:
-            for mode in ("off", "auto"):
+            for mode in _MODES:
+                launching_ahead(engine, mode != "waited")
                 name = f"round {again}, {streams} streams, {mode}"
-                seed = 1000 * again + 100 * streams
-                row = burst(engine, streams, asked.tokens, name, seed, mode)
+                seed, spoken = 1000 * again + 100 * streams, "off" if mode == "off" else "auto"
+                row = burst(engine, streams, asked.tokens, name, seed, spoken)
+                row["speculation"] = mode
                 print(json.dumps({"round": again} | row), flush=True)
                 rows.append({"round": again} | row)
                 note(rows=rows)
     lines = []
     for streams in asked.streams:
-        off, on = (
-            max(row.get("tokens/s", 0.0) for row in rows if _case(row) == case)
-            for case in ((streams, "off"), (streams, "auto"))
+        off, waited, on = (
+            max(row.get("tokens/s", 0.0) for row in rows if _case(row) == (streams, mode))
+            for mode in _MODES
         )
-        lines.append(
-            {"streams": streams, "off": off, "on": on, "times": off and round(on / off, 2)}
-        )
+        line = {"streams": streams, "off": off, "waited": waited, "on": on}
+        lines.append(line | {"times": off and round(on / off, 2)})
         print(json.dumps(lines[-1]), flush=True)
     note(lines=lines)
 
@@ -342,5 +369,6 @@ if __name__ == "__main__":
     parser.add_argument("--rate", type=float, default=0.7, help="share of right guesses")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=200, help="of each answer")
+    parser.add_argument("--costs", nargs="*", default=["waited", "ahead"], help="steps to time")
     parser.add_argument("--kv-gigabytes", type=int, default=8)
     main(parser.parse_args())

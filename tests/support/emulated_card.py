@@ -28,6 +28,7 @@ from quire.executor.graphs import (
     formats,
     graph_cache,
     opening,
+    placing,
     step_check,
     step_graphs,
     verifications,
@@ -181,6 +182,6 @@ def emulate_card(monkeypatch: pytest.MonkeyPatch) -> EmulatedExtension:
     monkeypatch.setattr(opening, "load_extension", lambda: extension)
     for module in (verifications, formats):
         monkeypatch.setattr(module, "verified_kernels", lambda: VerifiedKernels(None, ""))
-    for module in (step_graphs, coding_check):
+    for module in (step_graphs, coding_check, placing):
         monkeypatch.setattr(module, "Graph", EmulatedGraph)
     return extension

@@ -46,12 +46,11 @@ class DrawingOperations:
     """Chooses a token of each row of logits `[R, V]`.
 
     Attributes:
-        draws: whether `draw` has a kernel. Tokens are drawn by MLX's operations elsewhere.
-        follows: whether there are kernels for steps that follow drafts which the host has not read:
-            `draw_moved`, `followed_tokens`, `rows_rejected` and `moved_back`.
+        draws: whether `draw` and `draw_moved` have a kernel. Tokens are drawn by MLX's operations
+            elsewhere.
     """
 
-    draws = follows = False
+    draws = False
 
     def best(self, logits: mx.array) -> mx.array:
         """Return the place of each row's largest logit, int32 `[R]`."""

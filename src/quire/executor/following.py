@@ -80,6 +80,21 @@ def _at(each: ScheduledSequence, tokens: array[int], rejected: int) -> Scheduled
     )
 
 
+class RowsBehind(NamedTuple):
+    """How rows depend on the step before, for a kernel that places them.
+
+    Attributes:
+        rows: five integers for each row. The first sampled row that its sequence may go on from;
+            the number of drafts behind that row; where these begin in `texts`; how far the row is
+            behind the first one of its sequence, or -1 - n for a row whose token n is known; where
+            the run begins in `texts`, or -1 - n if guesses n and following are used instead.
+        texts: drafts and runs.
+    """
+
+    rows: array[int]
+    texts: array[int]
+
+
 class Following:
     """Rows of a step that follows a running one: their tokens and places are on the device.
 
@@ -95,7 +110,6 @@ class Following:
         self._sequences, self._before = sequences, before
         self.behind = max([each.behind for each in sequences])
         self._operations = current_device().operations
-        self._places = self._places_of(sequences, [each.count for each in sequences])
 
     @cached_property
     def _kept(self) -> mx.array:
@@ -114,7 +128,39 @@ class Following:
     @cached_property
     def _rejected(self) -> mx.array:
         """By how many rows each row begins earlier, int32 `[T]`."""
-        return self._rejected_before(self._places)
+        places = list[int]()
+        for each in self._sequences:
+            places += [self._before.places[each.number] if each.behind else -1] * each.count
+        return self._operations.rows_rejected(self._kept, self._before.lasts, places=places)
+
+    @property
+    def before(self) -> Kept:
+        """The running step."""
+        return self._before
+
+    def described(self) -> RowsBehind:
+        """Return what a kernel needs to place the rows; see `RowsBehind`."""
+        before, rows, texts = self._before, array("i"), array("i")
+        guessed = 0 if before.guesses is None else before.guesses.array.shape[1]
+        for each in self._sequences:
+            place = before.places.get(each.number, 0)
+            own = before.lasts[place] - each.behind, each.behind, len(texts)
+            texts.extend(each.verified)
+            run = len(texts) if each.run else -1 - place * guessed
+            texts.extend(each.run[: each.behind + each.count])
+            for token in each.tokens:
+                rows.extend((*own, -1 - token, run))
+            for ahead in range(each.count - len(each.tokens)):
+                rows.extend((*own, ahead, run))
+        return RowsBehind(rows, texts)
+
+    def placed(self, rejected: mx.array) -> None:
+        """Take in what the kernel found.
+
+        Args:
+            rejected: int32 `[T]`, by how many rows each row begins earlier.
+        """
+        self._rejected = rejected
 
     def tokens(self) -> mx.array:
         """Return the rows' tokens, int32 `[T]`."""
@@ -162,23 +208,13 @@ class Following:
 
     def sampling(self, sampling: Sequence[ScheduledSequence]) -> Moved:
         """Return how the sampled rows of sequences are moved."""
-        counts = [len(each.sampling) for each in sampling]
-        places, rejected = self._places_of(sampling, counts), self._rejected
-        if places != self._places:
-            rejected = self._rejected_before(places)
-        most = list[int]()
-        for each, count in zip(sampling, counts, strict=True):
-            most += [each.behind] * count
-        return Moved(rejected, most)
-
-    def _places_of(
-        self, sequences: Sequence[ScheduledSequence], counts: Sequence[int]
-    ) -> list[int]:
-        """Return the place of so many rows of each sequence; -1 for rows that do not move."""
-        places = list[int]()
-        for each, count in zip(sequences, counts, strict=True):
-            places += [self._before.places[each.number] if each.behind else -1] * count
-        return places
-
-    def _rejected_before(self, places: Sequence[int]) -> mx.array:
-        return self._operations.rows_rejected(self._kept, self._before.lasts, places=places)
+        rows, most, end = list[int](), list[int](), 0
+        sampled = {each.number for each in sampling}
+        for each in self._sequences:
+            end += each.count
+            if each.number in sampled:
+                rows += range(end - each.sampled, end)
+                most += [each.behind] * each.sampled
+        if len(rows) == end:
+            return Moved(self._rejected, most)
+        return Moved(self._operations.wanted_rows(self._rejected, int32(rows)), most)

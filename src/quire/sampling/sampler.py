@@ -54,8 +54,7 @@ def sample(logits: mx.array, rows: Sequence[RowSampling], *, moved: Moved | None
 
 def may_move(rows: Sequence[RowSampling]) -> bool:
     """Return whether the rows' positions may be known to the device only."""
-    follows = current_device().operations.follows
-    return follows and all(_way_of(params) == _KERNEL for params in _params_of(rows))
+    return all(is_greedy(params) or _kernels_draw(params) for params in _params_of(rows))
 
 
 def _params_of(rows: Sequence[RowSampling]) -> list[SamplingParams]:
@@ -103,12 +102,13 @@ one of them, so that no kernel draws a row without it.
 
 def _choose(logits: mx.array, rows: Sequence[RowSampling], moved: Moved | None) -> mx.array:
     """Return each row's token, int32 `[R]`."""
-    if moved is not None and not all(map(is_greedy, _params_of(rows))):
+    operations = current_device().operations
+    if moved is not None and operations.draws and not all(map(is_greedy, _params_of(rows))):
         choices = [
             [_draw_of(row._replace(position=row.position - n)) for n in range(most + 1)]
             for row, most in zip(rows, moved.most, strict=True)
         ]
-        return current_device().operations.draw_moved(logits, choices, moved.rows)
+        return operations.draw_moved(logits, choices, moved.rows)
     ways: dict[_Way, list[int]] = {}
     params, way = rows[0].params, _way_of(rows[0].params)
     members = ways[way] = []
@@ -119,12 +119,13 @@ def _choose(logits: mx.array, rows: Sequence[RowSampling], moved: Moved | None) 
                 members = ways.setdefault(way, [])
         members.append(i)
     if len(ways) == 1:
-        return _by(next(iter(ways)), logits, rows)
-    tokens = current_device().operations.best(logits)
+        return _by(next(iter(ways)), logits, rows, moved=moved)
+    tokens = operations.best(logits)
     for way, members in ways.items():
         if way != _BEST:
             where = mx.array(members)
-            tokens[where] = _by(way, logits[where], [rows[i] for i in members])
+            of_some = moved and Moved(moved.rows[where], [moved.most[i] for i in members])
+            tokens[where] = _by(way, logits[where], [rows[i] for i in members], moved=of_some)
     return tokens
 
 
@@ -140,7 +141,7 @@ def _kernels_draw(params: SamplingParams) -> bool:
     return all(getattr(params, name) == off for name, off in _UNKNOWN_TO_KERNELS.items())
 
 
-def _by(way: _Way, logits: mx.array, rows: Sequence[RowSampling]) -> mx.array:
+def _by(way: _Way, logits: mx.array, rows: Sequence[RowSampling], moved: Moved | None) -> mx.array:
     operations = current_device().operations
     match way.means:
         case _Means.BEST:
@@ -148,7 +149,7 @@ def _by(way: _Way, logits: mx.array, rows: Sequence[RowSampling]) -> mx.array:
         case _Means.KERNEL:
             return operations.draw(logits, [_draw_of(row) for row in rows])
         case _Means.OPERATIONS:
-            return _draw(logits, rows, way.candidates)
+            return _draw(logits, rows, way.candidates, moved=moved)
 
 
 def _draw_of(row: RowSampling) -> Draw:
@@ -175,15 +176,31 @@ def _candidates(params: SamplingParams) -> int:
     return next((size for size in TOP_SIZES if 0 < params.top_k <= size), ALL)
 
 
-def _draw(logits: mx.array, rows: Sequence[RowSampling], candidates: int) -> mx.array:
+def _draw(
+    logits: mx.array, rows: Sequence[RowSampling], candidates: int, moved: Moved | None
+) -> mx.array:
     """Sample one token for each of several rows with the same number of candidates; int32 `[R]`."""
     params = [row.params for row in rows]
-    u = mx.array([uniforms(row.params.seed, row.position) for row in rows], dtype=mx.float32)
+    u = _uniforms_of(rows, moved)
     if candidates == UNRANKED:
         return _inverse(_weights(logits, logits.max(axis=-1, keepdims=True), params), u)
     ids, values = top(logits, min(candidates, logits.shape[1]))
     weights = filtered(_weights(values, values[:, :1], params), rows)
     return current_device().operations.of_rows(ids, _inverse(weights, u)[:, None])[:, 0]
+
+
+def _uniforms_of(rows: Sequence[RowSampling], moved: Moved | None) -> mx.array:
+    """Return each row's uniform numbers, float32 `[R, 2]`."""
+    if moved is None:
+        return mx.array([uniforms(row.params.seed, row.position) for row in rows], mx.float32)
+    most = max(moved.most)
+    every = [
+        uniforms(row.params.seed, row.position - min(n, own))
+        for row, own in zip(rows, moved.most, strict=True)
+        for n in range(most + 1)
+    ]
+    firsts = mx.arange(0, len(every), most + 1, dtype=mx.int32)
+    return mx.array(every, mx.float32)[firsts + moved.rows]
 
 
 def _weights(logits: mx.array, best: mx.array, params: Sequence[SamplingParams]) -> mx.array:

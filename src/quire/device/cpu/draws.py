@@ -17,7 +17,7 @@ class KernelDraws(DrawingOperations):
     other rows.
     """
 
-    draws = follows = True
+    draws = True
     _ops: Any
 
     def best(self, logits: mx.array) -> mx.array:

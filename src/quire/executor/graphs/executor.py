@@ -19,6 +19,7 @@ from quire.executor.graphs.runner import CUDAGraphs
 from quire.executor.inputs import SomeRows, StepInputs
 from quire.executor.step import LaunchedStep
 from quire.models.base import LanguageModel
+from quire.sampling.sampler import may_move
 from quire.scheduler.plan import GraphRows, StepPlan
 
 
@@ -41,6 +42,8 @@ class GraphExecutor(EagerExecutor):
         encoders: EncoderGraphs | None = None,
         **others: Any,
     ) -> None:
+        if others.get("observe") is None:  # positions of observed logits are the host's
+            others["follows"] = self._places
         super().__init__(model, pools, **others)
         self._encoders = encoders
         if encoders is not None:
@@ -62,6 +65,16 @@ class GraphExecutor(EagerExecutor):
     def graph_rows(self, format: KVFormat, media: bool) -> GraphRows:
         return GraphRows() if self._graphs is None else self._graphs.graph_rows(format, media)
 
+    def _places(self, plan: StepPlan) -> bool:
+        """Return whether graphs compute a plan whose rows' places are on the device."""
+        before, rows = self._running, plan.sequences
+        if self._graphs is None or self._guesser is not None or before is None:
+            return False
+        if any(each.adapter or each.crossed for each in rows) or before.rows.drawn is None:
+            return False
+        sampling = [row for each in rows for row in each.sampling]
+        return may_move(sampling) and self._graphs.follows(rows, before.rows.kept)
+
     def _build(self, plan: StepPlan, before: LaunchedStep | None) -> LaunchedStep:
         others = [each for each in (self._encoders, *self._behind) if each is not None]
         made = [each.made for each in others]
@@ -75,10 +88,12 @@ class GraphExecutor(EagerExecutor):
         if graphs is None:
             return eagerly()
         made = graphs.made
-        computed = (
-            graphs.compute(inputs, lambda: eagerly().hidden, every_row=self._guesser is not None)
-            or eagerly()
+        computed = graphs.compute(
+            inputs, lambda: eagerly().hidden, every_row=self._guesser is not None
         )
+        if computed is None:
+            assert inputs.following is None, "graphs compute rows whose places are on the device"
+            computed = eagerly()
         return computed._replace(recorded=computed.recorded or graphs.made > made)
 
     def _run_behind(

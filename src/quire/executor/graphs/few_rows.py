@@ -23,14 +23,19 @@ class FewRows:
 
     Args:
         numbers: the step's integers but for the block table.
+        behind: see `RowLists`.
     """
 
     def __init__(
-        self, numbers: array[int], rows: Sequence[ScheduledSequence], block_size: int
+        self,
+        numbers: array[int],
+        rows: Sequence[ScheduledSequence],
+        block_size: int,
+        behind: int = 0,
     ) -> None:
         self._numbers, self._size = numbers, block_size
         self.table = array("i")
-        self._lists = lists = RowLists(rows)
+        self._lists = lists = RowLists(rows, behind)
         self._offsets = array("i", [key % block_size for key in lists.keys])
         self._ordinals = array("i", range(len(lists.keys)))
         self._ones = array("i", [1]) * len(lists.keys)

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import mlx.core as mx
 
@@ -29,6 +30,7 @@ from quire.executor.graphs.layout import InputLayout
 from quire.executor.graphs.library_products import least_library_rows, open_library
 from quire.executor.graphs.operands import UnsupportedNode, attention_heads
 from quire.executor.graphs.places import Place
+from quire.executor.graphs.placing import RowPlacing, places_rows
 from quire.executor.graphs.pool_kinds import kind_of
 from quire.executor.graphs.pools import LayerPool, PlainPool
 from quire.executor.graphs.recorder import Buffer, Recorder
@@ -159,7 +161,11 @@ class GraphCache:
         def surveyed(program: Program) -> Survey:
             recorder = self._recorder(MAX_ROWS)
             found = Survey(recorder, pools, self._layout, states=states)
-            found.record(program, self._given(recorder), [self._hidden_buffer(recorder)])
+            found.record(
+                program,
+                self._given(recorder),
+                [_buffer_of(recorder.address(self.hidden), self.hidden)],
+            )
             return found
 
         survey, ending = surveyed(self._programs.body), self._programs.ending
@@ -195,9 +201,9 @@ class GraphCache:
         return self._inputs[rows]
 
     def arrays_of(self, inputs: FlatRows, layout: InputLayout) -> dict[int, mx.array]:
-        """Return a step's tokens if some are on the device, the levels of its media rows, final
-        hidden states that are read behind it, and the numbers of its rows' adapters, by the address
-        that graphs read them from.
+        """Return a step's tokens if some are on the device, or those of the step before if rows
+        follow it, the levels of its media rows, final hidden states that are read behind it, and
+        the numbers of its rows' adapters, by the address that graphs read them from.
         """
         found: list[tuple[mx.array, mx.array]] = []
         if inputs.hidden is not None:
@@ -211,9 +217,21 @@ class GraphCache:
         arrays = {
             self._extension.pointer(buffer): array.astype(buffer.dtype) for buffer, array in found
         }
-        return (
-            arrays if inputs.known_tokens is not None else {layout.tokens: inputs.tokens, **arrays}
-        )
+        if inputs.following is not None:
+            assert self.placing is not None, "rows are placed"
+            return {**self.placing.given(inputs.following), **arrays}
+        if inputs.known_tokens is not None:
+            return arrays
+        return {layout.tokens: inputs.tokens, **arrays}
+
+    @cached_property
+    def placing(self) -> RowPlacing | None:
+        """Places rows that follow a running step; None where the model's rows do not move."""
+        groups = self._layout.groups
+        if self._axes or self.indexed or not places_rows(groups):
+            return None
+        given = self.inputs(MAX_ROWS), self._pools.block_size, self._extension.pointer
+        return RowPlacing(groups, *given, compiler=self._compiler)
 
     def output(self, max_rows: int) -> tuple[mx.array, bool]:
         """Return the output buffer of graphs of `max_rows` rows, and whether it holds logits."""
@@ -336,7 +354,7 @@ class GraphCache:
         Raises:
             UnsupportedNode: there is no kernel for a part of the body.
         """
-        hidden = self._hidden_buffer(recorder)
+        hidden = _buffer_of(recorder.address(self.hidden), self.hidden)
         recording = Recording(recorder, pools, self._layout, states=states, by_mlx=self._by_mlx)
         body = self.body(recorder.max_rows)
         recording.record(body, self._given(recorder), [hidden])
@@ -344,9 +362,6 @@ class GraphCache:
         if self._logits is not None and recorder.max_rows <= MAX_ROWS:
             self._record_head(recorder, recording, hidden)
         return recording
-
-    def _hidden_buffer(self, recorder: Recorder) -> Buffer:
-        return _buffer_of(recorder.address(self.hidden), self.hidden)
 
     def _given(self, recorder: Recorder) -> dict[str, Place]:
         """Return the places of the fields of the body."""
@@ -380,7 +395,7 @@ class GraphCache:
         assert isinstance(outputs, int), "the vocabulary is fixed"
         self._logits = device_memory.unwritten((MAX_ROWS, outputs), mx.float32)
         recorder = self._recorder(MAX_ROWS)
-        hidden = self._hidden_buffer(recorder)
+        hidden = _buffer_of(recorder.address(self.hidden), self.hidden)
         try:
             self._record_head(recorder, Recording(recorder, {}, self._layout, states={}), hidden)
         except UnsupportedNode as error:

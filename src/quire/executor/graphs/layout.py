@@ -18,6 +18,7 @@ from quire.attention.paged.tiling import Tiling
 from quire.attention.rows import row_keys
 from quire.cache.specs import KVLayout
 from quire.core.arrays import Ints
+from quire.executor.following import Following
 from quire.executor.graphs import device_memory
 from quire.executor.graphs.few_rows import FewRows, serves_few
 from quire.executor.graphs.prompt_rows import (
@@ -32,7 +33,9 @@ from quire.scheduler.plan import ScheduledSequence
 from quire.scheduler.positions import alike, joined_positions
 
 _HEAD_INTS = 4
-"""Integers before the positions: the numbers of rows and of wanted rows, and padding."""
+"""Integers before the positions: the numbers of rows and of wanted rows, the place of `RowsBehind`
+among the integers of a step's inputs, and padding.
+"""
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,7 @@ class InputLayout:
         self.rows = self.numbers
         self.wanted_rows = self.numbers + 4
         """The number of wanted rows, and at `wanted` which they are."""
+        self.behind = self.numbers + 8
         self.wanted = self.numbers + inputs.fields["wanted"][1]
         self.positions = self.numbers + inputs.fields["positions"][1]
         self.placed = self.numbers + inputs.fields["placed"][1]
@@ -202,22 +206,23 @@ def step_numbers(
     media: bool = False,
     tokens: Sequence[int] | None = None,
     wanted: Sequence[int] | None = None,
+    following: Following | None = None,
 ) -> Ints | None:
     """Return a step's inputs except its media, in the layout of `InputLayout`.
 
-    None if the block tables are too long, if prompts' blocks do not fit a workspace or its readers'
-    tiles the graph, if positions differ between axes or are fractions, or if a state goes to too
-    many slots.
+    None if the tables are too long, if prompts' blocks do not fit a workspace or its readers' tiles
+    the graph, if positions differ between axes or are fractions, or if a state has too many slots.
 
     Args:
         max_rows: rows of the graph, at most those of `memory`.
         media: whether rows of media replace embeddings; without it they are attended to.
-        tokens: the rows' tokens; None if some are on the device. Then the inputs start behind
-            tokens.
+        tokens: the rows' tokens; None if some are on the device: the inputs start behind tokens.
         wanted: the rows whose results are wanted, in graphs of many rows; None for all.
+        following: how rows depend on the running step; see `RowPlacing`, which needs few rows.
     """
     if not (memory.tilings or memory.axes) and serves_few(rows):
-        return _few_numbers(rows, layout, memory, block_size=block_size, tokens=tokens)
+        given = rows, layout, memory
+        return _few_numbers(*given, block_size=block_size, tokens=tokens, following=following)
     keys_of = row_keys(rows)
     found = {
         number: build_metadata(
@@ -236,8 +241,7 @@ def step_numbers(
     start = 0 if tokens is None else memory.max_rows
     first = start + inputs.itemsize // 4
     numbers = np.zeros(first + sum(map(len, tables)), np.int32)
-    if tokens is not None:
-        numbers[: len(tokens)] = tokens
+    numbers[: len(tokens or ())] = tokens or ()
     step: StepRecord = np.ndarray(1, inputs, numbers, offset=4 * start)
     step["rows"][0, 0] = count = sum(each.count for each in rows)
     if memory.tilings:
@@ -284,11 +288,13 @@ def _few_numbers(
     memory: InputLayout,
     block_size: int,
     tokens: Sequence[int] | None,
+    following: Following | None,
 ) -> Ints | None:
     """Return what `step_numbers` returns, for few rows over plain blocks."""
     start, index = memory.index(memory.numbers), memory.index
     numbers = array("i", bytes(4 * index(memory.table)))
-    few = FewRows(numbers, rows, block_size)
+    most_behind = 0 if following is None else following.behind
+    few = FewRows(numbers, rows, block_size, behind=most_behind)
     few.write(index(memory.tokens), tokens or ())
     few.write(index(memory.rows), [sum(each.count for each in rows)])
     few.write(index(memory.positions), chain.from_iterable(map(_whole, rows)))
@@ -297,9 +303,14 @@ def _few_numbers(
             at = memory.group(number)
             places = map(index, (at.blocks, at.offsets, at.visible, at.tiles))
             few.write_group(number, spec, *places)
-    if len(few.table) > memory.entries:
+    behind = array("i")
+    if following is not None:
+        few.write(index(memory.behind), [len(numbers) + len(few.table)])
+        described = following.described()
+        behind = described.rows + described.texts
+    if len(few.table) + len(behind) > memory.entries:
         return None
-    numbers += few.table
+    numbers += few.table + behind
     inputs = step_type(memory.max_rows, len(layout.groups))
     step: StepRecord = np.ndarray(1, inputs, numbers, offset=4 * start)
     if not _write_states(step, layout, rows):

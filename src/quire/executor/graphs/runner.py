@@ -25,6 +25,7 @@ from quire.device.cuda.inboxes import Inboxes
 from quire.device.ranks import WHOLE, agreed
 from quire.device.verified import Check, Verification
 from quire.executor.computed import Computed
+from quire.executor.following import Kept
 from quire.executor.graphs.compiling import Compiling, KernelCompiling
 from quire.executor.graphs.formats import reads_prompts, serves_format
 from quire.executor.graphs.graph_cache import MAX_ROWS, WIDE_ROWS, GraphCache
@@ -234,15 +235,25 @@ class CUDAGraphs:
         return computed._replace(recorded=verified)
 
     def _serves(self, inputs: FlatRows) -> bool:
-        rows = inputs.sequences
-        if not sum(each.count for each in rows):
-            return False
         if inputs.cross is not None or (inputs.media is not None and not self._cache.takes_media):
             return False
-        format = rows[0].format
-        if any(each.pooled and not each.sampling for each in rows):
+        return _may_share(inputs.sequences)
+
+    def follows(self, rows: Sequence[ScheduledSequence], before: Kept) -> bool:
+        """Return whether a graph that is verified and compiled computes rows that follow a running
+        step.
+
+        Args:
+            rows: of one step, without adapters.
+        """
+        placing, format = self._cache.placing, rows[0].format
+        if placing is None or not placing.serves(rows, before) or not _may_share(rows):
             return False
-        return all(each.format is format or each.format == format for each in rows)
+        known = self._known.own if self._batch_invariant else self._known.of_all
+        size = self._graph_rows(rows, known)
+        if size is None or size > MAX_ROWS or not self._kernels.has(size, format):
+            return False
+        return known(format, size) is True
 
     def _graph_rows(
         self,
@@ -294,7 +305,13 @@ class CUDAGraphs:
     ) -> mx.array | None:
         graphs = self._graphs_of(max_rows, inputs.sequences[0].format)
         launch = None if graphs is None else self._launching(inputs, max_rows, wanted)
-        return None if graphs is None or launch is None else launch.run(graphs)
+        if graphs is None or launch is None:
+            return None
+        output, following = launch.run(graphs), inputs.following
+        if following is not None and (placing := self._cache.placing) is not None:
+            count = sum(each.count for each in inputs.sequences)
+            following.placed(placing.rejected(count, output))
+        return output
 
     def _launching(
         self, inputs: FlatRows, max_rows: int, wanted: Sequence[int] | None = None
@@ -304,7 +321,7 @@ class CUDAGraphs:
         Args:
             wanted: rows that the graph's end computes; None for all.
         """
-        layout = self._cache.inputs(max_rows)
+        layout, following = self._cache.inputs(max_rows), inputs.following
         given, tokens = self._cache.arrays_of(inputs, layout), inputs.known_tokens
         numbers = step_numbers(
             inputs.sequences,
@@ -315,6 +332,7 @@ class CUDAGraphs:
             media=inputs.media is not None,
             tokens=tokens,
             wanted=wanted,
+            following=following,
         )
         if numbers is None:
             return None
@@ -326,7 +344,14 @@ class CUDAGraphs:
         }
         count = sum(each.count for each in inputs.sequences)
         rows = count if wanted is None else max(1, len(wanted))  # MLX computes no empty array
-        return StepLaunch(self._extension, self._cache.output(max_rows)[0], rows, first=first)
+        placing = None if following is None else self._cache.placing
+        return StepLaunch(
+            self._extension,
+            self._cache.output(max_rows)[0],
+            rows,
+            first=first,
+            before=None if placing is None else placing.graph,
+        )
 
     def _graphs_of(self, max_rows: int, format: KVFormat) -> StepGraphs | None:
         """Return the graphs of a step. What is still to be written to the pools, such as copies of
@@ -391,6 +416,16 @@ class CUDAGraphs:
         if library is not None and library.serves(max_rows):
             subject = *subject, library
         return Verification(Check.DECODE_STEPS_AGREE, subject)
+
+
+def _may_share(rows: Sequence[ScheduledSequence]) -> bool:
+    """Return whether a graph may compute such rows: some, of one format, none of them pooled."""
+    if not sum(each.count for each in rows):
+        return False
+    format = rows[0].format
+    if any(each.pooled and not each.sampling for each in rows):
+        return False
+    return all(each.format is format or each.format == format for each in rows)
 
 
 def _problem_of(prepare: Callable[[], object]) -> str | None:

@@ -39,17 +39,26 @@ class StepLaunch:
         workspace: the buffer that they write their output to.
         rows: of the step.
         first: what is copied before the first graph, by the arguments of `Extension.replay`.
+        before: a graph that completes the step's inputs; it runs before those of the step.
     """
 
     def __init__(
-        self, extension: Extension, workspace: mx.array, rows: int, first: Mapping[str, Any]
+        self,
+        extension: Extension,
+        workspace: mx.array,
+        rows: int,
+        first: Mapping[str, Any],
+        before: Graph | None = None,
     ) -> None:
         self._replay = partial(extension.replay, rows=rows)
         self._workspace, self._rows, self._first = workspace, rows, first
+        self._before = before
         self._output: mx.array | None = None
 
     def run(self, graphs: StepGraphs) -> mx.array:
         """Launch all graphs of the step; return its output."""
+        if self._before is not None:
+            self(self._before)
         output = self(graphs.first)
         for segment, graph in graphs.following:
             output = self(graph, segment)
