@@ -29,6 +29,7 @@ from quire.executor.graphs import (
     graph_cache,
     opening,
     placing,
+    proposals,
     step_check,
     step_graphs,
     verifications,
@@ -182,6 +183,7 @@ def emulate_card(monkeypatch: pytest.MonkeyPatch) -> EmulatedExtension:
     monkeypatch.setattr(opening, "load_extension", lambda: extension)
     for module in (verifications, formats):
         monkeypatch.setattr(module, "verified_kernels", lambda: VerifiedKernels(None, ""))
-    for module in (step_graphs, coding_check, placing):
+    for module in (step_graphs, coding_check, placing, proposals):
         monkeypatch.setattr(module, "Graph", EmulatedGraph)
+    monkeypatch.setattr(proposals, "graph_microseconds", lambda graph, times: 1.0)
     return extension

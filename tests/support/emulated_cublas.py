@@ -14,6 +14,8 @@ import pytest
 from quire.device.cuda import cublas
 
 VERSION = 131_000
+_FIRST = 7
+"""What the library writes of its first algorithm."""
 _SIZES = {
     "MatmulDesc": {3: 4, 7: 4, 8: 8},
     "MatmulPreference": {1: 8, 3: 4, 5: 4, 6: 4, 7: 4, 8: 4},
@@ -36,12 +38,14 @@ class EmulatedCublas:
         preferences: those of each search for an algorithm.
         products: rows, columns and sums of each product computed.
         algorithms: how many are found.
+        used: number of the algorithm of each product computed.
     """
 
     def __init__(self) -> None:
         self._made: list[_Made] = []
         self.preferences: list[dict[int, int]] = []
         self.products: list[tuple[int, int, int]] = []
+        self.used: list[int] = []
         self.algorithms = 1
 
     def __getattr__(self, name: str) -> Callable[..., int]:
@@ -59,7 +63,8 @@ class EmulatedCublas:
         *_described, preference, wanted, found, count = given
         self.preferences.append(self._of(preference).attributes)
         count._obj.value = min(self.algorithms, wanted)
-        found._obj.algorithm[0] = 7
+        for number in range(count._obj.value):
+            found[number].algorithm[0] = _FIRST + number
         return 0
 
     def cublasLtMatmul(
@@ -80,7 +85,10 @@ class EmulatedCublas:
         *workspace: Any,
     ) -> int:
         """Compute D = A B, or A^T B, and add a bias to its columns; layouts count columns first."""
-        assert (one._obj.value, zero._obj.value, algorithm._obj.algorithm[0]) == (1, 0, 7)
+        assert (one._obj.value, zero._obj.value) == (1, 0)
+        number = algorithm._obj.algorithm[0] - _FIRST
+        assert 0 <= number < self.algorithms, "a proposal of the library's"
+        self.used.append(number)
         assert (c.value, c_layout.value) == (d.value, d_layout.value)
         left, right = self._matrix(a, a_layout), self._matrix(b, b_layout)
         attributes = self._of(description).attributes

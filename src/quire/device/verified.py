@@ -1,4 +1,4 @@
-"""Records which kernels were verified on this machine, across starts.
+"""Records which kernels were verified or chosen on this machine, across starts.
 
 The records lie beside MLX's compiled kernels, so that both are lost together.
 """
@@ -26,7 +26,9 @@ _SOURCES = {".py", ".cuh", ".h", ".cpp", ".so"}
 
 
 class Check(Enum):
-    """A check that kernels passed. Values are keys on disk: a new meaning needs a new value."""
+    """A check that kernels passed, or a choice among them. Values are keys on disk: a new meaning
+    needs a new value.
+    """
 
     COMPILED = "all that an engine needs is compiled"
     PRODUCTS_AGREE = "packed products agree"
@@ -35,6 +37,7 @@ class Check(Enum):
     RECURRENCES_AGREE = "recurrences agree"
     DECODE_STEPS_AGREE = "decode steps agree"
     COMPILED_STEPS_AGREE = "compiled steps agree"
+    QUICKEST_PROPOSAL = "quickest proposal"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,7 @@ def _plain(value: object) -> object:
 
 
 class VerifiedKernels:
-    """The verifications that succeeded, each an empty file named by its digest.
+    """The verifications that succeeded, each a file named by its digest that holds a note.
 
     Args:
         folder: a folder that only this user may write to; made when first needed. None records
@@ -108,14 +111,22 @@ class VerifiedKernels:
         path = self._path(verification)
         return path is not None and path.exists()
 
-    def add(self, verification: Verification) -> None:
+    def note(self, verification: Verification) -> str | None:
+        """Return the note of a verification; None if it did not succeed before."""
+        path = self._path(verification)
+        try:
+            return None if path is None else path.read_text()
+        except OSError:
+            return None
+
+    def add(self, verification: Verification, note: str = "") -> None:
         """Record a success. If it cannot be written, the next start verifies again."""
         path = self._path(verification)
         if path is None:
             return
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path.touch()
+            path.write_text(note)
         except OSError:
             return
 
@@ -148,6 +159,16 @@ def problem_unless_verified(
     if problem is None:
         verified_kernels().add(verification)
     return problem
+
+
+def kept_choice(verification: Verification, choose: Callable[[], int]) -> int:
+    """Return the number that an earlier start chose, or else choose it now and record it."""
+    known = verified_kernels().note(verification)
+    if known is not None and known.isdecimal():
+        return int(known)
+    chosen = choose()
+    verified_kernels().add(verification, str(chosen))
+    return chosen
 
 
 class SoundKernels:

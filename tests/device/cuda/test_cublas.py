@@ -39,6 +39,20 @@ def test_the_library_multiplies_rows_by_a_matrix(
     assert library_version() == VERSION
 
 
+def test_a_product_is_computed_by_the_proposal_that_it_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    library = emulate_cublas(monkeypatch)
+    library.algorithms = 9
+    x, weight, y = (np.zeros(shape, np.uint16) for shape in ((8, 64), (16, 64), (8, 16)))
+    proposals = LibraryProduct(8, 64, 16, proposal=2).proposals()
+    assert len(proposals) == 6
+    assert len(library.preferences) == 1, "all proposals have one plan"
+    for each in (proposals[4], proposals[1]):
+        each.enqueue(0, tuple(memory.ctypes.data for memory in (x, weight, y)))
+    assert library.used == [4, 1]
+
+
 def test_a_product_without_an_algorithm_is_not_supported(monkeypatch: pytest.MonkeyPatch) -> None:
     library, product = emulate_cublas(monkeypatch), LibraryProduct(8, 64, 64)
     library.algorithms = 0

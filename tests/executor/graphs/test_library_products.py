@@ -16,7 +16,7 @@ from quire.core.config import EngineConfig
 from quire.device import verified
 from quire.device.cuda.cublas import Library, LibraryProduct
 from quire.device.verified import VerifiedKernels
-from quire.executor.graphs import graph_cache, library_products
+from quire.executor.graphs import graph_cache, library_products, proposals
 from quire.executor.graphs.library_products import (
     LEAST_ROWS,
     LEAST_ROWS_BESIDE_EXPERTS,
@@ -196,6 +196,10 @@ def test_steps_by_the_library_compute_what_the_model_does(
     monkeypatch.setattr(
         graph_cache, "open_library", lambda runner, *_: open_library(runner, H200, least_rows=2)
     )
+    library.algorithms = 3
+    monkeypatch.setattr(
+        proposals, "graph_microseconds", lambda graph, _: 9.0 - graph.launches[0].function.proposal
+    )
     config = EngineConfig("", kv_memory=64 << 20, prefix_cache=False, batch_invariant=invariant)
     wanted = [replace(each, max_tokens=3) for each in prompts([3, 2])]
     mixture = family == "gpt_oss"  # with biases, beside experts in codes
@@ -206,6 +210,7 @@ def test_steps_by_the_library_compute_what_the_model_does(
     assert any(rows > 1 for _, rows in whole.verified)
     assert all(whole.verified.values())
     assert bool(library.products) != invariant
+    assert (2 in library.used) != invariant, "the quickest proposal"
     if not invariant:
         widest = max(outputs for outputs, _, _ in library.products)
         assert widest == 512, "queries, keys and values at once"

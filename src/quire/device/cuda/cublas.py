@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -19,6 +19,8 @@ _WORKSPACE_BYTES, _REDUCTIONS = 1, 3  # CUBLASLT_MATMUL_PREF_*: MAX_WORKSPACE_BY
 _ALIGNMENTS = (5, 6, 7, 8)  # CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES to ..._D_BYTES
 ALIGNMENT = 16
 """Bytes to which addresses of operands are aligned."""
+_MOST_PROPOSALS = 6
+"""Algorithms that the library is asked for. It orders them by the time that it expects."""
 
 
 class _Algorithm(ctypes.Structure):
@@ -38,27 +40,45 @@ class LibraryProduct(LibraryFunction):
     """The product of `rows` rows with a matrix in bfloat16: arguments are x `[rows, inputs]`, the
     matrix `[outputs, inputs]`, y `[rows, outputs]` and, with `biased`, what is added `[outputs]`.
 
-    The library's first proposal computes it: always the same for a shape, a version and a card. No
-    parts of a sum are added up in memory, so that no workspace is needed and bits do not vary.
+    The library's proposals are always the same for a shape, a version and a card. No parts of a sum
+    are added up in memory, so that no workspace is needed and bits do not vary.
+
+    Attributes:
+        proposal: number of the library's proposal that computes it.
     """
 
     rows: int
     inputs: int
     outputs: int
     biased: bool = False
+    proposal: int = 0
+
+    def proposals(self) -> list[LibraryProduct]:
+        """Return the product by each of the library's proposals.
+
+        Raises:
+            DriverError: the library has none.
+        """
+        return [replace(self, proposal=number) for number in range(len(self._plan.proposals))]
+
+    @property
+    def _plan(self) -> _Plan:
+        """The descriptions that all proposals share."""
+        return _plan(replace(self, proposal=0))
 
     @property
     def is_supported(self) -> bool:
         """Whether the library has an algorithm for it."""
         try:
-            _plan(self)
+            return bool(self._plan.proposals)
         except DriverError:
             return False
-        return True
 
     def enqueue(self, stream: int, arguments: tuple[int, ...]) -> None:
         x, weight, y, *bias = map(ctypes.c_void_p, arguments)
-        _plan(self).enqueue(stream, x, weight=weight, y=y, bias=bias[0] if self.biased else None)
+        self._plan.enqueue(
+            stream, x, weight=weight, y=y, bias=bias[0] if self.biased else None, by=self.proposal
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +99,10 @@ class Library:
 
 
 class _Plan:
-    """The library's descriptions of a product, and the algorithm for it. Kept until the process
-    ends.
+    """The library's descriptions of a product, and its proposals. Kept until the process ends.
+
+    Attributes:
+        proposals: algorithms, of which the library expects the first to be the quickest.
 
     Raises:
         DriverError: the library has no algorithm for it.
@@ -101,11 +123,12 @@ class _Plan:
         _set("MatmulPreference", preference, _REDUCTIONS, value=ctypes.c_uint32(0))
         for each in _ALIGNMENTS:
             _set("MatmulPreference", preference, each, value=ctypes.c_uint32(ALIGNMENT))
-        self._found, count = _Algorithm(), ctypes.c_int()
+        found, count = (_Algorithm * _MOST_PROPOSALS)(), ctypes.c_int()
         described = self._description, self._weight, self._x, self._y, self._y, preference
-        found = ctypes.byref(self._found), ctypes.byref(count)
-        _call("MatmulAlgoGetHeuristic", _handle(), *described, 1, *found)
-        if not count.value or self._found.state:
+        wanted = _MOST_PROPOSALS, found, ctypes.byref(count)
+        _call("MatmulAlgoGetHeuristic", _handle(), *described, *wanted)
+        self.proposals = [each for each in found[: count.value] if not each.state]
+        if not self.proposals:
             raise DriverError(f"cuBLASLt has no algorithm for {product}")
 
     def enqueue(
@@ -116,13 +139,15 @@ class _Plan:
         weight: ctypes.c_void_p,
         y: ctypes.c_void_p,
         bias: ctypes.c_void_p | None,
+        by: int,
     ) -> None:
+        """Launch the kernels of proposal number `by`."""
         if bias is not None:
             _set("MatmulDesc", self._description, _BIAS_ADDRESS, value=bias)
         one, zero = (ctypes.byref(ctypes.c_float(each)) for each in (1, 0))
         left, right = (weight, self._weight), (x, self._x)
         sums, result = (y, self._y), (y, self._y)
-        algorithm, workspace = ctypes.byref(self._found), (None, ctypes.c_size_t(0))
+        algorithm, workspace = ctypes.byref(self.proposals[by]), (None, ctypes.c_size_t(0))
         scaled = (one, *left, *right, zero, *sums, *result)
         on = ctypes.c_void_p(stream)
         _call("Matmul", _handle(), self._description, *scaled, algorithm, *workspace, on)

@@ -33,6 +33,7 @@ from quire.executor.graphs.places import Place
 from quire.executor.graphs.placing import RowPlacing, places_rows
 from quire.executor.graphs.pool_kinds import kind_of
 from quire.executor.graphs.pools import LayerPool, PlainPool
+from quire.executor.graphs.proposals import Proposals
 from quire.executor.graphs.recorder import Buffer, Recorder
 from quire.executor.graphs.recording import Recording
 from quire.executor.graphs.states import LayerStates, layer_states, unplaced_states
@@ -329,6 +330,8 @@ class GraphCache:
         }
         recorder = self._recorder(max_rows)
         recording = self._record(recorder, pools, states)
+        if self.library is not None:
+            recorder.kernels = Proposals(self.library.version, pointer).chosen(recorder.kernels)
         return RecordedStep(
             recorder, addresses, recording.segments, nodes=recording.recorded, started=started
         )
