@@ -34,11 +34,10 @@ _QUICK = (
 """Folders and files of tests that need neither MLX nor a server."""
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests of `_QUICK`."""
     for item in items:
-        place = item.path.relative_to(config.rootpath).as_posix()
-        if place.startswith(_QUICK):
+        if item.nodeid.startswith(_QUICK):
             item.add_marker(pytest.mark.quick)
 
 

@@ -8,7 +8,7 @@ import pytest
 from quire.models.registry import build
 from tests.support.media_items import CONFIGS, encoders
 
-KINDS = {type(build(CONFIGS[name]).encoders[kind]): (name, kind) for name, kind in encoders()}
+KINDS = {encoder: case for case, encoder in encoders().items()}
 """A configuration and a media kind for each class of encoder."""
 
 

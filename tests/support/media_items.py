@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import mlx.core as mx
@@ -37,10 +37,17 @@ _SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
 """Shapes to try, by the encoder's class; others take a picture of 4 by 8 patches."""
 
 
-def encoders() -> Iterator[tuple[str, str]]:
-    """Return the name and the media kind of every encoder of `CONFIGS`."""
-    for name, config in CONFIGS.items():
-        yield from ((name, kind) for kind in build(config).encoders)
+@cache
+def encoders() -> dict[tuple[str, str], type]:
+    """Return the class of every encoder of `CONFIGS`, by the configuration's name and media kind.
+
+    Kept, since modules build all models for it when they are collected.
+    """
+    return {
+        (name, kind): type(encoder)
+        for name, config in CONFIGS.items()
+        for kind, encoder in build(config).encoders.items()
+    }
 
 
 def shape_for(encoder: MediaEncoder) -> tuple[int, ...]:
