@@ -8,8 +8,8 @@ import pytest
 from quire.models.registry import build
 from tests.support.media_items import CONFIGS, encoders
 
-KINDS = {encoder: case for case, encoder in encoders().items()}
-"""A configuration and a media kind for each class of encoder."""
+KINDS = {encoder: case for case, encoder in reversed(encoders().items())}
+"""The first configuration and media kind of each class of encoder."""
 
 
 @pytest.mark.parametrize(("name", "kind"), sorted(KINDS.values()))
