@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import sys
 from collections import Counter
 
@@ -86,8 +87,9 @@ async def calls_of(app: Starlette, tokens: int) -> Counter[str]:
 
 
 def test_a_request_and_a_token_call_few_functions_and_resume_no_middleware(
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.WARNING, "quire.access")  # its handlers are not what is counted
     info = ModelInfo(str(MODEL_DIR), "gemma4", 4096, 4096, "float32", "cpu", 1 << 20)
     fox = tuple(tokenizer.encode("fox "))[:1]
     engine = ScriptedEngine(info, lambda request: Script(fox * request.max_tokens))
@@ -105,4 +107,4 @@ def test_a_request_and_a_token_call_few_functions_and_resume_no_middleware(
     token = sum(calls for file, calls in own.items() if "asyncio" not in file)
     assert token <= 43
     request = sum(few[file] for file in few if "asyncio" not in file and "/tests/" not in file)
-    assert request - 8 * token <= 830
+    assert request - 8 * token <= 790

@@ -18,7 +18,8 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -26,6 +27,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.api.shared.auth import is_loopback
 from quire.api.shared.errors import error_response, failure_of, speaks_ollama
+from quire.api.shared.headers import headers_of
 from quire.core.config import ServerConfig
 from quire.core.errors import Forbidden, RequestError, UnsupportedMediaType
 
@@ -33,6 +35,8 @@ ANY = "*"
 FORMS = frozenset({"/v1/files", "/v1/audio/transcriptions", "/v1/audio/translations"})
 """Routes whose bodies may be forms."""
 _HOST = re.compile(r"[\w.:\[\]-]+")
+_KEPT_NAMES = 16
+"""Names of hosts that were read last; a client sends the same one again and again."""
 
 
 def host_names(config: ServerConfig) -> frozenset[str]:
@@ -66,16 +70,16 @@ class PageGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             try:
-                self._check(scope, Headers(scope=scope))
+                self._check(scope)
             except RequestError as error:
                 await error_response(scope, failure_of(error))(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _check(self, scope: Scope, headers: Headers) -> None:
+    def _check(self, scope: Scope) -> None:
         """Raise `RequestError` for requests that may come from a web page."""
         method, version, path = scope["method"], scope.get("http_version", "1.0"), scope["path"]
-        hosts = headers.getlist("host")
+        headers, hosts = headers_of(scope), Headers(scope=scope).getlist("host")
         if len(hosts) > 1:
             raise RequestError("The request has more than one Host header.", code="invalid_host")
         if not hosts and version == "1.1":  # RFC 9112, 3.2; no browser leaves it out
@@ -118,6 +122,7 @@ class PageGuard:
         return scheme in ("http", "https") and authority == host
 
 
+@lru_cache(maxsize=_KEPT_NAMES)
 def _name_of(host: str) -> str:
     """Return a `Host` header's name without port, brackets and final dot; empty if it is
     malformed.
@@ -138,7 +143,7 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _of_a_browser(headers: Headers) -> bool:
+def _of_a_browser(headers: Mapping[str, str]) -> bool:
     """Return whether a browser sent a request with a body: it says from which page."""
     return "origin" in headers or "sec-fetch-site" in headers
 

@@ -17,7 +17,7 @@ from quire.core.pickling import Compact
 from quire.core.speculation import Speculation
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: see `core.copies`
 class SamplingParams(Compact):
     """How a row's tokens are sampled. Defaults are OpenAI's; `temperature == 0` is greedy.
 
@@ -273,7 +273,7 @@ class ScorePrompt:
 Task = Generate | Embed | Classify | Score | ScorePrompt
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: see `core.copies`
 class Request(Compact):
     """One sequence, as the engine sees it.
 

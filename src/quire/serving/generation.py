@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
+from quire.core.copies import changed
 from quire.core.errors import RequestError
 from quire.core.kv_format import KVFormat
 from quire.core.request import SamplingParams, TokenRules
@@ -79,7 +80,7 @@ class TextPair:
         return len(self.first) + len(self.second)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: see `core.copies`
 class Generation:
     """A protocol-independent generation request. It has either `messages` or `prompts`.
 
@@ -181,14 +182,14 @@ class Generation:
     @property
     def anew(self) -> Generation:
         """A copy that starts a new answer instead of continuing the last message."""
-        return replace(self, continue_final=False, or_anew=False)
+        return changed(self, continue_final=False, or_anew=False)
 
     @property
     def without_prompt(self) -> Generation:
         """The generation without the fields that only its prompts are made of."""
         offered = () if self.tool_choice.mode == "none" else self.tools
         tools = tuple(_undescribed(tool) for tool in offered)
-        return replace(self, messages=(), prompts=(), tools=tools)
+        return changed(self, messages=(), prompts=(), tools=tools)
 
 
 def _undescribed(tool: TemplateTool) -> TemplateTool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 from quire.constraints.schemas import with_objects
+from quire.core.copies import changed
 from quire.core.errors import ContextOverflow, RequestError, TextTooLong
 from quire.core.info import ModelInfo
 from quire.serving.generation import Generation, NeedsJob, Prepared, TextPair
@@ -118,7 +118,7 @@ class Prompts:
         if light:
             self._check_light(spec)
         messages = await self.media.load(spec.messages)
-        return spec if messages is spec.messages else replace(spec, messages=messages)
+        return spec if messages is spec.messages else changed(spec, messages=messages)
 
     async def tokens(self, spec: Generation, *, light: bool = False) -> list[tuple[int, ...]]:
         """Return the token ids of each prompt; `light` as in `prepare`.

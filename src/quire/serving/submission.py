@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from quire.core.copies import changed
 from quire.core.errors import EngineFailure, RequestError
+from quire.core.ids import new_id
 from quire.core.request import NO_BEGINNING, GrammarSpec, Request
 from quire.serving.answer_grammar import AnswerGrammar
 from quire.serving.constraints import Constraints
@@ -165,7 +166,7 @@ class Submission:
         message_ends = [i + 1 for i, token in enumerate(tokens) if token in eos]
         constraints = self._constraints.for_prompt(prepared, tokens, grammar, max_tokens=max_tokens)
         return Request(
-            id=_new_id(0),
+            id=_id_of(0),
             prompt=tokens,
             media=prompt.media,
             sampling=spec.sampling,
@@ -199,12 +200,12 @@ class Submission:
 def _choice_of(request: Request, index: int) -> Request:
     """Return a first choice's request as that of choice `index`."""
     sampling = request.sampling
-    sampling = replace(sampling, seed=derived_seed(sampling.seed, index))
-    return replace(request, id=_new_id(index), sampling=sampling)
+    sampling = changed(sampling, seed=derived_seed(sampling.seed, index))
+    return changed(request, id=_id_of(index), sampling=sampling)
 
 
-def _new_id(index: int) -> str:
-    return f"{uuid.uuid4().hex}-{index}"
+def _id_of(index: int) -> str:
+    return f"{new_id()}-{index}"
 
 
 def derived_seed(seed: int, index: int) -> int:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from quire.core.ids import new_id
 from quire.core.request import (
     Embed,
     Failure,
@@ -83,7 +83,7 @@ class Vectors:
     async def _run(self, prepared: Prepared, tasks: Sequence[Task]) -> list[Vector]:
         requests = [
             Request(
-                id=uuid.uuid4().hex,
+                id=new_id(),
                 prompt=prompt.tokens,
                 token_types=prompt.token_types,
                 media=prompt.media,

@@ -19,6 +19,7 @@ from starlette.requests import Request
 from quire.api.audio.answers import Format
 from quire.api.audio.pieces import RATE, as_url, pieces
 from quire.api.shared.context import Context, decoding
+from quire.api.shared.headers import headers_of
 from quire.api.shared.schema import DecodingFields
 from quire.core.errors import NotOffered, RequestError
 from quire.core.folder import read_object
@@ -156,7 +157,7 @@ async def _read(
     samples = _decoded(context, fields)
     found = list(pieces(samples))
     verbose = fields.response_format == "verbose_json"
-    common = decoding(context, fields, request.headers, logprobs=0 if verbose else None)
+    common = decoding(context, fields, headers_of(request.scope), logprobs=0 if verbose else None)
     common = replace(common, token_ids=verbose)
     if fields.temperature is None:
         common = replace(common, sampling=replace(common.sampling, temperature=0.0))

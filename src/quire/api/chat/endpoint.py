@@ -7,7 +7,6 @@ servers (`top_k`, `chat_template_kwargs`, ...) are accepted, too.
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -26,6 +25,7 @@ from quire.api.shared.entries import CallerEntries
 from quire.api.shared.errors import openai_body
 from quire.api.shared.fold import collect
 from quire.api.shared.formats import FormatFields
+from quire.api.shared.headers import headers_of
 from quire.api.shared.numbers import Integer
 from quire.api.shared.pieces import Array, compact, pieces, quoted, whole
 from quire.api.shared.render import (
@@ -54,7 +54,9 @@ from quire.api.shared.sse import EventStream, run_headers
 from quire.api.shared.thinking import ThinkingFields, offered, template_variables
 from quire.api.shared.toolbox import Toolbox
 from quire.api.shared.unsupported_media import newest, without_unsupported_media
+from quire.core.copies import changed
 from quire.core.errors import RequestError
+from quire.core.ids import new_id
 from quire.serving.generation import Generation, Prepared
 from quire.serving.streams import ChoiceEvent, GenerationStream
 from quire.text.events import (
@@ -142,7 +144,7 @@ class ChatRequest(GenerationFields, FormatFields, ThinkingFields):
                 code="invalid_value",
             )
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
-        common = common_fields(context, self, request.headers, logprobs=logprobs)
+        common = common_fields(context, self, headers_of(request.scope), logprobs=logprobs)
         service, scope = context.service, request.scope
         note_verbosity(scope, self.verbosity, "verbosity")
         if self.return_progress and not self.stream:
@@ -152,7 +154,7 @@ class ChatRequest(GenerationFields, FormatFields, ThinkingFields):
         if self.prediction is not None and self.speculation == "off":
             note_ignored(scope, ["prediction"])
         messages, last = to_template(self.messages), newest("messages", self.messages)
-        return replace(
+        return changed(
             common,
             messages=without_unsupported_media(service, scope, messages, newest=last),
             tools=tools.templates,
@@ -379,7 +381,7 @@ class Chat:
         context, asked = await self._server.read(request, _read)
         run = await context.start(request, asked.prepared)
         identity: Identity = {
-            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "id": f"chatcmpl-{new_id()}",
             "created": int(time.time()),
             "model": context.answering(asked.prepared),
         }

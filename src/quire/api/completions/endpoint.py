@@ -6,9 +6,8 @@ The schema is https://platform.openai.com/docs/api-reference/completions.
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
@@ -26,6 +25,7 @@ from quire.api.shared.context import Context, ServerContext, common_fields, unti
 from quire.api.shared.errors import openai_body
 from quire.api.shared.fold import collect
 from quire.api.shared.formats import FormatFields
+from quire.api.shared.headers import headers_of
 from quire.api.shared.limits import check_count
 from quire.api.shared.numbers import Integer
 from quire.api.shared.pieces import Array, compact, pieces, quoted, whole
@@ -43,7 +43,9 @@ from quire.api.shared.render import (
 )
 from quire.api.shared.schema import GenerationFields, StreamUsage, without_limit
 from quire.api.shared.sse import EventStream, run_headers
+from quire.core.copies import changed
 from quire.core.errors import RequestError
+from quire.core.ids import new_id
 from quire.core.sampling_params import MOST_TOKENS
 from quire.serving.gaps import Gaps
 from quire.serving.generation import Generation, Prepared
@@ -107,12 +109,12 @@ class CompletionRequest(GenerationFields, FormatFields):
         prompts = self.prompts()
         check_count(len(prompts) * choices, _MAX_CHOICES, "prompt")
         logprobs = 0 if ranked and self.logprobs is None else self.logprobs
-        common = common_fields(context, self, request.headers, logprobs=logprobs)
+        common = common_fields(context, self, headers_of(request.scope), logprobs=logprobs)
         if self.suffix:
             gaps = Gaps(context.service.prompts, "suffix")
             prompts = tuple(gaps.prompt(each, self.suffix) for each in prompts)
-            common = replace(common, stop_token_ids=common.stop_token_ids | gaps.ends)
-        return replace(
+            common = changed(common, stop_token_ids=common.stop_token_ids | gaps.ends)
+        return changed(
             common,
             n=choices,
             prompts=prompts,
@@ -289,7 +291,7 @@ class Completions:
         scores = await _scores(context, request, asked)
         run = await context.start(request, asked.prepared)
         identity = {
-            "id": f"cmpl-{uuid.uuid4().hex}",
+            "id": f"cmpl-{new_id()}",
             "object": "text_completion",
             "created": int(time.time()),
             "model": context.answering(asked.prepared),

@@ -6,7 +6,6 @@ The schema is https://github.com/ggml-org/llama.cpp/blob/master/tools/server/REA
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from pydantic import Field
@@ -16,10 +15,12 @@ from starlette.responses import JSONResponse, Response
 from quire.api.shared.context import Context, ServerContext, common_fields
 from quire.api.shared.errors import openai_body
 from quire.api.shared.fold import collect
+from quire.api.shared.headers import headers_of
 from quire.api.shared.pieces import compact
 from quire.api.shared.render import NoLogprobs
 from quire.api.shared.schema import GenerationFields, History
 from quire.api.shared.sse import EventStream, run_headers
+from quire.core.copies import changed
 from quire.core.errors import RequestError
 from quire.core.request import FinishReason
 from quire.serving.gaps import Gaps
@@ -51,14 +52,14 @@ class InfillRequest(GenerationFields):
         """
         if self.n not in (None, 1):
             raise RequestError("'n' must be 1 here.", param="n", code="unsupported_parameter")
-        common = common_fields(context, self, request.headers, logprobs=None)
+        common = common_fields(context, self, headers_of(request.scope), logprobs=None)
         gaps = Gaps(context.service.prompts, "input_suffix")
         files = [f"{each.filename or ''}\n{each.text}" for each in self.input_extra or ()]
         prompt = gaps.prompt(
             self.input_prefix, self.input_suffix, files=files, answer_start=self.prompt or ""
         )
         ends = common.stop_token_ids | gaps.ends
-        return replace(common, prompts=(prompt,), max_tokens=self.max_tokens, stop_token_ids=ends)
+        return changed(common, prompts=(prompt,), max_tokens=self.max_tokens, stop_token_ids=ends)
 
 
 class InfillChunks:

@@ -7,7 +7,6 @@ another server or an earlier process made it, is left out of the prompt, and the
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -45,13 +44,16 @@ from quire.api.shared.access import note_ignored
 from quire.api.shared.context import Context, ServerContext, decoding
 from quire.api.shared.field_errors import Generating
 from quire.api.shared.fold import consume
+from quire.api.shared.headers import headers_of
 from quire.api.shared.lenient_json import parse_lenient
 from quire.api.shared.notes import note
 from quire.api.shared.pieces import compact, pieces, whole
 from quire.api.shared.sse import EventStream, run_headers
 from quire.api.shared.thinking import offered
 from quire.api.shared.unsupported_media import newest, without_unsupported_media
+from quire.core.copies import changed
 from quire.core.errors import RequestError
+from quire.core.ids import new_id
 from quire.serving.answer_grammar import AnswerFormat
 from quire.serving.generation import FieldNames, Generation, Prepared, Thinking, ToolChoice
 from quire.text.events import Event
@@ -156,7 +158,7 @@ class Messages:
             note(request.scope, {"dropped_thoughts": len(asked.dropped)})
         run = await context.start(request, asked.prepared)
         answering = MessageSettings(
-            id=f"msg_{uuid.uuid4().hex}",
+            id=f"msg_{new_id()}",
             model=context.answering(asked.prepared),
             max_tokens=asked.max_tokens,
             reasoning=asked.reasoning,
@@ -224,8 +226,8 @@ def _generation(
         RequestError: fields that contradict each other or this server's limits.
     """
     prompt = _prompt(context, fields, said, scope=request.scope)
-    return replace(
-        decoding(context, fields, request.headers, prompt=prompt),
+    return changed(
+        decoding(context, fields, headers_of(request.scope), prompt=prompt),
         max_tokens=fields.max_tokens,
         stops=tuple(fields.stop_sequences or ()),
         format=fields.guided_format(request.scope, _format(fields)),

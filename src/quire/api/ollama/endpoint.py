@@ -39,6 +39,7 @@ from quire.api.shared.render import ChatLogprobs, Logprobs, NoLogprobs
 from quire.api.shared.schema import parse
 from quire.api.shared.sse import run_headers
 from quire.api.shared.vector_fields import counted
+from quire.core.copies import changed
 from quire.core.errors import RequestError
 from quire.core.info import ModelInfo
 from quire.serving.generation import FieldNames, Generation, Prepared
@@ -126,7 +127,7 @@ async def _embedding(
     if fields.options is not None:
         fields.options.note(request.scope)
     pooling = context.service.vectors.pooling
-    spec = replace(
+    spec = changed(
         spec,
         prompts=tuple(pooling.text(each, pooling.prompt(name=None)) for each in texts),
         truncate_left=False,

@@ -19,6 +19,7 @@ from quire.api.shared.access import note_ignored
 from quire.api.shared.answered_calls import MadeCalls
 from quire.api.shared.content import function_call, read_arguments
 from quire.api.shared.context import Context, decoding
+from quire.api.shared.headers import headers_of
 from quire.api.shared.media_parts import media_part
 from quire.api.shared.thinking import offered, template_variables
 from quire.api.shared.toolbox import ClientTool, ToolboxBuilder
@@ -96,7 +97,7 @@ def _generation(
     drawn = decoding(
         context,
         options.decoding(fields.keep_alive),
-        request.headers,
+        headers_of(request.scope),
         logprobs=fields.alternatives,
     )
     return replace(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from quire.api.responses.configuration import Configuration, Reasoning, TextForm
 from quire.api.responses.items import WireEvent
 from quire.api.responses.own_tools import HostedTool
 from quire.api.responses.schema import FunctionTool, ResponsesRequest
+from quire.core.ids import new_id
 from quire.core.request import SamplingParams
 
 
@@ -31,7 +31,7 @@ def constant_part(
     conversation = fields.conversation_id
     wanted = configuration.text or TextFormat(type="text")
     body: WireEvent = {
-        "id": f"resp_{uuid.uuid4().hex}",
+        "id": f"resp_{new_id()}",
         "object": "response",
         "created_at": int(time.time()),
         "background": fields.background is True,

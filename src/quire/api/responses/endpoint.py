@@ -31,6 +31,7 @@ from quire.api.shared.access import note_ignored
 from quire.api.shared.context import Context, ServerContext, decoding
 from quire.api.shared.field_errors import Generating
 from quire.api.shared.fold import collect, consume
+from quire.api.shared.headers import headers_of
 from quire.api.shared.kept_streams import CallerStreams
 from quire.api.shared.pieces import compact, pieces, whole
 from quire.api.shared.queries import read_query
@@ -38,6 +39,7 @@ from quire.api.shared.render import NoLogprobs, token_names
 from quire.api.shared.schema import check_stream_options
 from quire.api.shared.sse import EventStream, run_headers
 from quire.api.shared.toolbox import Toolbox
+from quire.core.copies import changed
 from quire.core.errors import RequestError
 from quire.serving.generation import Generation, Prepared
 from quire.serving.streams import GenerationStream
@@ -252,8 +254,8 @@ def _generation(
         )
     wants_logprobs = bool(fields.top_logprobs) or _includes(fields, "message.output_text.logprobs")
     logprobs = fields.top_logprobs or 0 if wants_logprobs else None
-    return replace(
-        decoding(context, fields, request.headers, logprobs=logprobs, prompt=prompt),
+    return changed(
+        decoding(context, fields, headers_of(request.scope), logprobs=logprobs, prompt=prompt),
         format=fields.guided_format(request.scope, prompt.format),
         max_tokens=0 if _prewarms(fields) else fields.max_output_tokens,
     )

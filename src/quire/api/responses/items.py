@@ -6,7 +6,6 @@ Every event has `type` and `output_index`; the sender numbers events.
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -16,6 +15,7 @@ from quire.api.shared.pieces import Array, compact
 from quire.api.shared.render import TokenNames, chat_logprobs
 from quire.api.shared.signing import Signer
 from quire.api.shared.toolbox import ClientTool
+from quire.core.ids import new_id
 from quire.core.request import TokenLogprobs
 
 WireEvent = dict[str, object]
@@ -49,7 +49,7 @@ class _Item:
     prefix = "item"
 
     def __init__(self, index: int) -> None:
-        self.id = f"{self.prefix}_{uuid.uuid4().hex}"
+        self.id = f"{self.prefix}_{new_id()}"
         self._index = index
 
     def body(self, status: str) -> WireEvent:

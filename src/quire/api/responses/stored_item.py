@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -21,6 +20,7 @@ from quire.api.responses.schema import (
     TextPart,
 )
 from quire.api.shared.pieces import Merged, compact
+from quire.core.ids import new_id
 
 _ITEM: TypeAdapter[Item] = TypeAdapter(Item)
 _PREFIXES = {
@@ -90,7 +90,7 @@ class StoredItem:
 
 
 def _new_id(kind: str) -> str:
-    return f"{_PREFIXES.get(kind, 'item')}_{uuid.uuid4().hex}"
+    return f"{_PREFIXES.get(kind, 'item')}_{new_id()}"
 
 
 def _filled(item: Item) -> dict[str, object]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from quire.api.shared.foreign import shown
 from quire.api.shared.notes import LogLine, note, notes
 from quire.api.shared.refusals import Refusal
 from quire.core.figures import duration
+from quire.core.ids import new_id
 from quire.core.logs import WATCH_HEADER
 from quire.serving.streams import GenerationStream, Times
 
@@ -129,7 +129,7 @@ class AccessLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id, started, status = uuid.uuid4().hex, time.perf_counter(), _CLIENT_LEFT
+        request_id, started, status = new_id(), time.perf_counter(), _CLIENT_LEFT
         details = notes(scope)
 
         async def send_named(message: Message) -> None:

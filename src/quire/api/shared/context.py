@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope
 from quire.api.shared.access import note_ignored
 from quire.api.shared.auth import EVERYONE, caller_of
 from quire.api.shared.field_errors import Generating
+from quire.api.shared.headers import headers_of
 from quire.api.shared.json_text import parse_json
 from quire.api.shared.limits import Slots, check_count, check_headers, read_body
 from quire.api.shared.members import members
@@ -34,6 +35,7 @@ from quire.api.shared.schema import (
 from quire.api.shared.signing import Signer
 from quire.api.shared.stored import StoredConversations
 from quire.core.config import ServerConfig
+from quire.core.copies import changed
 from quire.core.kv_choice import choose_format
 from quire.core.kv_format import KVFormat
 from quire.core.request import TokenRules
@@ -191,11 +193,11 @@ class Context:
         quota.enter(sum(len(prompt.tokens) for prompt in prepared.prompts))
         salt = spec.cache_salt if self.config.share_prefixes else caller + spec.cache_salt
         self.keep(request, spec.keep_alive_s)
-        spec = replace(
+        spec = changed(
             spec,
             caller=caller,
             share=quota.limits.share,
-            priority=priority_of(spec.priority, request.headers),
+            priority=priority_of(spec.priority, headers_of(request.scope)),
             cache_salt=salt,
             session=f"{caller} {spec.session}" if spec.session else "",
         )
@@ -358,7 +360,7 @@ def common_fields(
     """
     context.check_model(fields.model)
     check_stream_options(fields.stream_options, stream=fields.stream)
-    return replace(
+    return changed(
         decoding(context, fields, headers, logprobs=logprobs),
         n=fields.n or 1,
         stops=fields.stops(),
@@ -384,7 +386,7 @@ def decoding(
     """
     stop_ids = fields.stop_token_ids or ()
     context.service.prompts.check_vocabulary(stop_ids, "stop_token_ids")
-    return replace(
+    return changed(
         prompt or _NO_PROMPT,
         min_tokens=fields.min_tokens or 0,
         stop_on_loop=fields.stop_on_loop,

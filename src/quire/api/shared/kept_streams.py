@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from pydantic import Field
-from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -21,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from quire.api.shared.access import note_ignored
 from quire.api.shared.auth import EVERYONE, caller_of
 from quire.api.shared.context import until_gone
+from quire.api.shared.headers import headers_of
 from quire.api.shared.schema import Wire, parse
 from quire.api.shared.sse import COMMENT, KEEPALIVE_S
 from quire.core.errors import NotFound, Overloaded, RequestError
@@ -324,7 +324,7 @@ class KeepsStream:
         self._streams = streams
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        stream_id = Headers(scope=scope).get(HEADER)
+        stream_id = headers_of(scope).get(HEADER)
         if stream_id is not None and not self._streams.offered:
             note_ignored(scope, [HEADER])
             stream_id = None

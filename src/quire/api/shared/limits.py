@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.api.shared.compression import check_coding, unpacked
+from quire.api.shared.headers import headers_of
 from quire.core.errors import Overloaded, RequestError, TooLarge
 
 MAX_HEADER_BYTES = 32 << 10
@@ -31,8 +32,8 @@ async def read_body(request: Request, limit: int, counted: Counted) -> bytes:
         Overloaded: other bodies in memory leave no room.
         RequestError: it cannot be unpacked.
     """
-    coding = check_coding(request.headers.get("content-encoding", ""))
-    declared = request.headers.get("content-length", "")
+    coding = check_coding(headers_of(request.scope).get("content-encoding", ""))
+    declared = headers_of(request.scope).get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
         raise _too_large(limit)
     pieces, size = [], 0
@@ -71,7 +72,7 @@ def check_headers(request: Request) -> None:
     size = sum(map(len, chain.from_iterable(request.headers.raw)))
     if size > MAX_HEADER_BYTES:
         raise TooLarge(f"The headers are larger than {MAX_HEADER_BYTES} bytes.")
-    check_coding(request.headers.get("content-encoding", ""))
+    check_coding(headers_of(request.scope).get("content-encoding", ""))
 
 
 def check_count(items: int, limit: int, param: str) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from quire.api.shared.schema import DecodingFields
+from quire.core.copies import changed
 from quire.core.errors import RequestError
 from quire.core.request import SamplingParams
 from quire.core.sampling_params import BOUNDS, clamped
@@ -28,7 +28,7 @@ def sampling_of(fields: DecodingFields, service: Service, logprobs: int | None) 
     breakers: tuple[int, ...] = ()
     if fields.dry_multiplier:
         breakers = _breakers(fields.dry_sequence_breakers, service)
-    return replace(
+    return changed(
         service.sampling,
         **clamped(given),
         dry_breakers=breakers,

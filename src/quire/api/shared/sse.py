@@ -111,14 +111,14 @@ class EventStream(Response):
         streaming = asyncio.create_task(self._attended(receive, send))
         try:
             last = await streaming
+            if isinstance(last, Failed):
+                await error_response(scope, last.error)(scope, receive, send)
+                return
+            # Now, so that who asks again after the answer finds its slot free.
+            await self._write(send, self._end(last), last=True)
         finally:
             await cancel_and_wait(streaming)
             note_run(scope, self._run)
-        if isinstance(last, Failed):
-            await error_response(scope, last.error)(scope, receive, send)
-            return
-        # Now, so that who asks again after the answer finds its slot free.
-        await self._write(send, self._end(last), last=True)
 
     async def _attended(self, receive: Receive, send: Send) -> Iterable[bytes] | Failed:
         """Do as `_stream`, while a task watches the client and, from `ALONE_S` on, one the time."""
