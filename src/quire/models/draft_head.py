@@ -18,7 +18,7 @@ from quire.core.errors import ModelError
 from quire.device.device import current_device
 from quire.device.weights import TILE, Packing, in_tiles
 from quire.models.base import LanguageModel, Module, named_parameters
-from quire.models.layers.common import embed
+from quire.models.layers.common import GATES, embed
 from quire.models.layers.linear import packed_layer, use_device_products
 from quire.models.layers.norm import RMSNorm, UnweightedNorm
 from quire.models.weights.layouts import narrowed
@@ -63,7 +63,7 @@ class DraftHead(Module):
                 embedding of the token; `[N, hidden]`.
         """
         y = self._unit(x)
-        after: mx.array = self.norm(x + self.down(nn.silu(self.gate(y)) * self.up(y)))
+        after: mx.array = self.norm(x + self.down(GATES["silu"](self.gate(y), self.up(y))))
         return after
 
 

@@ -216,9 +216,6 @@ inline void transpose(IntLanes* x) {  // 16 x 16 words
     }
 }
 
-QUIRE_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
-QUIRE_INLINE void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }  // to the second cache
-
 inline const float* row_of(const Source& x, int64_t row) {
     return x.values + (x.places ? x.places[row] : row) * x.stride;
 }

@@ -353,6 +353,9 @@ struct Table16 {
 
 #endif
 
+inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+inline void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }  // to the second cache
+
 // The sums of `count` vectors.
 template <int count> inline void sum_each(const F* x, float* sums) {
     int i = 0;
