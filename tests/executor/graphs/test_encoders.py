@@ -31,6 +31,7 @@ from tests.engine.test_image_parity import showing
 from tests.executor.graphs.recorded import opened
 from tests.support.emulated_card import EmulatedExtension, emulate_card
 from tests.support.emulated_metal import why_not
+from tests.support.everyday import everyday
 from tests.support.media_items import CONFIGS, random_features, shape_for
 from tests.support.packed_models import packed_model
 from tests.support.parity import Company, executor_of, prompts
@@ -53,7 +54,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3": CONFIGS["gemma3"],  # SigLIP
     "lfm2_vl": CONFIGS["lfm2_vl"],  # SigLIP, any shape
 }
-_SLOW = ("qwen2_5_vl", "lfm2_vl")
 SHAPE = (4, 8)
 MEMORY = 64 << 20
 PIECES = 13
@@ -88,10 +88,7 @@ def prepare(
     return graphs.made - before
 
 
-@pytest.mark.parametrize(
-    "family",
-    [pytest.param(each, marks=[pytest.mark.slow] * (each in _SLOW)) for each in FAMILIES],
-)
+@pytest.mark.parametrize("family", everyday(FAMILIES, "gemma4".__eq__))
 def test_graphs_compute_what_the_encoder_does(family: str, extension: EmulatedExtension) -> None:
     """The same graphs for other features and for several items, in turns."""
     model = unpacked(FAMILIES[family])
