@@ -2,6 +2,8 @@
 
 It is set up as the server sets it up and reads the prompts that the server reads, as token ids.
 With the argument `bare` it keeps no prefixes and drafts nothing, like mlx-lm's BatchGenerator.
+With `spread` the first prompts begin one after the other over an answer's length, as a server's do;
+without it all of them are read in one step, and answers of one length end together.
 """
 
 from __future__ import annotations
@@ -19,9 +21,19 @@ from quire.engine.factory import open_engine
 
 
 def run_level(
-    engine: Engine, work: Work, name: str, streams: int, prompts: tuple[tuple[int, ...], ...]
+    engine: Engine,
+    work: Work,
+    name: str,
+    streams: int,
+    prompts: tuple[tuple[int, ...], ...],
+    *,
+    pause: float = 0.0,
 ) -> int:
-    """Return how many tokens the engine generated; a free stream takes the next prompt."""
+    """Return how many tokens the engine generated; a free stream takes the next prompt.
+
+    Args:
+        pause: steps between the first prompts of two streams.
+    """
     waiting = iter(enumerate(prompts))
 
     def add_next() -> None:
@@ -38,10 +50,12 @@ def run_level(
                 )
             )
 
-    for _ in range(streams):
-        add_next()
-    tokens = 0
-    while engine.has_work:
+    tokens = steps = begun = 0
+    while engine.has_work or begun < streams:
+        while begun < streams and begun * pause <= steps:
+            add_next()
+            begun += 1
+        steps += 1
         for output in engine.step():
             if output.error is not None:
                 raise SystemExit(f"a request failed: {output.error.message}")
@@ -61,7 +75,8 @@ def measure(work: Work) -> dict[int, float]:
     rates: dict[int, float] = {}
     for streams, prompts in work.levels:
         started = time.perf_counter()
-        tokens = run_level(engine, work, str(streams), streams, prompts)
+        pause = work.max_tokens / streams if "spread" in sys.argv[1:] else 0.0
+        tokens = run_level(engine, work, str(streams), streams, prompts, pause=pause)
         rates[streams] = tokens / (time.perf_counter() - started)
     return rates
 

@@ -4,8 +4,10 @@ Each tree's engine alone and its server answer the same prompts in alternating r
 are medians of tokens/s and, for a token and each process (the engine's, the server's, the client
 here): microseconds on a core, microseconds that threads waited for one, and how often they left it.
 `bound` is the tokens/s at which no core would ever be idle; the client needs its share, which
-`client_alone.py` measures. With `--burst 256` also so many requests at once: milliseconds to the
-median and the last first token. Trees are checkouts; this one if none is named.
+`client_alone.py` measures. Gaps are those between a stream's events. With `--spread` also the
+engine alone with prompts that begin one after the other, as a server's do. With `--burst 256` also
+so many requests at once: milliseconds to the median and the last first token. Trees are checkouts;
+this one if none is named.
 """
 
 from __future__ import annotations
@@ -96,7 +98,7 @@ class Spent:
 def served(tree: Path, model: Path, args: argparse.Namespace) -> Row:
     """Measure one server."""
     row: Row = {}
-    with serving(tree, model, max(64, args.burst)) as (target, process):
+    with serving(tree, model, max(64, args.burst, *args.streams)) as (target, process):
         load = Load(model.name, max_tokens=args.max_tokens)
 
         async def measure() -> None:
@@ -120,9 +122,10 @@ def served(tree: Path, model: Path, args: argparse.Namespace) -> Row:
                 used_s = sum(each.used for each in times.values())
                 row[f"{streams}: bound, tokens/s"] = usable_cores().count * tokens / used_s
                 row[f"{streams}: events a token"] = level.events / level.completion_tokens
-                row[f"{streams}: median first token, ms"] = (
-                    level.ttft_ms.median if level.ttft_ms else 0.0
-                )
+                for name, spans in (("first token", level.ttft_ms), ("gap", level.itl_ms)):
+                    if spans is not None:
+                        row[f"{streams}: median {name}, ms"] = spans.median
+                        row[f"{streams}: 95th percentile {name}, ms"] = spans.p95
             if args.burst:
                 await _bursts(target, sized, args.burst, row, process)
 
@@ -157,10 +160,14 @@ def _burst_figures(
         found[f"{name}, us a request"].append(times.used / burst * 1e6)
 
 
-def alone(tree: Path, work: Work) -> Row:
-    """Measure a tree's engine without HTTP, in a process of its own."""
+def alone(tree: Path, work: Work, *options: str) -> Row:
+    """Measure a tree's engine without HTTP, in a process of its own.
+
+    Args:
+        options: those of `engine_alone.py`.
+    """
     done = subprocess.run(
-        [sys.executable, str(_HERE / "engine_alone.py")],
+        [sys.executable, str(_HERE / "engine_alone.py"), *options],
         input=json.dumps(asdict(work)),
         capture_output=True,
         text=True,
@@ -178,6 +185,7 @@ def main() -> None:
     parser.add_argument("--streams", default="1,8,32")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--burst", type=int, default=0)
+    parser.add_argument("--spread", action="store_true")
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--requests-a-stream", type=int, default=8)
@@ -191,6 +199,8 @@ def main() -> None:
     for number in range(args.rounds):
         for tree in trees if number % 2 == 0 else reversed(trees):
             rows[f"engine of {tree} alone"].append(alone(tree, work))
+            if args.spread:
+                rows[f"engine of {tree} alone, prompts spread"].append(alone(tree, work, "spread"))
             rows[str(tree)].append(served(tree, model, args))
         print(f"After {number + 1} rounds: " + ", ".join(rows))
         for name in rows[str(trees[0])][0]:
