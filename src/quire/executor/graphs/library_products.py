@@ -20,12 +20,12 @@ from quire.program.values import FUSED, Node, Program, Weight
 
 log = logging.getLogger("quire.engine")
 
-LEAST_ROWS, LEAST_ROWS_BESIDE_EXPERTS = 128, 256
+LEAST_ROWS, LEAST_ROWS_BESIDE_EXPERTS = 64, 256
 """Rows of the smallest graph whose products are cuBLASLt's: of dense models, and of mixtures.
 
 It multiplies as many rows as the graph has, where own kernels skip those that a step lacks; a gate
 is a kernel of its own behind it; and no kernel of such a graph starts early. Still such graphs are
-faster with it (Llama 8B on an H100: benchmarks/results/gpu-runs.md; gpt-oss-20b on an H200:
+faster with it (Llama 8B: benchmarks/results/gpu-runs.md; gpt-oss-20b on an H200:
 benchmarks/results/gpu-h200-2026-11-27-gpt-oss-graphs.json).
 """
 _TOLERANCE = 1e-2
