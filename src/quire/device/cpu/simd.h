@@ -57,6 +57,7 @@ namespace quire::QUIRE_ISA {
 constexpr int W = 16;
 constexpr int kTileRows = 4, kTileCols = 6;  // of a product's register tile: 24 sums of 32 registers
 constexpr int kFewRows = 8;                  // rows beside which codes are decoded in registers
+constexpr int kRowsInTurns = 17;             // rows that may do so in turns: a token and 16 drafts
 using F = __m512;
 using I = __m512i;
 
@@ -142,6 +143,7 @@ struct Table16 {
 constexpr int W = 8;
 constexpr int kTileRows = 3, kTileCols = 4;
 constexpr int kFewRows = 4;
+constexpr int kRowsInTurns = kFewRows;
 using F = __m256;
 using I = __m256i;
 
@@ -242,6 +244,7 @@ struct Table16 {
 constexpr int W = 4;
 constexpr int kTileRows = 4, kTileCols = 4;
 constexpr int kFewRows = 4;
+constexpr int kRowsInTurns = kFewRows;
 typedef float F __attribute__((vector_size(16)));
 typedef int32_t I __attribute__((vector_size(16)));
 typedef uint32_t U __attribute__((vector_size(16)));
