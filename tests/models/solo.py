@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import mlx.core as mx
 import numpy as np
@@ -24,6 +24,10 @@ class SoloStates:
             name: mx.zeros((1, *shape), dtype=mx.float32 if part == "float32" else dtype)
             for name, shape, part in spec.arrays
         }
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._zeros
 
     def read(self, name: str) -> mx.array:
         return self._zeros[name]

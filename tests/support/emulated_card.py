@@ -17,7 +17,7 @@ import pytest
 
 from quire.device.cuda.driver import Card, Launch, LibraryFunction, Source
 from quire.device.cuda.inboxes import Inboxes, inbox_bytes
-from quire.device.device import current_device
+from quire.device.device import CUDA, current_device
 from quire.device.ranks import Part
 from quire.device.verified import VerifiedKernels
 from quire.engine import invariance
@@ -170,6 +170,7 @@ def emulate_card(monkeypatch: pytest.MonkeyPatch) -> EmulatedExtension:
     compiler = EmulatedCompiler()
     extension = EmulatedExtension(compiler)
     monkeypatch.setattr(current_device(), "operations", PreciseOperations())
+    monkeypatch.setattr(current_device(), "deferred_updates", CUDA.deferred_updates)
     extension.spoil = fill_new_memory(monkeypatch).spoil
     monkeypatch.setattr(agreement, "_TOLERANCE", _TOLERANCE)
     monkeypatch.setattr(step_check, "NODE_TOLERANCE", _TOLERANCE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Container, Iterator
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -103,6 +103,11 @@ class StateSlots:
     slots: mx.array
     fresh: np.ndarray[tuple[int], np.dtype[np.bool_]]
     targets: tuple[mx.array, mx.array] | None = None
+
+    @property
+    def names(self) -> Collection[str]:
+        """Names of the layer's parts."""
+        return self.pool.parts(self.layer)
 
     def read(self, name: str) -> mx.array:
         """Return the states before this step, `[n, *shape]`; zeros for a sequence that starts."""

@@ -73,6 +73,7 @@ class Device(ABC):
         kernel_language: language of kernels that `mx.fast` compiles: "cuda", "metal" or none.
         gathered_bytes: bytes of keys and values that one operation may gather where no kernel reads
             them in place.
+        deferred_updates: updates of a delta net's state that may wait beside it.
         kv_share: of the memory that is free once weights are loaded, what KV blocks take unasked.
         kv_first: of the memory for KV blocks, what a pool that is copied to grow takes when it is
             first used.
@@ -96,6 +97,7 @@ class Device(ABC):
     dequantizes_fast: bool
     kernel_language: str
     gathered_bytes: int
+    deferred_updates = 0
     kv_share: float
     kv_first = 0.0
 
@@ -305,6 +307,7 @@ class CUDA(GPU):
     read_modes = frozenset({FP8, FP4})
     kernel_language = "cuda"
     keeps_compiled = True
+    deferred_updates = 3
     kv_first = 0.125  # all graphs are made again when a pool moves, and nobody else has the memory
 
     def __init__(self) -> None:

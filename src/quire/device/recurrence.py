@@ -13,6 +13,9 @@ import mlx.core as mx
 UNIT_EPS = 1e-6
 """Epsilon for the lengths of keys and queries, as in the flash-linear-attention library."""
 
+WAITING = ("changes", "change_keys", "change_factors")
+"""Names of the parts of a delta net's state that hold updates which wait beside its "delta"."""
+
 _PAIRS_CHUNK = 64  # tokens whose pairs `state_space` computes at once
 _SCAN_CHUNK = 32  # tokens that `selective_scan` scans at once
 
@@ -41,6 +44,52 @@ class DeltaGates:
     step_biases: mx.array
     most_correction: float = 1.0
     most_forgotten: float | None = None
+
+
+def waiting_parts(
+    updates: int, values: tuple[int, int], keys: tuple[int, int]
+) -> tuple[tuple[str, tuple[int, ...], str], ...]:
+    """Return the parts of a delta net's state for updates that wait beside its "delta".
+
+    An update `S' = a S + d k^T` is far smaller than the state `S`. While some wait, a step reads a
+    state and writes an update. "changes" holds how many wait, then the `d` of each; "change_keys"
+    and "change_factors" hold each one's `k` and `a`.
+
+    Args:
+        updates: the most that wait.
+        values, keys: heads and size of each.
+
+    Returns:
+        Parts of a `RecurrentState`; none if no update may wait.
+    """
+    changes, change_keys, change_factors = WAITING
+    parts: tuple[tuple[str, tuple[int, ...], str], ...] = (
+        (changes, (*values, 1 + updates), "float32"),
+        (change_keys, (updates, *keys), ""),
+        (change_factors, (updates, values[0]), "float32"),
+    )
+    return parts if updates else ()
+
+
+def settled(
+    state: mx.array, changes: mx.array, change_keys: mx.array, change_factors: mx.array
+) -> mx.array:
+    """Return states `[n, value_heads, value_dim, key_dim]` with all updates that wait.
+
+    Args:
+        state: the states without them.
+        changes, change_keys, change_factors: `[n, *shape]`, see `waiting_parts`.
+    """
+    updates, heads = change_keys.shape[1], state.shape[1]
+    keys = mx.repeat(change_keys.astype(state.dtype), heads // change_keys.shape[2], axis=2)
+    count = changes[..., :1]
+    # Slices: a number as an index is a gather, which a GPU would have to compile.
+    for number in range(updates):
+        change = changes[..., number + 1 : number + 2]
+        key = keys[:, number : number + 1].swapaxes(1, 2)  # [n, heads, 1, key_dim]
+        left = change_factors[:, number : number + 1].swapaxes(1, 2)[..., None]
+        state = mx.where(count > number, state * left + change * key, state)
+    return state
 
 
 def causal_conv(window: mx.array, taps: mx.array, bias: mx.array | None) -> mx.array:

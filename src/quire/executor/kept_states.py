@@ -11,6 +11,7 @@ import numpy as np
 from quire.cache.formats.paging import block_rows
 from quire.cache.pools import Pools
 from quire.cache.specs import KVGroup, KVLayout
+from quire.device.recurrence import WAITING, settled
 from quire.executor.recurrent_rows import targets_of
 from quire.scheduler.plan import ScheduledSequence
 
@@ -19,10 +20,12 @@ class _Kept(NamedTuple):
     """Some rows of an array of a layer, and their contents.
 
     Attributes:
+        name: of the part of a state; empty for tails.
         used: in tails, whether a token is of the sequence after the step: `[rows, tokens, 1]`.
     """
 
     layer: int
+    name: str
     array: mx.array
     rows: mx.array
     contents: mx.array
@@ -51,14 +54,20 @@ class KeptStates:
         return found
 
     def written(self, layer: int | None) -> list[mx.array]:
-        """Return copies as `of_layer` does, with zeros behind sequences' last tokens in tails:
-        nothing reads what is there.
+        """Return what a layer's states and tails say now, however they are stored: states with the
+        updates that wait, and tails with zeros behind sequences' last tokens.
         """
-        masks = [each.used for each in self._kept if each.layer == layer]
-        found = [
-            each if used is None else mx.where(used, each, 0)
-            for each, used in zip(self.of_layer(layer), masks, strict=True)
-        ]
+        own = [each for each in self._kept if each.layer == layer]
+        contents = self.of_layer(layer)
+        waiting = [x for each, x in zip(own, contents, strict=True) if each.name in WAITING]
+        found = []
+        for each, content in zip(own, contents, strict=True):
+            if each.used is not None:
+                found.append(mx.where(each.used, content, 0))
+            elif waiting and each.name == "delta":
+                found.append(settled(content, *waiting))
+            elif each.name not in WAITING:
+                found.append(content)
         mx.eval(found)
         return found
 
@@ -85,9 +94,9 @@ def _written_rows(pools: Pools, group: KVGroup, rows: Sequence[ScheduledSequence
         numbers = block_rows(np.array(sorted(slots), np.int32), 1)
         pool = pools.states(number, format)
         return [
-            _Kept(layer, array, numbers, contents=array[numbers], used=None)
+            _Kept(layer, name, array, rows=numbers, contents=array[numbers], used=None)
             for layer in group.layers
-            for array in pool.parts(layer).values()
+            for name, array in pool.parts(layer).items()
         ]
     if not format.has_tail or group.spec.attention is None:
         return []
@@ -98,7 +107,7 @@ def _written_rows(pools: Pools, group: KVGroup, rows: Sequence[ScheduledSequence
     counts = mx.repeat(mx.array([count for _, count in tails], mx.int32), heads)
     used = mx.arange(pools.block_size)[:, None] < counts[:, None, None]
     return [
-        _Kept(layer, array, numbers, contents=array[numbers], used=used)
+        _Kept(layer, "", array, rows=numbers, contents=array[numbers], used=used)
         for layer, store in pools.kv(number, format).layers.items()
         for array in store.own_tails()
     ]

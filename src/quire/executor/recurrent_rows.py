@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -16,7 +16,7 @@ from quire.core.arrays import Ints
 from quire.core.kv_format import KVFormat
 from quire.device.device import current_device
 from quire.device.dtypes import int32
-from quire.device.recurrence import UNIT_EPS, DeltaGates
+from quire.device.recurrence import UNIT_EPS, WAITING, DeltaGates, settled
 from quire.scheduler.plan import ScheduledSequence
 
 Cut = Callable[[mx.array], mx.array]
@@ -25,6 +25,11 @@ Cut = Callable[[mx.array], mx.array]
 
 class States(Protocol):
     """The recurrent states of a segment's `n` sequences in one layer."""
+
+    @property
+    def names(self) -> Collection[str]:
+        """Names of the parts."""
+        ...
 
     def read(self, name: str) -> mx.array:
         """Return the states before this step, `[n, *shape]`; zeros for a sequence that starts."""
@@ -109,6 +114,10 @@ class RecurrentLayers(ABC):
         def advance(states: States, cut: Cut) -> mx.array:
             own = replace(gates, steps=cut(gates.steps), betas=cut(gates.betas))
             state = states.read("delta")
+            waiting = [states.read(name) for name in WAITING if name in states.names]
+            if waiting:
+                state = settled(state, *waiting)
+                states.write(WAITING[0], mx.zeros_like(waiting[0]))
             y, after = operations.gated_delta(
                 cut(mixed), own, state, key_heads=key_heads, eps=UNIT_EPS
             )

@@ -14,7 +14,7 @@ import pytest
 
 from quire.cache.specs import KVLayout, RecurrentState
 from quire.core.kv_format import KVFormat
-from quire.device.recurrence import UNIT_EPS, DeltaGates
+from quire.device.recurrence import UNIT_EPS, DeltaGates, settled, waiting_parts
 from quire.executor.graphs import recurrences
 from quire.executor.graphs.layout import InputLayout, states_of
 from quire.executor.graphs.places import Place
@@ -62,6 +62,7 @@ class Case:
         state: the shape of a state, and its type.
         out: the shape of a row of the result.
         step: its sequences.
+        deferred: updates that may wait beside a state.
     """
 
     kind: str
@@ -72,6 +73,15 @@ class Case:
     dtype: mx.Dtype = mx.bfloat16
     attributes: Mapping[str, Any] = field(default_factory=dict)
     step: Sequence[ScheduledSequence] = tuple(STEP)
+    deferred: int = 0
+
+    @property
+    def waiting(self) -> tuple[tuple[str, tuple[int, ...], str], ...]:
+        """The parts of a state for updates that wait."""
+        if not self.deferred:
+            return ()
+        heads, values, keys = self.state[1]
+        return waiting_parts(self.deferred, (heads, values), (self.attributes["key_heads"], keys))
 
     @property
     def count(self) -> int:
@@ -87,6 +97,23 @@ CONVOLVE = Case(
     (40,),
     attributes={"silu": True},
 )
+DELTA_RULE = Case(
+    "delta_rule",
+    {"mixed": (2 * 2 * 64 + 4 * 16,), "steps": (4,), "betas": (4,)},
+    {"log_rates": (4,), "step_biases": (4,)},
+    ("delta", (4, 16, 64), "float32"),
+    (4, 16),
+    attributes={"key_heads": 2, "most_correction": 1.0},
+)
+DELTA_CHUNKS = Case(
+    "delta_rule",
+    {"mixed": (2 * 2 * 64 + 4 * 32,), "steps": (4,), "betas": (4,)},
+    {"log_rates": (4,), "step_biases": (4,)},
+    ("delta", (4, 32, 64), "float32"),
+    (4, 32),
+    attributes={"key_heads": 2, "most_correction": 1.0},
+    step=LONG_STEP,
+)
 CASES = {
     "convolve": CONVOLVE,
     "convolve odd channels": Case(
@@ -98,23 +125,10 @@ CASES = {
         attributes={"silu": True},
     ),
     "convolve in parts": replace(CONVOLVE, step=LONG_STEP),
-    "delta_rule": Case(
-        "delta_rule",
-        {"mixed": (2 * 2 * 64 + 4 * 16,), "steps": (4,), "betas": (4,)},
-        {"log_rates": (4,), "step_biases": (4,)},
-        ("delta", (4, 16, 64), "float32"),
-        (4, 16),
-        attributes={"key_heads": 2, "most_correction": 1.0},
-    ),
-    "delta_rule in chunks": Case(
-        "delta_rule",
-        {"mixed": (2 * 2 * 64 + 4 * 32,), "steps": (4,), "betas": (4,)},
-        {"log_rates": (4,), "step_biases": (4,)},
-        ("delta", (4, 32, 64), "float32"),
-        (4, 32),
-        attributes={"key_heads": 2, "most_correction": 1.0},
-        step=LONG_STEP,
-    ),
+    "delta_rule": DELTA_RULE,
+    "delta_rule in chunks": DELTA_CHUNKS,
+    "delta_rule with waiting updates": replace(DELTA_RULE, deferred=3),
+    "delta_rule in chunks with waiting updates": replace(DELTA_CHUNKS, deferred=3),
     "delta_rule by channel": Case(
         "delta_rule",
         {"mixed": (2 * 2 * 24 + 2 * 20,), "steps": (2, 24), "betas": (2,)},
@@ -141,7 +155,13 @@ CASES = {
         mx.float32,
     ),
 }
-EVERYDAY = ("convolve", "convolve in parts", "delta_rule", "delta_rule in chunks", "state_space")
+EVERYDAY = (
+    "convolve",
+    "convolve in parts",
+    "delta_rule with waiting updates",
+    "delta_rule in chunks with waiting updates",
+    "state_space",
+)
 
 
 class _States:
@@ -149,6 +169,7 @@ class _States:
 
     def __init__(self, before: mx.array) -> None:
         self.value = before[None]
+        self.names = ("conv", "delta", "state")
 
     def read(self, name: str) -> mx.array:
         return self.value
@@ -157,9 +178,9 @@ class _States:
         self.value = value
 
 
-def drawn(case: Case) -> tuple[dict[str, mx.array], dict[str, mx.array]]:
+def drawn(case: Case, seed: int = 5) -> tuple[dict[str, mx.array], dict[str, mx.array]]:
     """Return what the step gives, and weights; decays are no extremes."""
-    random = np.random.default_rng(5)
+    random = np.random.default_rng(seed)
 
     def array(shape: tuple[int, ...]) -> mx.array:
         return mx.array(random.normal(size=shape).astype(np.float32)).astype(case.dtype)
@@ -206,10 +227,14 @@ def expected_of(
 
 
 def recorded(
-    case: Case, given: dict[str, mx.array], weights: dict[str, mx.array], pool: mx.array
+    case: Case,
+    given: dict[str, mx.array],
+    weights: dict[str, mx.array],
+    pool: mx.array,
+    waiting: Sequence[mx.array] = (),
 ) -> tuple[EmulatedRunner, Recorder, mx.array]:
     """Return the recorded kernel of a node, and where its result goes."""
-    runner, spec = EmulatedRunner(), RecurrentState((case.state,))
+    runner, spec = EmulatedRunner(), RecurrentState((case.state, *case.waiting))
     layout = KVLayout.of((spec,))
     inputs = InputLayout(1, MAX_ROWS, 1, runner.address)
     step = empty_step()
@@ -228,6 +253,8 @@ def recorded(
     recorder = Recorder(case.count, runner.address, inputs, H200)
     name, shape, _ = case.state
     states = {0: {name: StateArray(runner.address(pool), shape, pool.dtype)}}
+    for (name, shape, _), array in zip(case.waiting, waiting, strict=True):
+        states[0][name] = StateArray(runner.address(array), shape, array.dtype)
     places = {
         name: Place(recorder.constant(array), Buffer(recorder.constant(array), array.nbytes))
         for name, array in given.items()
@@ -244,6 +271,22 @@ def pool_of(case: Case) -> mx.array:
     return mx.array(random).astype(mx.bfloat16 if dtype == "bfloat16" else mx.float32)
 
 
+def updates_of(case: Case) -> list[mx.array]:
+    """Return pools of updates that wait: 3, 1, 2, 0, 3 and 1 by slot."""
+    if not case.deferred:
+        return []
+    random = np.random.default_rng(7)
+    changes, keys, factors = (random.normal(size=(SLOTS, *shape)) for _, shape, _ in case.waiting)
+    changes[..., 0] = np.array([3, 1, 2, 0, 3, 1])[:, None, None]
+    drawn = mx.array(changes), mx.array(keys).astype(case.dtype), mx.array(np.abs(factors))
+    return [drawn[0].astype(mx.float32), drawn[1], drawn[2].astype(mx.float32)]
+
+
+def contents(array: mx.array) -> mx.array:
+    """Return what kernels have written to an array."""
+    return mx.array(memory_of(array)).view(array.dtype).reshape(array.shape)
+
+
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
 @pytest.mark.parametrize(
     "name",
@@ -254,17 +297,16 @@ def test_rows_advance_their_states(name: str, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(recurrences, most, 3)
     case = CASES[name]
     given, weights = drawn(case)
-    pool = pool_of(case)
-    before = mx.array(np.array(pool.astype(mx.float32)))
+    pool, waiting = pool_of(case), updates_of(case)
+    before = settled(pool, *waiting) if waiting else mx.array(np.array(pool.astype(mx.float32)))
     y, after = expected_of(case, given, weights, before.astype(pool.dtype))
-    mx.eval(y, after, pool)
-    runner, recorder, result = recorded(case, given, weights, pool)
+    mx.eval(y, after, pool, before)
+    runner, recorder, result = recorded(case, given, weights, pool, waiting)
     for kernel in recorder.kernels:
         runner.run(kernel)
-    found, states = (
-        mx.array(memory_of(each)).view(each.dtype).reshape(each.shape).astype(mx.float32)
-        for each in (result, pool)
-    )
+    found, states = (contents(each).astype(mx.float32) for each in (result, pool))
+    if waiting:
+        states = settled(states, *map(contents, waiting))
     near = (
         {"rtol": 2e-2, "atol": 3e-2} if case.dtype == mx.bfloat16 else {"rtol": 1e-4, "atol": 1e-4}
     )
@@ -274,6 +316,35 @@ def test_rows_advance_their_states(name: str, monkeypatch: pytest.MonkeyPatch) -
         np.testing.assert_allclose(np.array(states[slot]), expected, **near)
     np.testing.assert_array_equal(np.array(states[5]), np.array(states[4]), "the snapshot")
     np.testing.assert_array_equal(np.array(states[1]), np.array(before[1]), "drafts leave it")
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+def test_a_state_is_written_every_fourth_step() -> None:
+    """Results, and the state once it is written, have the bits of states written at each step."""
+    tokens = [[scheduled("a", start, 1, [[2]], KVFormat())] for start in range(9)]
+    sides: list[tuple[list[mx.array], list[mx.array]]] = []
+    for deferred in (0, 3):
+        case = replace(DELTA_RULE, deferred=deferred)
+        pool, waiting, ys, pools = pool_of(case), updates_of(case), list[mx.array](), [mx.zeros(1)]
+        for number, step in enumerate(tokens):
+            own = replace(case, step=step)
+            given, weights = drawn(own, seed=number)
+            runner, recorder, result = recorded(own, given, weights, pool, waiting)
+            for kernel in recorder.kernels:
+                runner.run(kernel)
+            ys.append(contents(result))
+            pools.append(contents(pool)[2])
+            mx.eval(ys, pools)
+        sides.append((ys, pools))
+    (at_once, written), (late, rarely) = sides
+    for got, expected in zip(late, at_once, strict=True):
+        np.testing.assert_array_equal(
+            np.array(got.astype(mx.float32)), np.array(expected.astype(mx.float32))
+        )
+    same = [np.array_equal(rarely[n], rarely[n - 1]) for n in range(1, 10)]
+    assert same == [False, True, True, True, False, True, True, True, False]
+    for step in (1, 5, 9):
+        np.testing.assert_array_equal(np.array(rarely[step]), np.array(written[step]))
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
@@ -340,6 +411,6 @@ def exact_delta_rule(
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_compile(name: str, tmp_path: Path) -> None:
     case = CASES[name]
-    _, recorder, _ = recorded(case, *drawn(case), pool_of(case))
+    _, recorder, _ = recorded(case, *drawn(case), pool_of(case), updates_of(case))
     for kernel in recorder.kernels:
         assert_compiles(kernel.source, tmp_path)

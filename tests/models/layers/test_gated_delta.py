@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -21,6 +23,10 @@ class States:
 
     def __init__(self, states: list[dict[str, mx.array]]) -> None:
         self._states = states
+
+    @property
+    def names(self) -> Collection[str]:
+        return [name for name, *_ in SHAPE.spec.arrays]
 
     def read(self, name: str) -> mx.array:
         shape = {part: shape for part, shape, _ in SHAPE.spec.arrays}[name]

@@ -18,6 +18,10 @@ log = logging.getLogger("quire.device")
 THREADS = 128
 _WARPS, _LANES = THREADS // 32, 8
 """Warps of a thread block, and lanes that share rows of a state."""
+RESIDENT = 3
+"""Thread blocks of a multiprocessor. With two, too few reads of states are in flight; with four,
+reads and writes take longer (benchmarks/results/gpu-runs.md).
+"""
 _MOST_KEYS = 256
 _FEW_ROWS = 16
 """Most rows of a step whose states are divided among as many thread blocks as possible."""
@@ -36,6 +40,7 @@ class DeltaRule:
         eps: added to the squared lengths of queries and keys.
         most_correction, most_forgotten: see `DeltaGates`.
         own: rows of a state that eight lanes share, see `own_values`.
+        deferred: updates of a state that may wait beside it, see `recurrence.WAITING`.
     """
 
     heads: int
@@ -47,6 +52,7 @@ class DeltaRule:
     most_correction: float
     most_forgotten: float | None
     own: int = 1
+    deferred: int = 0
 
     @property
     def served(self) -> bool:
@@ -80,6 +86,7 @@ class DeltaRule:
             "KEY_DIM": self.key_dim,
             "WARPS": _WARPS,
             "OWN": self.own,
+            "DEFERRED": self.deferred,
             "PARTS": self._parts,
             "MIXED_ROW": mixed_row,
             "STEPS_ROW": steps_row,

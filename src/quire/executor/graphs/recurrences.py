@@ -10,10 +10,10 @@ import mlx.core as mx
 
 from quire.cache.specs import KVLayout
 from quire.device.cuda.delta_chunks import LEAST_ROWS, DeltaChunks, chunk_values
+from quire.device.cuda.delta_rule import RESIDENT, DeltaRule, own_values
 from quire.device.cuda.delta_rule import THREADS as _THREADS
-from quire.device.cuda.delta_rule import DeltaRule, own_values
 from quire.device.gpu_kernels import kernel_text
-from quire.device.recurrence import UNIT_EPS
+from quire.device.recurrence import UNIT_EPS, WAITING
 from quire.executor.graphs.operands import UnsupportedNode
 from quire.executor.graphs.places import NodeKinds, Operand, ValueRecording
 from quire.executor.graphs.source import C_TYPES, ROUNDED, own_text, source_text
@@ -69,6 +69,7 @@ class _Advance:
         constants: integers that the body uses, by name.
         functions: C functions that the body calls.
         shared: bytes of shared memory of a thread block.
+        resident: thread blocks that a multiprocessor must be able to run at once.
     """
 
     lines: Sequence[str]
@@ -77,6 +78,7 @@ class _Advance:
     constants: Mapping[str, int] = field(default_factory=dict)
     functions: str = ""
     shared: int = 0
+    resident: int = 1
 
 
 class StateRecording(ValueRecording):
@@ -123,10 +125,12 @@ class StateRecording(ValueRecording):
         kernel = _Advance(
             [*begin, *lines], grid, constants=constants, functions=own_text("channels.cuh")
         )
-        self._advance(node, state, operands, kernel)
+        self._advance(node, {"state": state}, operands, kernel)
 
     def _delta_rule(self, node: Node) -> None:
         state, own = self._state(node, "delta"), node.attributes
+        waiting = self._waiting(node)
+        states = {"state": state, **waiting}
         heads, values, keys = state.shape
         names = ("mixed", "steps", "betas", "log_rates", "step_biases")
         operands = {name: self._operand(node, name) for name in names}
@@ -140,6 +144,7 @@ class StateRecording(ValueRecording):
             most_correction=own["most_correction"],
             most_forgotten=own.get("most_forgotten"),
             own=own_values(values, self._recorder.max_rows),
+            deferred=waiting[WAITING[1]].shape[0] if waiting else 0,
         )
         if not rule.served or operands["mixed"].row % 4:
             raise UnsupportedNode(f"a delta rule of {values} values and {keys} keys")
@@ -148,20 +153,30 @@ class StateRecording(ValueRecording):
         lines = [
             rule.defines(*rows),
             "const int slot = count ? sources[sequence] : -1;",
+            "const int* const own_targets = targets + sequence * TARGETS;",
+            # An update may wait where a state stays in its slot, and goes nowhere else.
+            "const bool stays = slot >= 0 && own_targets[0] == slot && own_targets[1] < 0;",
+            "const bool defers = count == 1 && stays;",
             "auto* to = state;",
             kernel_text("quire.device.cuda", "delta_rule.cuh"),
-            "for (int n = 0; n < TARGETS; n++) {",
-            "const int target = targets[sequence * TARGETS + n];",
-            "if (target >= 0) keep(target);",
-            "}",
+            "for (int n = 0; n < TARGETS && !defer; n++)",
+            "if (own_targets[n] >= 0) keep(own_targets[n]);",
         ]
         if not self._has_chunks(chunks, operands["mixed"], state):
-            self._advance(node, state, operands, self._by_sequence(lines, rule.blocks))
+            whole = self._by_sequence(lines, rule.blocks, resident=RESIDENT)
+            self._advance(node, states, operands, whole)
             return
         # Kernels behind this one start when it is done, so it must not be done before others are.
         skipped = f"if (count >= {LEAST_ROWS}) {{ wait_for_others(); continue; }}"
-        short = self._by_sequence([skipped, *lines], rule.blocks, at_once=_FEW_AT_ONCE)
-        self._advance(node, state, operands, short, self._by_chunks(chunks))
+        short = self._by_sequence(
+            [skipped, *lines], rule.blocks, at_once=_FEW_AT_ONCE, resident=RESIDENT
+        )
+        self._advance(node, states, operands, short, self._by_chunks(chunks))
+
+    def _waiting(self, node: Node) -> Mapping[str, StateArray]:
+        """Return the arrays of updates that wait beside a layer's states, if it has them."""
+        states = self._states[node.attributes["layer"]]
+        return {name: states[name] for name in WAITING if name in states}
 
     def _has_chunks(self, chunks: DeltaChunks, mixed: Operand, state: StateArray) -> bool:
         """Return whether sequences with many rows in a step advance in chunks."""
@@ -203,7 +218,8 @@ class StateRecording(ValueRecording):
         }
         blocks = -(-heads * dim * lanes // _THREADS)
         lines = [own_text("state_space.cuh")]
-        self._advance(node, state, operands, self._by_sequence(lines, blocks, constants))
+        kernel = self._by_sequence(lines, blocks, constants)
+        self._advance(node, {"state": state}, operands, kernel)
 
     def _by_sequence(
         self,
@@ -212,6 +228,7 @@ class StateRecording(ValueRecording):
         constants: Mapping[str, int] = MappingProxyType({}),
         *,
         at_once: int | None = None,
+        resident: int = 1,
     ) -> _Advance:
         """Return a kernel whose thread blocks take one sequence after the other.
 
@@ -219,26 +236,43 @@ class StateRecording(ValueRecording):
             lines: its body for a `sequence`, whose rows are `count` from `first` on.
             blocks: thread blocks of a sequence.
             at_once: most sequences that have thread blocks of their own; `_AT_ONCE` if None.
+            resident: see `_Advance`.
         """
         grid = blocks, min(self._recorder.max_rows, at_once or _AT_ONCE), 1
-        return _Advance([*_EACH_SEQUENCE, *lines, "}"], grid, constants=constants)
+        functions = kernel_text("quire.device.cuda", "lanes.cuh")
+        return _Advance(
+            [*_EACH_SEQUENCE, *lines, "}"],
+            grid,
+            constants=constants,
+            functions=functions,
+            resident=resident,
+        )
 
     def _advance(
-        self, node: Node, state: StateArray, operands: Mapping[str, Operand], *kernels: _Advance
+        self,
+        node: Node,
+        states: Mapping[str, StateArray],
+        operands: Mapping[str, Operand],
+        *kernels: _Advance,
     ) -> None:
-        """Record kernels that advance a layer's states, each those of some sequences."""
+        """Record kernels that advance a layer's states, each those of some sequences.
+
+        Args:
+            states: arrays of the states, by the kernels' names for them.
+        """
         recorder = self._recorder
         at = recorder.inputs.states(self._layout.group[node.attributes["layer"]])
         y = self._program.values[node.outputs[0]]
         names = ("firsts", "counts", "sources", "targets")
         parameters = [f"const int* {name}" for name in names]
-        parameters += [f"{C_TYPES[state.dtype]}* state"]
+        parameters += [f"{C_TYPES[each.dtype]}* {name}" for name, each in states.items()]
         parameters += [each.parameter(own) for own, each in operands.items()]
         parameters += [f"{C_TYPES[y.dtype]}* y"]
         buffers = [each.buffer for each in operands.values()]
         reads = list(dict.fromkeys(each for each in buffers if each is not None))
         to = self._written(node.outputs[0], reads)
-        arguments = [recorder.rows, *(getattr(at, name) for name in names), state.address]
+        arguments = [recorder.rows, *(getattr(at, name) for name in names)]
+        arguments += [each.address for each in states.values()]
         arguments += [*(each.address for each in operands.values()), to.address]
         for each in kernels:
             text = source_text(
@@ -247,6 +281,7 @@ class StateRecording(ValueRecording):
                 each.threads,
                 constants={**each.constants, "TARGETS": MAX_TARGETS},
                 functions=each.functions,
+                resident=each.resident,
             )
             recorder.add(
                 text,

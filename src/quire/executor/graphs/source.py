@@ -83,6 +83,7 @@ def source_text(
     threads: int,
     constants: Mapping[str, int],
     functions: str = "",
+    resident: int = 1,
 ) -> str:
     """Return the source of a kernel.
 
@@ -92,6 +93,7 @@ def source_text(
         threads: threads of a thread block.
         constants: integers that the body uses, by name.
         functions: C functions that the body calls.
+        resident: thread blocks that a multiprocessor must be able to run at once.
     """
     half = any("__half" in each for each in parameters) or any("as_half" in each for each in body)
     lines = ["#include <cuda_bf16.h>"]
@@ -99,9 +101,9 @@ def source_text(
         lines += ["#include <cuda_fp16.h>", "#define HALF"]
     lines += [DEPENDENCIES, kernel_text("quire.device.cuda", "rows.cuh")]
     lines += [f"constexpr int {name} = {value};" for name, value in constants.items()]
-    # One thread block a multiprocessor is enough. Without that bound the compiler saves registers:
-    # it reads operands one after the other, those of eight experts in eight round trips.
-    begin = signature(["const int* rows", *parameters], threads, blocks=1)
+    # One thread block a multiprocessor is enough for most. Without a bound the compiler saves
+    # registers: it reads operands one after the other, those of eight experts in eight round trips.
+    begin = signature(["const int* rows", *parameters], threads, blocks=resident)
     return "\n".join([*lines, functions, begin, "others_may_start();", *body, "}\n"])
 
 

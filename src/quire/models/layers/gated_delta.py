@@ -13,7 +13,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from quire.cache.specs import RecurrentState
-from quire.device.recurrence import DeltaGates
+from quire.device.device import current_device
+from quire.device.recurrence import DeltaGates, waiting_parts
 from quire.models.base import ForwardContext, Module
 from quire.models.layers.causal_conv import CausalConv
 from quire.models.layers.common import GATES
@@ -55,11 +56,15 @@ class GatedDelta:
 
     @property
     def spec(self) -> RecurrentState:
-        """The state of a sequence: the convolution's last inputs, and a matrix per value head."""
+        """The state of a sequence: the convolution's last inputs, a matrix per value head, and the
+        latest updates of these matrices where the device lets them wait.
+        """
+        values, keys = (self.value_heads, self.value_dim), (self.key_heads, self.key_dim)
         return RecurrentState(
             (
                 ("conv", (self.kernel - 1, self.channels), ""),
-                ("delta", (self.value_heads, self.value_dim, self.key_dim), "float32"),
+                ("delta", (*values, self.key_dim), "float32"),
+                *waiting_parts(current_device().deferred_updates, values, keys),
             )
         )
 

@@ -225,6 +225,11 @@
   const auto place = [&](int slot, int slice, int e) {
     return (((size_t)slot * HEADS + head) * VALUE_DIM + v0 + e % 2) * KEY_DIM + slice * 16 + group + e / 2 * 8;
   };
+#if DEFERRED
+  const auto changes_at = [&](int slot, int e) {
+    return changes + (((size_t)slot * HEADS + head) * VALUE_DIM + v0 + e) * (1 + DEFERRED);
+  };
+#endif
   unsigned value[TILES][2];
   const auto read_chunk = [&] {
     if (now.sequence < 0) return;
@@ -242,6 +247,20 @@
     for (int slice = 0; slice < SLICES; slice++)
       #pragma unroll
       for (int e = 0; e < 4; e++) kept[slice][e] = slot < 0 ? 0.f : state[place(slot, slice, e)];
+#if DEFERRED
+    if (slot < 0) return;
+    const float* const waiting = changes_at(slot, 0);
+    for (int n = 0; n < (int)waiting[0]; n++) {
+      const size_t update = (size_t)slot * DEFERRED + n;
+      const float factor = change_factors[update * HEADS + head];
+      const auto* const own = change_keys + (update * KEY_HEADS + key_head) * KEY_DIM + group;
+      #pragma unroll
+      for (int slice = 0; slice < SLICES; slice++)
+        #pragma unroll
+        for (int e = 0; e < 4; e++)
+          kept[slice][e] = fmaf(waiting[e % 2 * (1 + DEFERRED) + 1 + n], number(own[slice * 16 + e / 2 * 8]), factor * kept[slice][e]);
+    }
+#endif
   };
   read_chunk();
   __syncthreads();
@@ -317,6 +336,9 @@
       for (int n = 0; n < TARGETS; n++) {
         const int target = targets[now.sequence * TARGETS + n];
         if (target < 0) continue;
+#if DEFERRED
+        if (group == 0) *changes_at(target, 0) = *changes_at(target, 1) = 0.f;
+#endif
         #pragma unroll
         for (int slice = 0; slice < SLICES; slice++)
           #pragma unroll

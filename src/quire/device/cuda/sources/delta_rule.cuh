@@ -5,6 +5,10 @@
   // of a state forgets by itself. A token's operands are read while the one before is computed.
   // A lane has four neighbouring columns of every 32. A state's products with key and query are taken before the
   // token changes it: S' = a S + d k^T gives S' q = a (S q) + (k q) d.
+  // Up to DEFERRED updates (a, d, k) of a state wait beside it: reading it makes them up, by the arithmetic that would
+  // have made them at once. Where the caller `defers`, a sequence's only token leaves its own there, and the state as it is.
+  // changes [slots, HEADS, VALUE_DIM, 1 + DEFERRED]: how many wait, then the d of each; change_keys [slots, DEFERRED,
+  // KEY_HEADS, KEY_DIM]; change_factors [slots, DEFERRED, HEADS].
   constexpr int PIECES = (KEY_DIM + 31) / 32, COLUMNS = 4 * PIECES;
   const int part = threadIdx.x & 7, warp = threadIdx.x >> 5;
   const int head = blockIdx.x / PARTS;
@@ -18,6 +22,29 @@
     return (((size_t)slot * HEADS + head) * VALUE_DIM + v0 + v) * KEY_DIM + column(piece);
   };
   float kept[OWN][COLUMNS], rate = 0.f;
+#if DEFERRED
+  // A warp copies what waits for its rows to memory of its own.
+  using Key = typename Bare<decltype(*change_keys)>::Type;
+  constexpr int WAITING = 1 + DEFERRED, LINES = KEY_DIM * (int)sizeof(Key) / 16;
+  __shared__ __align__(16) Key waiting_keys[WARPS][DEFERRED][KEY_DIM];
+  __shared__ __align__(16) float waiting[WARPS][4 * OWN][WAITING];
+  float factors[DEFERRED];
+  const int lane = threadIdx.x & 31;
+  const auto changes_at = [&](int slot, int v) { return changes + (((size_t)slot * HEADS + head) * VALUE_DIM + v) * WAITING; };
+  const auto keys_at = [&](int slot, int n) { return change_keys + (((size_t)slot * DEFERRED + n) * KEY_HEADS + key_head) * KEY_DIM; };
+  const auto factor_at = [&](int slot, int n) { return change_factors + ((size_t)slot * DEFERRED + n) * HEADS + head; };
+  const bool waits = !idle && slot >= 0;
+  __syncwarp();
+  if (waits) {
+    for (int i = lane; i < DEFERRED * LINES; i += 32)
+      copy_ahead((uint4*)waiting_keys[warp] + i, (const uint4*)keys_at(slot, i / LINES) + i % LINES);
+    for (int i = lane; i < OWN * WAITING; i += 32)
+      copy_ahead((uint4*)waiting[warp] + i, (const uint4*)changes_at(slot, v0 - lane / 8 * OWN) + i);
+    end_turn();
+    #pragma unroll
+    for (int n = 0; n < DEFERRED; n++) factors[n] = *factor_at(slot, n);
+  }
+#endif
   if (!idle) {
     #pragma unroll
     for (int v = 0; v < OWN; v++)
@@ -53,6 +80,36 @@
     if (!BY_CHANNEL) next_step = number(steps[(size_t)row * STEPS_ROW + head]) + number(step_biases[head]);
   };
   read_token(first);
+#if DEFERRED
+  int updates = 0;
+  if (waits) {
+    await_turns<0>();
+    __syncwarp();
+    const float (*const own)[WAITING] = waiting[warp] + lane / 8 * OWN;
+    updates = (int)own[0][0];
+    #pragma unroll 1
+    for (int n = 0; n < updates; n++) {
+      float factor = factors[0];
+      #pragma unroll
+      for (int i = 1; i < DEFERRED; i++) factor = n == i ? factors[i] : factor;
+      #pragma unroll
+      for (int piece = 0; piece < PIECES; piece++) {
+        Pack<Key, 4> key[1];
+        load<Key, 4, 4>(key, waiting_keys[warp][n] + column(piece), column(piece) < KEY_DIM);
+        #pragma unroll
+        for (int v = 0; v < OWN; v++)
+          #pragma unroll
+          for (int i = 0; i < 4; i++) {
+            float& at = kept[v][piece * 4 + i];
+            at = fmaf(own[v][1 + n], number(key[0].at[i]), factor * at);
+          }
+      }
+    }
+  }
+  const bool defer = defers && updates < DEFERRED;
+#else
+  constexpr bool defer = false;
+#endif
   for (int row = first; row < first + count; row++) {
     float query[COLUMNS], key[COLUMNS], value[OWN], lengths[3] = {};  // also the product of both
     #pragma unroll
@@ -89,13 +146,39 @@
     #pragma unroll
     for (int v = 0; v < OWN; v++) {
       const float change = (value[v] - left * key_scale * found[v]) * beta * key_scale;
-      #pragma unroll
-      for (int c = 0; c < COLUMNS; c++) kept[v][c] = fmaf(change, key[c], left * kept[v][c]);
+      if (!defer)
+        #pragma unroll
+        for (int c = 0; c < COLUMNS; c++) kept[v][c] = fmaf(change, key[c], left * kept[v][c]);
+#if DEFERRED
+      if (defer && part == v) {
+        float* const own = changes_at(slot, v0 + v);
+        own[0] = updates + 1;
+        own[1 + updates] = change;
+      }
+#endif
       const float read = fmaf(change, lengths[2], left * found[OWN + v]) * query_scale;
       if (part == v) put(y[((size_t)row * HEADS + head) * VALUE_DIM + v0 + v], read);
     }
+#if DEFERRED
+    if (defer && v0 == 0) {
+      if (part == 0) *factor_at(slot, updates) = left;
+      if (head % (HEADS / KEY_HEADS) == 0)
+        #pragma unroll
+        for (int piece = 0; piece < PIECES; piece++) {
+          Pack<Key, 4> own[1];
+          #pragma unroll
+          for (int i = 0; i < 4; i++) put(own[0].at[i], key[piece * 4 + i]);
+          if (column(piece) < KEY_DIM) store<Key, 4, 4>(keys_at(slot, updates) + column(piece), own);
+        }
+    }
+#endif
   }
   const auto keep = [&](int slot) {
+#if DEFERRED
+    #pragma unroll
+    for (int v = 0; v < OWN; v++)
+      if (part == v) *changes_at(slot, v0 + v) = 0.f;
+#endif
     #pragma unroll
     for (int v = 0; v < OWN; v++)
       #pragma unroll
