@@ -170,6 +170,29 @@ def join_heads(program: Program) -> Program:
     return fuse(program, groups)
 
 
+def join_recurrences(program: Program) -> Program:
+    """Fuse delta rules with the causal convolutions that only they read."""
+    uses, gone, fused = Uses(program), set[Node](), dict[Node, Node]()
+    for node in program.nodes:
+        mixed = node.input("mixed") if node.kind == "delta_rule" else None
+        before = None if mixed is None else uses.makers.get(mixed)
+        if before is None or before.kind != "convolve":
+            continue
+        if uses.only_reader(before.outputs[0]) is node:
+            inputs = dict.fromkeys((*before.inputs, *node.inputs))
+            inputs.pop(before.outputs[0])
+            gone.add(before)
+            fused[node] = Node(
+                FUSED,
+                tuple(inputs),
+                node.outputs,
+                arguments=(before, node),
+                attributes={"what": "recurrence"},
+            )
+    nodes = [fused.get(node, node) for node in program.nodes if node not in gone]
+    return replace(program, nodes=tuple(nodes))
+
+
 def join_routes(program: Program) -> Program:
     """Fuse routers with the casts of their logits that only they read."""
     uses, groups = Uses(program), list[tuple[str, list[Node]]]()
@@ -358,6 +381,7 @@ def prepared_in_pieces(program: Program) -> Generator[None, None, Program]:
         simplified,
         join_products,
         join_heads,
+        join_recurrences,
         join_routes,
         join_rows,
     )

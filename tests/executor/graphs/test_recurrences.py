@@ -14,7 +14,7 @@ import pytest
 
 from quire.cache.specs import KVLayout, RecurrentState
 from quire.core.kv_format import KVFormat
-from quire.device.recurrence import UNIT_EPS, DeltaGates, settled, waiting_parts
+from quire.device.recurrence import UNIT_EPS, WAITING, DeltaGates, settled, waiting_parts
 from quire.executor.graphs import recurrences
 from quire.executor.graphs.layout import InputLayout, states_of
 from quire.executor.graphs.places import Place
@@ -23,10 +23,12 @@ from quire.executor.graphs.recording import Recording
 from quire.executor.graphs.runner import MAX_ROWS
 from quire.executor.graphs.states import StateArray, write_states
 from quire.executor.recurrent_rows import RecurrentLayers, RecurrentRows
-from quire.program.values import Form, Node, Program, Value, Weight
+from quire.program.passes import join_recurrences
+from quire.program.values import FUSED, Form, Node, Program, Value, Weight
 from quire.scheduler.plan import ScheduledSequence
 from tests.device.cuda.cards import H200
 from tests.engine.rows import scheduled
+from tests.executor.graphs.emulated import bits_of
 from tests.executor.graphs.layers import empty_step
 from tests.support.emulated_metal import why_not
 from tests.support.emulated_steps import EmulatedRunner, memory_of
@@ -345,6 +347,87 @@ def test_a_state_is_written_every_fourth_step() -> None:
     assert same == [False, True, True, True, False, True, True, True, False]
     for step in (1, 5, 9):
         np.testing.assert_array_equal(np.array(rarely[step]), np.array(written[step]))
+
+
+CHANNELS = 2 * 2 * 64 + 4 * 64
+CONVOLVED = replace(
+    DELTA_RULE,
+    rows={**DELTA_RULE.rows, "mixed": (CHANNELS,)},
+    state=("delta", (4, 64, 64), "float32"),
+    out=(4, 64),
+    deferred=3,
+)
+
+
+def recurrence(*, joined: bool, few: bool) -> tuple[list[mx.array], int]:
+    """Run a convolution and a delta rule.
+
+    Args:
+        joined: by the pass that lets one kernel compute both.
+        few: whether all rows are in a graph of few.
+
+    Returns:
+        Results, both states, the updates that wait, and the number of kernels.
+    """
+    case = CONVOLVED
+    given, weights = drawn(case)
+    given["x"] = given.pop("mixed")
+    random = np.random.default_rng(8)
+    taps = mx.array(random.normal(size=(CHANNELS, 4))).astype(case.dtype)
+    runner = EmulatedRunner()
+    pools = {"delta": pool_of(case), "conv": mx.array(random.normal(size=(SLOTS, 3, CHANNELS)))}
+    pools["conv"] = pools["conv"].astype(case.dtype)
+    pools |= dict(zip(WAITING, updates_of(case), strict=True))
+    spec = RecurrentState((("conv", (3, CHANNELS), ""), case.state, *case.waiting))
+    rows = case.count if few else 2 * MAX_ROWS
+    inputs = InputLayout(1, rows, 1, runner.address)
+    step = empty_step(rows)
+    step["rows"][0, 0] = case.count
+    assert write_states(states_of(step, 0), 0, case.step)
+    ctypes.memmove(inputs.numbers, step.ctypes.data, step.nbytes)
+    widths = {0: (CHANNELS,), 1: (4,), 2: (4,), 3: (CHANNELS,), 4: case.out}
+    values = {n: Value((Form(0, (("T", 1),)), *width), case.dtype) for n, width in widths.items()}
+    own = {"layer": 0, "taps": Weight("taps", taps), "bias": None, "silu": True}
+    convolve = Node("convolve", (0,), (3,), ("x",), (), own)
+    own = {"layer": 0, **case.attributes, **{name: Weight(name, x) for name, x in weights.items()}}
+    delta = Node("delta_rule", (3, 1, 2), (4,), ("mixed", "steps", "betas"), (), own)
+    fields = {"x": 0, "steps": 1, "betas": 2}
+    program = Program(("T",), fields, {}, values, (convolve, delta), (4,))
+    if joined:
+        program = join_recurrences(program)
+        assert [(node.kind, node.name) for node in program.nodes] == [(FUSED, "recurrence")]
+    recorder = Recorder(rows, runner.address, inputs, H200)
+    states = {
+        name: StateArray(runner.address(pool), pool.shape[1:], pool.dtype)
+        for name, pool in pools.items()
+    }
+    room = {
+        name: mx.concatenate([x, mx.zeros((rows - case.count, *x.shape[1:]), x.dtype)])
+        for name, x in given.items()
+    }
+    places = {
+        name: Place(recorder.constant(array), Buffer(recorder.constant(array), array.nbytes))
+        for name, array in room.items()
+    }
+    result = mx.zeros((rows, *case.out), case.dtype)
+    to = Buffer(recorder.constant(result), result.nbytes)
+    Recording(recorder, {}, KVLayout.of((spec,)), {0: states}).record(program, places, [to])
+    for kernel in recorder.kernels:
+        runner.run(kernel)
+    return [contents(result)[: case.count], *map(contents, pools.values())], len(recorder.kernels)
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+def test_a_delta_rule_convolves_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one kernel in graphs of few rows, with the bits of two kernels."""
+    monkeypatch.setattr(recurrences, "_AT_ONCE", 3)  # one fewer than there are sequences
+    expected, two = recurrence(joined=False, few=True)
+    found, one = recurrence(joined=True, few=True)
+    many, chunks = recurrence(joined=True, few=False)
+    assert (two, one, chunks) == (2, 1, 3)
+    for alone, together, in_many in zip(expected, found, many, strict=True):
+        np.testing.assert_array_equal(bits_of(together), bits_of(alone))
+        np.testing.assert_array_equal(bits_of(in_many), bits_of(alone))
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())

@@ -41,6 +41,7 @@ class DeltaRule:
         most_correction, most_forgotten: see `DeltaGates`.
         own: rows of a state that eight lanes share, see `own_values`.
         deferred: updates of a state that may wait beside it, see `recurrence.WAITING`.
+        convolved: whether the kernel convolves the rows that it reads.
     """
 
     heads: int
@@ -53,12 +54,25 @@ class DeltaRule:
     most_forgotten: float | None
     own: int = 1
     deferred: int = 0
+    convolved: bool = False
 
     @property
     def served(self) -> bool:
         """Whether the kernel supports the shape."""
         fits = self.key_dim % 4 == 0 and self.key_dim <= _MOST_KEYS
         return fits and self.value_dim % self._of_warp == 0
+
+    @property
+    def convolves(self) -> bool:
+        """Whether each thread block can convolve what it reads, four channels a thread."""
+        rows = _WARPS * self._of_warp
+        fits = 2 * self.key_dim + rows <= 4 * THREADS
+        return fits and self.value_dim % rows == 0 and not self.by_channel
+
+    @property
+    def channels(self) -> int:
+        """Width of the rows of queries, keys and values."""
+        return 2 * self.key_heads * self.key_dim + self.heads * self.value_dim
 
     @property
     def blocks(self) -> int:
@@ -87,6 +101,7 @@ class DeltaRule:
             "WARPS": _WARPS,
             "OWN": self.own,
             "DEFERRED": self.deferred,
+            "CONVOLVED": int(self.convolved),
             "PARTS": self._parts,
             "MIXED_ROW": mixed_row,
             "STEPS_ROW": steps_row,
@@ -161,13 +176,12 @@ def _advanced(
 
 @cache
 def _kernel(rule: DeltaRule) -> Kernel:
-    channels = 2 * rule.key_heads * rule.key_dim + rule.heads * rule.value_dim
     steps = rule.heads * (rule.key_dim if rule.by_channel else 1)
     header = [
         "#define HALF\n",
         kernel_text(__package__, "rows.cuh"),
         "__device__ __forceinline__ void wait_for_others() {}\n",
-        rule.defines(channels, steps, betas_row=rule.heads),
+        rule.defines(rule.channels, steps, betas_row=rule.heads),
     ]
     body = [
         "const int count = mixed_shape[1], slot = blockIdx.y, first = slot * count;",

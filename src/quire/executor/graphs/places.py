@@ -68,8 +68,10 @@ class Operand:
 
 NodeKinds = dict[str, Callable[[Node], None]]
 """Functions that record the kernels of a node, by `Node.name`."""
-_READ_PARTS = frozenset({"by_head", "rotate", "convolve", "delta_rule", "state_space"})
-"""Kinds of nodes whose kernels can read parts of rows in place."""
+_READ_PARTS = frozenset(
+    {"by_head", "rotate", "convolve", "delta_rule", "recurrence", "state_space"}
+)
+"""Names of nodes whose kernels can read parts of rows in place."""
 
 
 class ValueRecording:
@@ -218,7 +220,7 @@ class ValueRecording:
             Part.of(self._program, self._uses, value)
         except UnsupportedNode:
             return bool(readers)
-        return any(each.kind not in _READ_PARTS for each in readers)
+        return any(each.name not in _READ_PARTS for each in readers)
 
     def _generated(self, kernel: RowKernel, node: Node, more: Sequence[Buffer] = ()) -> None:
         """Record a generated kernel.

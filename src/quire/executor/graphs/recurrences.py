@@ -50,6 +50,8 @@ _CHANNELS = 4
 """Neighbouring channels of a convolution that a thread reads and writes at once in graphs of few
 rows. With more rows that takes longer (benchmarks/results/gpu-runs.md).
 """
+_GATES = ("steps", "betas", "log_rates", "step_biases")
+"""Operands of a delta rule beside its rows."""
 _FEW_ROWS = 64
 """Most rows of a graph in which all states advance token by token."""
 
@@ -58,6 +60,32 @@ def _is_aligned(x: Operand, channels: int) -> bool:
     """Return whether `_CHANNELS` channels of a convolution's input lie in one aligned word."""
     first = 0 if x.buffer is None else (x.address - x.buffer.address) // x.dtype.size
     return (channels | x.row | first) % _CHANNELS == 0
+
+
+def _convolution_text(dtype: mx.Dtype) -> str:
+    """Return the C functions of convolutions whose results are of a type."""
+    return f"#define ROUNDED {ROUNDED[dtype]}\n{own_text('channels.cuh')}"
+
+
+def _token_lines(rule: DeltaRule, rows: Sequence[int]) -> list[str]:
+    """Return the body of a kernel that advances a `sequence` token by token.
+
+    Args:
+        rows: see `DeltaRule.defines`.
+    """
+    return [
+        rule.defines(*rows),
+        "const int slot = count ? sources[sequence] : -1;",
+        "const int* const own_targets = targets + sequence * TARGETS;",
+        # An update may wait where a state stays in its slot, and goes nowhere else.
+        "const bool stays = slot >= 0 && own_targets[0] == slot && own_targets[1] < 0;",
+        "const bool defers = count == 1 && stays;",
+        "auto* to = state;",
+        kernel_text("quire.device.cuda", "delta_rule.cuh"),
+        "for (int n = 0; n < TARGETS && !defer; n++)",
+        "if (own_targets[n] >= 0) keep(own_targets[n]);",
+        *["keep_inputs();"] * rule.convolved,
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +122,9 @@ class StateRecording(ValueRecording):
 
     @property
     def kinds(self) -> NodeKinds:
-        own = {"delta_rule": self._delta_rule, "state_space": self._state_space}
-        return {**super().kinds, "convolve": self._convolve, **own}
+        own = {"convolve": self._convolve, "delta_rule": self._delta_rule}
+        own |= {"recurrence": self._recurrence, "state_space": self._state_space}
+        return {**super().kinds, **own}
 
     def _convolve(self, node: Node) -> None:
         state, rows = self._state(node, "conv"), self._recorder.max_rows
@@ -114,7 +143,7 @@ class StateRecording(ValueRecording):
             "BIASED": int(bias.address != 0),
             "SILU": int(node.attributes["silu"]),
         }
-        lines = [f"#define ROUNDED {ROUNDED[dtype]}", own_text("convolve.cuh"), "}"]
+        lines = [own_text("convolve.cuh"), "}"]
         operands = {"x": x, "taps": taps, "bias": bias}
         blocks = -(-channels // (each * _THREADS))
         if few:
@@ -122,18 +151,57 @@ class StateRecording(ValueRecording):
             grid = blocks, min(rows, _AT_ONCE), 1
         else:
             begin, grid = [*_EACH_PART], (blocks, -(-rows // _TILE), 1)
-        kernel = _Advance(
-            [*begin, *lines], grid, constants=constants, functions=own_text("channels.cuh")
-        )
+        functions = _convolution_text(dtype)
+        kernel = _Advance([*begin, *lines], grid, constants=constants, functions=functions)
         self._advance(node, {"state": state}, operands, kernel)
 
-    def _delta_rule(self, node: Node) -> None:
-        state, own = self._state(node, "delta"), node.attributes
-        waiting = self._waiting(node)
-        states = {"state": state, **waiting}
-        heads, values, keys = state.shape
-        names = ("mixed", "steps", "betas", "log_rates", "step_biases")
-        operands = {name: self._operand(node, name) for name in names}
+    def _recurrence(self, node: Node) -> None:
+        """Record a delta rule and the convolution before it: one kernel in graphs of few rows."""
+        convolve, delta = node.parts
+        rule = self._rule(delta, convolved=True)
+        x = self._operand(convolve, "x")
+        types = {x.dtype, self._program.values[convolve.outputs[0]].dtype}
+        types.add(self._state(convolve, "conv").dtype)
+        if self._recorder.max_rows > _FEW_ROWS or not rule.convolves or len(types) > 1:
+            self._convolve(convolve)
+            self._delta_rule(delta)
+            self._recorder.release(self._buffer(convolve.outputs[0]))
+        elif not _is_aligned(x, rule.channels):
+            raise UnsupportedNode("a convolution of parts of rows that are not aligned")
+        else:
+            self._convolved_rule(rule, convolve, delta)
+
+    def _convolved_rule(self, rule: DeltaRule, convolve: Node, delta: Node) -> None:
+        """Record a delta rule whose thread blocks convolve the channels that they read."""
+        inputs = self._state(convolve, "conv")
+        states = {"state": self._state(delta, "delta"), **self._waiting(delta), "inputs": inputs}
+        operands = {name: self._operand(convolve, name) for name in ("x", "taps", "bias")}
+        operands |= {name: self._operand(delta, name) for name in _GATES}
+        rows = [operands[name].row for name in ("x", "steps", "betas")]
+        constants = {
+            "TAPS": inputs.shape[0] + 1,
+            "BIASED": int(operands["bias"].address != 0),
+            "SILU": int(convolve.attributes["silu"]),
+        }
+        arrivals = mx.zeros((self._recorder.max_rows * rule.key_heads,), mx.int32)
+        kernel = self._by_sequence(
+            ["const auto* mixed = x;", *_token_lines(rule, rows)],
+            rule.blocks,
+            constants,
+            functions=_convolution_text(inputs.dtype),
+            resident=RESIDENT,
+        )
+        own = {"arrivals": StateArray(self._recorder.constant(arrivals), (), mx.int32)}
+        self._advance(delta, {**states, **own}, operands, kernel)
+
+    def _rule(self, node: Node, *, convolved: bool = False) -> DeltaRule:
+        """Return the constants of a delta rule.
+
+        Raises:
+            UnsupportedNode: there is no kernel for its shape.
+        """
+        heads, values, keys = self._state(node, "delta").shape
+        waiting, own = self._waiting(node), node.attributes
         rule = DeltaRule(
             heads,
             own["key_heads"],
@@ -145,23 +213,21 @@ class StateRecording(ValueRecording):
             most_forgotten=own.get("most_forgotten"),
             own=own_values(values, self._recorder.max_rows),
             deferred=waiting[WAITING[1]].shape[0] if waiting else 0,
+            convolved=convolved,
         )
-        if not rule.served or operands["mixed"].row % 4:
+        if not rule.served:
             raise UnsupportedNode(f"a delta rule of {values} values and {keys} keys")
+        return rule
+
+    def _delta_rule(self, node: Node) -> None:
+        state, rule = self._state(node, "delta"), self._rule(node)
+        states = {"state": state, **self._waiting(node)}
+        operands = {name: self._operand(node, name) for name in ("mixed", *_GATES)}
+        if operands["mixed"].row % 4:
+            raise UnsupportedNode("a delta rule of rows that are not aligned")
         rows = [operands[name].row for name in ("mixed", "steps", "betas")]
         chunks = DeltaChunks(rule, chunk_values(rule, self._recorder.card), *rows)
-        lines = [
-            rule.defines(*rows),
-            "const int slot = count ? sources[sequence] : -1;",
-            "const int* const own_targets = targets + sequence * TARGETS;",
-            # An update may wait where a state stays in its slot, and goes nowhere else.
-            "const bool stays = slot >= 0 && own_targets[0] == slot && own_targets[1] < 0;",
-            "const bool defers = count == 1 && stays;",
-            "auto* to = state;",
-            kernel_text("quire.device.cuda", "delta_rule.cuh"),
-            "for (int n = 0; n < TARGETS && !defer; n++)",
-            "if (own_targets[n] >= 0) keep(own_targets[n]);",
-        ]
+        lines = _token_lines(rule, rows)
         if not self._has_chunks(chunks, operands["mixed"], state):
             whole = self._by_sequence(lines, rule.blocks, resident=RESIDENT)
             self._advance(node, states, operands, whole)
@@ -227,6 +293,7 @@ class StateRecording(ValueRecording):
         blocks: int,
         constants: Mapping[str, int] = MappingProxyType({}),
         *,
+        functions: str = "",
         at_once: int | None = None,
         resident: int = 1,
     ) -> _Advance:
@@ -236,10 +303,10 @@ class StateRecording(ValueRecording):
             lines: its body for a `sequence`, whose rows are `count` from `first` on.
             blocks: thread blocks of a sequence.
             at_once: most sequences that have thread blocks of their own; `_AT_ONCE` if None.
-            resident: see `_Advance`.
+            functions, resident: see `_Advance`.
         """
         grid = blocks, min(self._recorder.max_rows, at_once or _AT_ONCE), 1
-        functions = kernel_text("quire.device.cuda", "lanes.cuh")
+        functions += kernel_text("quire.device.cuda", "lanes.cuh")
         return _Advance(
             [*_EACH_SEQUENCE, *lines, "}"],
             grid,

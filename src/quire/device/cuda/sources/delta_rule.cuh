@@ -9,6 +9,9 @@
   // have made them at once. Where the caller `defers`, a sequence's only token leaves its own there, and the state as it is.
   // changes [slots, HEADS, VALUE_DIM, 1 + DEFERRED]: how many wait, then the d of each; change_keys [slots, DEFERRED,
   // KEY_HEADS, KEY_DIM]; change_factors [slots, DEFERRED, HEADS].
+  // CONVOLVED: mixed are inputs of a causal convolution with `taps` and `bias`. A thread has four of the channels that its
+  // thread block reads, and shares their results. Thread blocks of a key head read the same inputs of earlier tokens: that
+  // which is the last to have read them stores the new ones. inputs [slots, TAPS - 1, channels]; arrivals, 0 [T, KEY_HEADS].
   constexpr int PIECES = (KEY_DIM + 31) / 32, COLUMNS = 4 * PIECES;
   const int part = threadIdx.x & 7, warp = threadIdx.x >> 5;
   const int head = blockIdx.x / PARTS;
@@ -45,6 +48,29 @@
     for (int n = 0; n < DEFERRED; n++) factors[n] = *factor_at(slot, n);
   }
 #endif
+#if CONVOLVED
+  constexpr int ROWS = WARPS * 4 * OWN, LOCAL = 2 * KEY_DIM + ROWS, SHARING = HEADS / KEY_HEADS * PARTS;
+  constexpr int QUERIES = KEY_HEADS * KEY_DIM, CHANNELS = 2 * QUERIES + HEADS * VALUE_DIM;
+  using Tap = typename Bare<decltype(*taps)>::Type;
+  __shared__ __align__(16) float results[2][LOCAL];
+  __shared__ int arrived;
+  const int local = threadIdx.x * 4, value_at = blockIdx.x % PARTS * ROWS;
+  const int channel = local < KEY_DIM       ? key_head * KEY_DIM + local
+                      : local < 2 * KEY_DIM ? QUERIES + key_head * KEY_DIM + local - KEY_DIM
+                                            : 2 * QUERIES + head * VALUE_DIM + value_at + local - 2 * KEY_DIM;
+  const bool convolves = !idle && local < LOCAL;
+  Pack<Mixed, 4> earlier[TAPS - 1], next_input[1];
+  Pack<Tap, 4> own_taps[TAPS];
+  float offset[4] = {};
+  const auto input_at = [&](int slot, int n) { return inputs + ((size_t)slot * (TAPS - 1) + n) * CHANNELS + channel; };
+  if (convolves) {
+    #pragma unroll
+    for (int n = 0; n < TAPS - 1; n++) load<Mixed, 4, 4>(earlier + n, input_at(max(slot, 0), n), slot >= 0);
+    load<Tap, 4, 4 * TAPS>(own_taps, taps + channel * TAPS, true);
+    #pragma unroll
+    for (int i = 0; i < 4; i++) if (BIASED) offset[i] = number(bias[channel + i]);
+  }
+#endif
   if (!idle) {
     #pragma unroll
     for (int v = 0; v < OWN; v++)
@@ -63,10 +89,16 @@
     if (BOUNDED) return expf(MOST_FORGOTTEN * sigmoid(rate * x));
     return expf(-rate * (fmaxf(x, 0.f) + log1pf(expf(-fabsf(x)))));
   };
+#if !CONVOLVED
   Pack<Mixed, 4> next_query[PIECES], next_key[PIECES];
-  float next_value[OWN], next_beta, next_step = 0.f;
+  float next_value[OWN];
+#endif
+  float next_beta, next_step = 0.f;
   const auto read_token = [&](int row) {
     const auto* from = mixed + (size_t)row * MIXED_ROW;
+#if CONVOLVED
+    if (convolves) load<Mixed, 4, 4>(next_input, from + channel, true);
+#else
     #pragma unroll
     for (int piece = 0; piece < PIECES; piece++) {
       const auto* own = from + key_head * KEY_DIM + column(piece);
@@ -76,6 +108,7 @@
     #pragma unroll
     for (int v = 0; v < OWN; v++)
       next_value[v] = number(from[2 * KEY_HEADS * KEY_DIM + head * VALUE_DIM + v0 + v]);
+#endif
     next_beta = number(betas[(size_t)row * BETAS_ROW + head]);
     if (!BY_CHANNEL) next_step = number(steps[(size_t)row * STEPS_ROW + head]) + number(step_biases[head]);
   };
@@ -112,16 +145,48 @@
 #endif
   for (int row = first; row < first + count; row++) {
     float query[COLUMNS], key[COLUMNS], value[OWN], lengths[3] = {};  // also the product of both
+#if CONVOLVED
+    float* const result = results[(row - first) % 2];
+    if (convolves) {
+      #pragma unroll
+      for (int i = 0; i < 4; i++) {
+        float own_inputs[TAPS], own[TAPS];
+        #pragma unroll
+        for (int n = 0; n < TAPS; n++) {
+          own_inputs[n] = number((n < TAPS - 1 ? earlier[n] : *next_input).at[i]);
+          own[n] = number(own_taps[(i * TAPS + n) / 4].at[(i * TAPS + n) % 4]);
+        }
+        result[local + i] = ROUNDED(convolved(own_inputs, own, offset[i]));
+      }
+      #pragma unroll
+      for (int n = 0; n < TAPS - 1; n++) earlier[n] = n < TAPS - 2 ? earlier[n + 1] : *next_input;
+    }
+    __syncthreads();
+    if (row == first && threadIdx.x == 0) {
+      int* const counter = arrivals + sequence * KEY_HEADS + key_head;
+      __threadfence();
+      arrived = atomicAdd(counter, 1);
+      if (arrived == SHARING - 1) *counter = 0;
+    }
+    const auto query_at = [&](int c) { return result[column(c / 4) + c % 4]; };
+    const auto key_at = [&](int c) { return result[KEY_DIM + column(c / 4) + c % 4]; };
+    const auto value_of = [&](int v) { return result[2 * KEY_DIM + v0 - value_at + v]; };
+#else
+    const auto query_at = [&](int c) { return number(next_query[c / 4].at[c % 4]); };
+    const auto key_at = [&](int c) { return number(next_key[c / 4].at[c % 4]); };
+    const auto value_of = [&](int v) { return next_value[v]; };
+#endif
     #pragma unroll
     for (int c = 0; c < COLUMNS; c++) {
-      query[c] = number(next_query[c / 4].at[c % 4]);
-      key[c] = number(next_key[c / 4].at[c % 4]);
+      const bool inside = !CONVOLVED || column(c / 4) < KEY_DIM;
+      query[c] = inside ? query_at(c) : 0.f;
+      key[c] = inside ? key_at(c) : 0.f;
       lengths[0] += query[c] * query[c];
       lengths[1] += key[c] * key[c];
       lengths[2] += query[c] * key[c];
     }
     #pragma unroll
-    for (int v = 0; v < OWN; v++) value[v] = next_value[v];
+    for (int v = 0; v < OWN; v++) value[v] = value_of(v);
     const float beta = MOST_CORRECTION * sigmoid(next_beta), left = BY_CHANNEL ? 1.f : forgotten(next_step);
     if (row + 1 < first + count) read_token(row + 1);
     if (BY_CHANNEL)
@@ -189,3 +254,13 @@
         if (column(piece) < KEY_DIM) store<State, 4, 4>(to + place(slot, v, piece), own);
       }
   };
+#if CONVOLVED
+  const auto keep_inputs = [&] {
+    __syncthreads();
+    if (!convolves || (local < 2 * KEY_DIM && arrived < SHARING - 1)) return;
+    for (int n = 0; n < TARGETS; n++)
+      #pragma unroll
+      for (int i = 0; i < TAPS - 1; i++)
+        if (own_targets[n] >= 0) store<Mixed, 4, 4>(input_at(own_targets[n], i), earlier + i);
+  };
+#endif

@@ -43,12 +43,10 @@
       Channels<EACH> result;
       #pragma unroll
       for (int e = 0; e < EACH; e++) {
-        float sum = 0.f;
+        float inputs[TAPS];
         #pragma unroll
-        for (int n = 0; n < TAPS; n++) sum += window[n].at[e] * tap[e][n];
-        if (BIASED) sum = ROUNDED(sum) + offset[e];
-        sum = ROUNDED(sum);
-        result.at[e] = SILU ? silu(sum) : sum;
+        for (int n = 0; n < TAPS; n++) inputs[n] = window[n].at[e];
+        result.at[e] = convolved(inputs, tap[e], BIASED ? offset[e] : 0.f);
       }
       write_channels(y + (size_t)(row + i) * CHANNELS + c, result);
       #pragma unroll
