@@ -379,6 +379,7 @@ static inline uint transposed(uint two) {
 }
 static inline float power(float x) { return __builtin_exp2f(x); }
 static inline void copy_ahead(void* to, const void* from) { emulated::copy(to, from, 16); }
+static inline void copy_half_ahead(void* to, const void* from) { emulated::copy(to, from, 8); }
 static inline void copy_few_ahead(void* to, const void* from, int bytes) { emulated::copy(to, from, bytes); }
 static inline void copy_of_line(const void* to, const void* from) { emulated::copy((void*)to, from, 16); }
 static inline Place place_of(const void* shared) { return (const unsigned char*)shared - emulated::dynamic; }

@@ -53,7 +53,7 @@ def waiting_parts(
 
     An update `S' = a S + d k^T` is far smaller than the state `S`. While some wait, a step reads a
     state and writes an update. "changes" holds how many wait, then the `d` of each; "change_keys"
-    and "change_factors" hold each one's `k` and `a`.
+    holds their `k`, "change_factors" a place for nothing and then their `a`.
 
     Args:
         updates: the most that wait.
@@ -66,7 +66,7 @@ def waiting_parts(
     parts: tuple[tuple[str, tuple[int, ...], str], ...] = (
         (changes, (*values, 1 + updates), "float32"),
         (change_keys, (updates, *keys), ""),
-        (change_factors, (updates, values[0]), "float32"),
+        (change_factors, (values[0], 1 + updates), "float32"),
     )
     return parts if updates else ()
 
@@ -87,7 +87,7 @@ def settled(
     for number in range(updates):
         change = changes[..., number + 1 : number + 2]
         key = keys[:, number : number + 1].swapaxes(1, 2)  # [n, heads, 1, key_dim]
-        left = change_factors[:, number : number + 1].swapaxes(1, 2)[..., None]
+        left = change_factors[..., number + 1 : number + 2, None]  # [n, heads, 1, 1]
         state = mx.where(count > number, state * left + change * key, state)
     return state
 

@@ -82,6 +82,7 @@ def _token_lines(rule: DeltaRule, rows: Sequence[int]) -> list[str]:
         "const bool defers = count == 1 && stays;",
         "auto* to = state;",
         kernel_text("quire.device.cuda", "delta_rule.cuh"),
+        "#pragma unroll 1",
         "for (int n = 0; n < TARGETS && !defer; n++)",
         "if (own_targets[n] >= 0) keep(own_targets[n]);",
         *["keep_inputs();"] * rule.convolved,
@@ -159,10 +160,11 @@ class StateRecording(ValueRecording):
         """Record a delta rule and the convolution before it: one kernel in graphs of few rows."""
         convolve, delta = node.parts
         rule = self._rule(delta, convolved=True)
-        x = self._operand(convolve, "x")
-        types = {x.dtype, self._program.values[convolve.outputs[0]].dtype}
-        types.add(self._state(convolve, "conv").dtype)
-        if self._recorder.max_rows > _FEW_ROWS or not rule.convolves or len(types) > 1:
+        x, taps = (self._operand(convolve, name) for name in ("x", "taps"))
+        types = {x.dtype, taps.dtype, self._state(convolve, "conv").dtype}
+        types.add(self._program.values[convolve.outputs[0]].dtype)
+        alike = len(types) == 1 and x.dtype.size == 2
+        if self._recorder.max_rows > _FEW_ROWS or not rule.convolves or not alike:
             self._convolve(convolve)
             self._delta_rule(delta)
             self._recorder.release(self._buffer(convolve.outputs[0]))

@@ -251,9 +251,8 @@
     if (slot < 0) return;
     const float* const waiting = changes_at(slot, 0);
     for (int n = 0; n < (int)waiting[0]; n++) {
-      const size_t update = (size_t)slot * DEFERRED + n;
-      const float factor = change_factors[update * HEADS + head];
-      const auto* const own = change_keys + (update * KEY_HEADS + key_head) * KEY_DIM + group;
+      const float factor = change_factors[((size_t)slot * HEADS + head) * (1 + DEFERRED) + 1 + n];
+      const auto* const own = change_keys + (((size_t)slot * DEFERRED + n) * KEY_HEADS + key_head) * KEY_DIM + group;
       #pragma unroll
       for (int slice = 0; slice < SLICES; slice++)
         #pragma unroll

@@ -10,9 +10,13 @@ __device__ __forceinline__ unsigned transposed(unsigned two) {
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(to) : "r"(two));
   return to;
 }
-// 16 bytes from global to shared memory, in the background; copies of a turn arrive together.
+// 16 bytes, or 8, from global to shared memory, in the background; copies of a turn arrive together.
 __device__ __forceinline__ void copy_ahead(void* to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+    :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+}
+__device__ __forceinline__ void copy_half_ahead(void* to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;"
     :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from) : "memory");
 }
 __device__ __forceinline__ void end_turn() { asm volatile("cp.async.commit_group;" ::: "memory"); }
