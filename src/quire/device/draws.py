@@ -148,4 +148,5 @@ class DrawingOperations:
             rejected: int32 `[T]`, by row.
             rows: the row of each number; -1 for a number that stays.
         """
-        raise NotImplementedError
+        back = mx.pad(rejected, [(0, 1)])[int32([row if row >= 0 else -1 for row in rows])]
+        return mx.maximum(numbers - back, 0)

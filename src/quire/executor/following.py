@@ -18,6 +18,8 @@ from quire.sampling.acceptance import count_accepted
 from quire.sampling.rows import Moved
 from quire.scheduler.plan import ScheduledSequence, StepPlan
 
+GIVEN = -(1 << 31)
+"""Stands for a token that is given otherwise."""
 _NO_TOKEN = -1
 
 
@@ -86,8 +88,9 @@ class RowsBehind(NamedTuple):
     Attributes:
         rows: five integers for each row. The first sampled row that its sequence may go on from;
             the number of drafts behind that row; where these begin in `texts`; how far the row is
-            behind the first one of its sequence, or -1 - n for a row whose token n is known; where
-            the run begins in `texts`, or -1 - n if guesses n and following are used instead.
+            behind the first one of its sequence, -1 - n for a row whose token n is known, or
+            `GIVEN` for one whose token stays; where the run begins in `texts`, or -1 - n if guesses
+            n and following are used instead.
         texts: drafts and runs.
     """
 
@@ -101,13 +104,17 @@ class Following:
     Args:
         sequences: of the step, in the order of its rows.
         before: the running step.
+        given: whether tokens are given otherwise, and only places are behind that step.
 
     Attributes:
         behind: the most rows by which a sequence begins earlier than it says.
     """
 
-    def __init__(self, sequences: Sequence[ScheduledSequence], before: Kept) -> None:
-        self._sequences, self._before = sequences, before
+    def __init__(
+        self, sequences: Sequence[ScheduledSequence], before: Kept, *, given: bool = False
+    ) -> None:
+        self._sequences, self._before, self.given = sequences, before, given
+        self._tokens: mx.array | None = None
         self.behind = max([each.behind for each in sequences])
         self._operations = current_device().operations
 
@@ -138,6 +145,10 @@ class Following:
         """The running step."""
         return self._before
 
+    def places_of(self, sequences: Sequence[ScheduledSequence]) -> Following:
+        """Return the places of rows of the same step that have other tokens."""
+        return Following(sequences, self._before, given=True)
+
     def described(self) -> RowsBehind:
         """Return what a kernel needs to place the rows; see `RowsBehind`."""
         before, rows, texts = self._before, array("i"), array("i")
@@ -148,22 +159,25 @@ class Following:
             texts.extend(each.verified)
             run = len(texts) if each.run else -1 - place * guessed
             texts.extend(each.run[: each.behind + each.count])
-            for token in each.tokens:
-                rows.extend((*own, -1 - token, run))
-            for ahead in range(each.count - len(each.tokens)):
+            known = [-1 - token for token in each.tokens]
+            aheads = [*known, *range(each.count - len(known))]
+            for ahead in [GIVEN] * each.count if self.given else aheads:
                 rows.extend((*own, ahead, run))
         return RowsBehind(rows, texts)
 
-    def placed(self, rejected: mx.array) -> None:
+    def placed(self, rejected: mx.array, tokens: mx.array) -> None:
         """Take in what the kernel found.
 
         Args:
             rejected: int32 `[T]`, by how many rows each row begins earlier.
+            tokens: int32 `[T]`.
         """
-        self._rejected = rejected
+        self._rejected, self._tokens = rejected, tokens
 
     def tokens(self) -> mx.array:
         """Return the rows' tokens, int32 `[T]`."""
+        if self._tokens is not None:
+            return self._tokens
         known, places = list[int](), list[int]()
         parts = [] if self._before.guesses is None else [self._before.guesses.array]
         guessed = parts[0].shape[1] if parts else 0

@@ -108,6 +108,12 @@ class Guesser(ABC):
     def read(self, inputs: StepInputs, hidden: mx.array) -> None:  # noqa: B027  # most need not
         """Take in a step that samples nothing; `hidden` is `[T, hidden]`."""
 
+    def may_follow(self, count: int) -> bool:
+        """Return whether it guesses so many tokens after rows that only the device places, if
+        graphs run what is `behind`.
+        """
+        return False
+
     def run_by(self, run: RunBehind) -> None:
         """Let a function of the executor run what is `behind`."""
         self._run = run
@@ -136,6 +142,9 @@ class HeadGuesser(Guesser):
     def __init__(self, guesser: TokenGuesser) -> None:
         self.guesser = guesser
 
+    def may_follow(self, count: int) -> bool:
+        return True
+
     def guess(
         self, states: FinalStates, tokens: mx.array, kept: mx.array | None, *, count: int
     ) -> mx.array | None:
@@ -163,6 +172,9 @@ class LayerGuesser(Guesser):
             BehindStep(model, partial(model.look_ahead, head=number), model.logits)
             for number in range(len(self.layers))
         ]
+
+    def may_follow(self, count: int) -> bool:
+        return count <= 1  # further guesses run eagerly, with tables of the host
 
     def guess(
         self, states: FinalStates, tokens: mx.array, kept: mx.array | None, *, count: int
@@ -194,6 +206,9 @@ class LayersGuesser(LayerGuesser):
     it as the head guesses ahead; where that is not known yet, the guess of the head before stands
     for it, also if it turns out to be wrong.
     """
+
+    def may_follow(self, count: int) -> bool:
+        return True
 
     def guess(
         self, states: FinalStates, tokens: mx.array, kept: mx.array | None, *, count: int
@@ -254,6 +269,9 @@ class AssistantGuesser(Guesser):
         both = Module()
         both.model, both.assistant = model, assistant
         self.behind = [BehindStep(both, self._rows, assistant.logits)]
+
+    def may_follow(self, count: int) -> bool:
+        return True
 
     def guess(
         self, states: FinalStates, tokens: mx.array, kept: mx.array | None, *, count: int

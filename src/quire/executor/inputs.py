@@ -240,6 +240,7 @@ class StepInputs(FlatRows):
         own = self.sequences, self._attention
         rows = SomeRows(*own, tokens=following, positions=self.positions, hidden=hidden)
         rows.attention = self.attention  # which has made the tables of the rows
+        rows.following = self.following and self.following.places_of(self.sequences)
         return rows
 
     def sampled_only(self, rows: Sequence[int]) -> SomeRows:
@@ -270,7 +271,9 @@ class StepInputs(FlatRows):
     def _one_by_one(self, sequences: list[ScheduledSequence], index: mx.array) -> SomeRows:
         """Return a step of the wanted rows of some sequences, each as if it were alone."""
         ends, positions = _one_row_each(sequences), mx.take(self.positions, index, axis=-1)
-        return SomeRows(ends, self._attention, tokens=self.tokens[index], positions=positions)
+        rows = SomeRows(ends, self._attention, tokens=self.tokens[index], positions=positions)
+        rows.following = self.following and self.following.places_of(ends)
+        return rows
 
     def known_next(self) -> dict[int, int]:
         """Return the token after each chunk that samples nothing, by the chunk's last row."""

@@ -14,14 +14,18 @@ from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.core.speculation import DRAFT, HEAD
 from quire.device.verified import relative_norm
+from quire.engine.assembly import assemble
 from quire.executor.computed import Computed
+from quire.executor.graphs.executor import GraphExecutor
 from quire.executor.graphs.runner import CUDAGraphs
-from quire.executor.guessing import AssistantGuesser, LayerGuesser, LayersGuesser
+from quire.executor.guessing import AssistantGuesser, Guesser, LayerGuesser, LayersGuesser
 from quire.executor.inputs import FlatRows
-from quire.models.base import named_parameters
+from quire.models.base import LanguageModel, named_parameters
 from quire.models.families.gemma4 import Gemma4
 from quire.models.families.gemma4_assistant import build_assistant
+from quire.models.weights.loader import LoadedModel
 from quire.scheduler.draft_lengths import EveryDraft
+from quire.scheduler.plan import StepPlan, StepResult
 from quire.speculation.heads import HeadDrafter
 from tests.executor.graphs.recorded import opened
 from tests.executor.graphs.test_recording import FAMILIES, SIZES, TYPES
@@ -103,13 +107,8 @@ def test_heads_look_ahead_in_graphs(
     assert max(errors) < ERROR
 
 
-@pytest.mark.parametrize("clusters", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_assistants_guess_in_graphs(
-    wholes: list[CUDAGraphs], errors: list[float], *, clusters: bool
-) -> None:
-    """They read the keys of the rows' last layers. MLX chooses among clusters of tokens."""
-    loaded = opened(FAMILIES["gemma4_moe"])
-    model = loaded.model
+def assistant_of(model: LanguageModel, *, clusters: bool = False) -> AssistantGuesser:
+    """Return an assistant of two layers with random weights."""
     assert isinstance(model, Gemma4)
     text = gemma4_config(**SIZES, **TYPES, num_kv_shared_layers=2)
     config = {
@@ -125,9 +124,17 @@ def test_assistants_guess_in_graphs(
     assistant.set_dtype(mx.bfloat16)
     if clusters:
         assistant.masked_embedding.token_ordering = mx.arange(model.vocab_size)
-    count = 3
+    return AssistantGuesser(model, assistant)
+
+
+@pytest.mark.parametrize("clusters", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_assistants_guess_in_graphs(
+    wholes: list[CUDAGraphs], errors: list[float], *, clusters: bool
+) -> None:
+    """They read the keys of the rows' last layers. MLX chooses among clusters of tokens."""
+    loaded, count = opened(FAMILIES["gemma4_moe"]), 3
     own = EngineConfig("", kv_memory=64 << 20, speculate=DRAFT, max_step_tokens=21)
-    guesser = AssistantGuesser(model, assistant)
+    guesser = assistant_of(loaded.model, clusters=clusters)
     company = Company(loaded, own, (HeadDrafter(count, DRAFT),), EveryDraft(), guesser)
     wanted = [replace(each, id=f"{n}", max_tokens=9) for n, each in enumerate(prompts([3, 40], 9))]
     company.run(wanted, every=3)
@@ -138,3 +145,65 @@ def test_assistants_guess_in_graphs(
     assert all(behind.verified.values())
     assert len(errors) > 8
     assert max(errors) < ERROR
+
+
+Guesses = list[dict[int, tuple[int, ...]]]
+
+
+def guessed(
+    loaded: LoadedModel, guesser: Guesser, drafter: HeadDrafter, *, ahead: bool
+) -> tuple[dict[str, list[int]], Guesses, int]:
+    """Return answers, the guesses of each step, and how many steps were launched ahead.
+
+    Args:
+        ahead: whether steps that follow guesses may be launched behind the running one.
+    """
+    config = EngineConfig("", kv_memory=64 << 20, speculate=drafter.name, prefix_cache=False)
+    engine = assemble(loaded, config, None, (drafter,), EveryDraft(), guesser=guesser)
+    executor, guesses, launched = engine._executor, list[dict[int, tuple[int, ...]]](), 0
+    assert isinstance(executor, GraphExecutor)
+    follows, collect = executor._follows, executor.collect
+
+    def watched(plan: StepPlan) -> bool:
+        nonlocal launched
+        found = ahead and follows(plan)
+        launched += found
+        return found
+
+    def noted() -> StepResult:
+        result = collect()
+        guesses.append(dict(result.guesses))
+        return result
+
+    executor._follows, executor.collect = watched, noted  # type: ignore[method-assign]
+    answers: dict[str, list[int]] = {}
+    for each in prompts([3], 12):
+        engine.add(each)
+        answers[each.id] = []
+    while engine.has_work:
+        for output in engine.step():
+            assert output.error is None
+            answers[output.request_id] += output.token_ids
+    engine.close()
+    return answers, guesses, launched
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["assistant", *(pytest.param(each, marks=pytest.mark.slow) for each in ("head", "heads"))],
+)
+def test_guesses_of_steps_that_are_launched_ahead_are_those_of_steps_that_wait(name: str) -> None:
+    """Bit by bit, behind right and wrong ones."""
+    family = {"head": "glm4_moe", "heads": "mimo_v2_flash"}.get(name)
+    heads = {"head": 1, "heads": 3}.get(name, 0)
+    loaded = opened(FAMILIES["gemma4_moe"] if family is None else grown(family), heads=heads)
+    guesser: Guesser = {"assistant": assistant_of, "head": LayerGuesser, "heads": LayersGuesser}[
+        name
+    ](loaded.model)
+    drafter = HeadDrafter(heads or 3, HEAD if heads else DRAFT)
+    waited, expected, none = guessed(loaded, guesser, drafter, ahead=False)
+    found, guesses, ahead = guessed(loaded, guesser, drafter, ahead=True)
+    assert not none
+    assert ahead > 2
+    assert found == waited
+    assert guesses == expected

@@ -109,7 +109,8 @@ def test_rows_are_placed_as_by_the_host(name: str) -> None:
         assert wanted is not None
         count = len(tokens)
         assert found[:count].tolist() == tokens
-        rejected = memory_of(placing._rejected)[:count]
+        rejected, placed_tokens = memory_of(placing._found)[:, :count]
+        assert placed_tokens.tolist() == tokens
         latest = [position for each in step.sequences for position in each.positions]
         own = [position for each in rows for position in each.positions]
         assert rejected.tolist() == [a - b for a, b in zip(latest, own, strict=True)]

@@ -68,12 +68,22 @@ class GraphExecutor(EagerExecutor):
     def _places(self, plan: StepPlan) -> bool:
         """Return whether graphs compute a plan whose rows' places are on the device."""
         before, rows = self._running, plan.sequences
-        if self._graphs is None or self._guesser is not None or before is None:
+        if self._graphs is None or before is None or not self._guesses_behind(plan, before):
             return False
         if any(each.adapter or each.crossed for each in rows) or before.rows.drawn is None:
             return False
         sampling = [row for each in rows for row in each.sampling]
         return may_move(sampling) and self._graphs.follows(rows, before.rows.kept)
+
+    def _guesses_behind(self, plan: StepPlan, before: LaunchedStep) -> bool:
+        """Return whether the guesser, if any, reads rows whose places are on the device."""
+        guesser, rows = self._guesser, plan.sequences
+        if guesser is None:
+            return True
+        if not guesser.may_follow(plan.guess) or len(self._behind) < len(guesser.behind):
+            return False
+        every = all(each.sampled == each.count for each in rows)
+        return every and all(each.follows(rows, before.rows.kept) for each in self._behind)
 
     def _build(self, plan: StepPlan, before: LaunchedStep | None) -> LaunchedStep:
         others = [each for each in (self._encoders, *self._behind) if each is not None]

@@ -220,7 +220,9 @@ class GraphCache:
         }
         if inputs.following is not None:
             assert self.placing is not None, "rows are placed"
-            return {**self.placing.given(inputs.following), **arrays}
+            arrays |= self.placing.given(inputs.following)
+            if not inputs.following.given:
+                return arrays
         if inputs.known_tokens is not None:
             return arrays
         return {layout.tokens: inputs.tokens, **arrays}

@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from quire.cache.specs import KVGroup
 from quire.device.cuda.driver import Compiler, Graph
-from quire.executor.following import Following, Kept
+from quire.executor.following import GIVEN, Following, Kept
 from quire.executor.graphs import device_memory, kernels
 from quire.executor.graphs.few_rows import serves_few
 from quire.executor.graphs.layout import InputLayout
@@ -23,7 +23,7 @@ from quire.scheduler.plan import ScheduledSequence
 
 _PARAMETERS = (
     *("const int* rows", "int* memory", "const int* sampled", "const int* guesses"),
-    "int* rejected",
+    "int* found",
 )
 _MOST_SAMPLED = 1 << 12
 """Most tokens and guesses of a step that another one follows."""
@@ -50,8 +50,8 @@ class RowPlacing:
         self._sampled, self._guesses = (
             device_memory.unwritten((_MOST_SAMPLED,), mx.int32) for _ in range(2)
         )
-        self._rejected = device_memory.unwritten((inputs.max_rows,), mx.int32)
-        own = self._sampled, self._guesses, self._rejected
+        self._found = device_memory.unwritten((2, inputs.max_rows), mx.int32)
+        own = self._sampled, self._guesses, self._found
         self._targets = address(self._sampled), address(self._guesses)
         self._kernel = Kernel(
             _source(groups, inputs, block_size),
@@ -84,14 +84,14 @@ class RowPlacing:
         arrays = [before.tokens, *([] if before.guesses is None else [before.guesses])]
         return {at: each.array for at, each in zip(self._targets, arrays, strict=False)}
 
-    def rejected(self, rows: int, output: mx.array) -> mx.array:
-        """Return by how many tokens each row begins earlier, int32 `[T]`.
+    def found(self, rows: int, output: mx.array) -> tuple[mx.array, mx.array]:
+        """Return by how many tokens each row begins earlier, and its token, both int32 `[T]`.
 
         Args:
             output: the output of the step.
         """
-        found: mx.array = mx.depends([self._rejected], [output])[0]
-        return found[:rows]
+        (found,) = mx.depends([self._found], [output])
+        return found[0, :rows], found[1, :rows]
 
 
 def places_rows(groups: Sequence[KVGroup]) -> bool:
@@ -111,6 +111,8 @@ def _source(groups: Sequence[KVGroup], inputs: InputLayout, block_size: int) -> 
         "POSITIONS": inputs.index(inputs.positions),
         "TABLE": inputs.index(inputs.table),
         "BLOCK": block_size,
+        "GIVEN": f"({GIVEN + 1} - 1)",  # C has no literal of it
+        "MAX_ROWS": inputs.max_rows,
         "GROUPS": len(places),
         "PLACES": listed,
     }

@@ -310,7 +310,7 @@ class CUDAGraphs:
         output, following = launch.run(graphs), inputs.following
         if following is not None and (placing := self._cache.placing) is not None:
             count = sum(each.count for each in inputs.sequences)
-            following.placed(placing.rejected(count, output))
+            following.placed(*placing.found(count, output))
         return output
 
     def _launching(

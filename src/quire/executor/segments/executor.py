@@ -10,6 +10,7 @@ from quire.cache.pools import Pools
 from quire.executor.adapters import AdaptedRows, Factors
 from quire.executor.computed import Computed
 from quire.executor.eager import EagerExecutor
+from quire.executor.guessing import Guesser
 from quire.executor.inputs import StepInputs
 from quire.executor.segments.runner import StepSegments
 from quire.models.base import LanguageModel
@@ -31,7 +32,9 @@ class SegmentExecutor(EagerExecutor):
         segments: StepSegments,
         **others: Any,
     ) -> None:
-        if others.get("observe") is None:  # positions of observed logits are the host's
+        guesser: Guesser | None = others.get("guesser")
+        places = guesser is None or not guesser.behind  # else its rows are placed by the host
+        if places and others.get("observe") is None:  # positions of observed logits are the host's
             others["follows"] = segments.follows
         super().__init__(model, pools, logits=segments.logits_of, **others)
         self.segments = segments
