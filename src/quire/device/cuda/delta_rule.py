@@ -19,8 +19,8 @@ THREADS = 128
 _WARPS, _LANES = THREADS // 32, 8
 """Warps of a thread block, and lanes that share rows of a state."""
 RESIDENT = 3
-"""Thread blocks of a multiprocessor. With two, too few reads of states are in flight; with four,
-reads and writes take longer (benchmarks/results/gpu-runs.md).
+"""Thread blocks that a multiprocessor must be able to run at once: a thread has 168 registers. With
+two or four a step takes as long (benchmarks/results/gpu-runs.md).
 """
 _MOST_KEYS = 256
 _FEW_ROWS = 16
