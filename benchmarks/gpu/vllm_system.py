@@ -36,6 +36,8 @@ _AROUND_EXPERTS = ["lm_head", "model.embed_tokens", "model.layers.*.self_attn"]
 _AROUND_EXPERTS += ["model.layers.*.mlp.router"]
 """What is not in MXFP4, as gpt-oss names it."""
 _GROUP, _FP8_BLOCK, _MXFP4_GROUP = 64, 128, 32
+_PICTURE_ROWS = 280
+"""Most rows of a picture, as published configurations of Gemma 4 have it."""
 _AFTER_LAYERS = 0.1
 """Weight of norms behind layers, as `shapes.py` has it."""
 _MOST_TOKENS = 24_000
@@ -120,6 +122,8 @@ def vllm_config(config: dict[str, Any]) -> dict[str, Any]:
     packed = config.get("quantization")
     found = {name: value for name, value in config.items() if name != "quantization"}
     found |= {"dtype": "bfloat16", "torch_dtype": "bfloat16", "bos_token_id": 0}
+    if "vision_config" in found:
+        found["vision_config"] = {**found["vision_config"], "default_output_length": _PICTURE_ROWS}
     if packed and packed.get("mode") == "mxfp4":
         found["quantization_config"] = {
             "quant_method": "mxfp4",

@@ -29,7 +29,7 @@ def test_step_costs_are_those_of_the_wanted_numbers_of_rows(
     monkeypatch.setattr(benchmark, "drawn", lambda count, seed: tuple(range(10, 10 + count)))
     monkeypatch.setattr(benchmark, "_FIXED", ((1, 0), (1, 2), (2, 1)))
     config = EngineConfig(str(MODEL_DIR), max_sequences=2, prefix_cache=False)
-    costs = benchmark.step_costs(loaded, config, answers, open_executor)
+    costs = benchmark.step_costs(loaded, config, answers, open_executor, ahead=False)
     assert [(row["streams"], row["rows"]) for row in costs] == [(1, 1), (1, 3), (2, 4)]
     for row in costs:
         assert row["ran"] > 0
