@@ -28,6 +28,12 @@ QUIRE_INLINE I kept(I sum) {
     return sum;
 }
 
+// The same pointer. GCC would keep an address for each row from group to group, more than there are registers for.
+template <class T> QUIRE_INLINE T* afresh(T* pointer) {
+    asm("" : "+r"(pointer));
+    return pointer;
+}
+
 // Sums of products of neighbours of 16 bits.
 QUIRE_INLINE I word_products(I a, I b) {
 #if defined(__AVX512F__)
@@ -61,6 +67,8 @@ template <int most, int digits> struct ByteSums : ByteParts<digits> {
     static constexpr bool kAddsFirst = true;  // the first unit, too, to zeros
     static constexpr int kUnits = 8;
     static constexpr int kRows = W == 4 ? 2 : 4;  // whose sums stay in registers beside a unit's codes
+    static constexpr int kTiles = 1;              // of columns that share a read of rows
+    static constexpr bool kReadsUnits = false;    // from memory as it multiplies: a row's numbers stay in a register
     IntLanes digit[digits];
 
     QUIRE_INLINE void clear() { QUIRE_UNROLLED for (IntLanes& each : digit) each = all_ints(0); }
@@ -98,7 +106,8 @@ QUIRE_INLINE I add_words(I a, I b) {
 template <int most, int digits> struct ByteSums : ByteParts<digits> {
     static constexpr bool kWaits = false, kGathers = true, kAddsFirst = false;
     static constexpr int kUnits = 2 * most * 128 * 8 < 1 << 15 ? 8 : 4;  // whose products 16 bits hold
-    static constexpr int kRows = W == 16 || digits == 1 ? 4 : 2;
+    static constexpr int kRows = W == 16 || digits == 1 ? 4 : 2, kTiles = W == 16 ? 2 : 1;
+    static constexpr bool kReadsUnits = false;
     IntLanes some[digits], sums;
 
     QUIRE_INLINE void clear() {}
@@ -131,8 +140,9 @@ template <int most, int digits> struct ByteSums : ByteParts<digits> {};
 
 template <int digits> struct WordSums : WordParts<digits> {
     static constexpr bool kWaits = false, kGathers = false, kAddsFirst = false;
-    static constexpr int kUnits = 16;
-    static constexpr int kRows = W == 16 ? 4 : W == 8 ? 6 : kByInstruction ? 2 : 1;
+    static constexpr int kUnits = W == 16 ? 4 : 16;
+    static constexpr int kRows = W == 16 ? 8 : W == 8 ? 6 : kByInstruction ? 2 : 1, kTiles = W == 16 ? 2 : 1;
+    static constexpr bool kReadsUnits = W >= 8;
     IntLanes sums;
 
     QUIRE_INLINE void clear() {}
@@ -152,63 +162,71 @@ template <int most, int digits, bool few = false>
 using PartSums =
     std::conditional_t<(most <= kMostByBytes<few ? 1 : digits>), ByteSums<most, digits>, WordSums<digits>>;
 
+// Calls `use` with a number in [1, most], known to the compiler.
+template <int most, class Use> QUIRE_INLINE void with_known(int number, const Use& use) {
+    if constexpr (most > 1) {
+        if (number < most) return with_known<most - 1>(number, use);
+    }
+    use(std::integral_constant<int, most>());
+}
+
 // Calls `use` with a number of rows, at most `most` and known to the compiler, and the first of them: as few calls as
 // cover `rows` rows, of about as many each.
 template <int most, class Use> QUIRE_INLINE void in_passes(int rows, const Use& use) {
-    const auto of_size = [&](auto self, auto size, int count, int first) __attribute__((always_inline)) {
-        if constexpr (size > 1) {
-            if (count < size) return self(self, std::integral_constant<int, size - 1>(), count, first);
-        }
-        use(size, first);
-    };
     const int passes = (rows + most - 1) / most;
     for (int pass = 0; pass < passes; pass++) {
         const int first = rows * pass / passes, past = rows * (pass + 1) / passes;
-        of_size(of_size, std::integral_constant<int, most>(), past - first, first);
+        with_known<most>(past - first, [&](auto count) __attribute__((always_inline)) { use(count, first); });
     }
 }
 
-// Sums of a group of `size` codes a column by the digits of `rows` rows, as arranged.
-template <int size, int rows, class Sums> class GroupSums {
+// Sums of a group of `size` codes a column of `tiles` tiles by the digits of `rows` rows, as arranged.
+template <int size, int rows, class Sums, int tiles = 1> class GroupSums {
     static constexpr int kChains = Sums::kWaits && rows <= 2 ? 2 : 1;  // of sums that do not wait for each other
     static constexpr int kAll = size / Sums::kCodes;  // units
     static constexpr int kTogether = std::min(kAll, kByInstruction ? Sums::kUnits : 4);  // words' units, whole
 
 public:
-    // `unit_of(first, i)` gives unit `first + i`; it is called with numbers in turn.
-    template <class UnitOf> QUIRE_INLINE void add(const UnitOf& unit_of, const uint8_t* parts, int64_t between) {
-        QUIRE_UNROLLED for (auto& chain : sums_)
-            QUIRE_UNROLLED for (Sums& own : chain) own.clear();
-        if constexpr (!Sums::kAddsFirst) add_some(unit_of, parts, between, 0, true);
-        for (int first = Sums::kAddsFirst ? 0 : kTogether; first < kAll; first += kTogether)
-            add_some(unit_of, parts, between, first, false);
+    // `units.get(tile, i)` gives a tile's unit `i` of those to come; it is called with numbers in turn, and
+    // `units.advance(count)` after some of them.
+    template <class Units> QUIRE_INLINE void add(Units units, const uint8_t* parts, int64_t between) {
+        each_sum([](Sums& own) __attribute__((always_inline)) { own.clear(); });
+        if constexpr (!Sums::kAddsFirst) add_some(units, parts, between, true);
+        for (int done = Sums::kAddsFirst ? 0 : kTogether; done < kAll; done += kTogether)
+            add_some(units, parts, between, false);
     }
     // Adds a row's sums to `to`. `scales`: of the rows, and `block` floats later their sums of integers.
-    QUIRE_INLINE FloatLanes accumulated(const Accumulator& add_to, int row, const float* scales, int block,
+    QUIRE_INLINE FloatLanes accumulated(const Accumulator& add_to, int tile, int row, const float* scales, int block,
                                     const FloatLanes& to) const {
-        IntLanes whole = sums_[0][row].whole();
-        if constexpr (kChains > 1) whole = quire::QUIRE_ISA::add(whole, sums_[1][row].whole());
+        IntLanes whole = sums_[0][row][tile].whole();
+        if constexpr (kChains > 1) whole = quire::QUIRE_ISA::add(whole, sums_[1][row][tile].whole());
         return add_to(whole, scales + row, block, to);
     }
 
 private:
-    template <class UnitOf>
-    QUIRE_INLINE void add_some(const UnitOf& unit_of, const uint8_t* parts, int64_t between, int first, bool begins) {
-#pragma GCC unroll 16
-        for (int i = 0; i < kTogether; i++) {
-            const IntLanes unit = unit_of(first, i);
-#pragma GCC unroll 6
-            for (int row = 0; row < rows; row++) {
-                Sums& own = sums_[i % kChains][row];
-                const uint8_t* from = parts + row * size * Sums::kWidth + (first + i) * 4;
-                own.add(unit, from, between, i < kChains && (begins || Sums::kGathers));
+    template <class Use> QUIRE_INLINE void each_sum(const Use& use) {
+        QUIRE_UNROLLED for (auto& chain : sums_)
+            QUIRE_UNROLLED for (auto& row : chain)
+                QUIRE_UNROLLED for (Sums& own : row) use(own);
+    }
+    template <class Units>
+    QUIRE_INLINE void add_some(Units& units, const uint8_t*& parts, int64_t between, bool begins) {
+        QUIRE_UNROLLED for (int i = 0; i < kTogether; i++) {
+            IntLanes unit[tiles];
+            QUIRE_UNROLLED for (int tile = 0; tile < tiles; tile++) unit[tile] = units.get(tile, i);
+            QUIRE_UNROLLED for (int row = 0; row < rows; row++) {
+                const uint8_t* from = parts + row * size * Sums::kWidth + i * 4;
+                QUIRE_UNROLLED for (int tile = 0; tile < tiles; tile++)
+                    sums_[i % kChains][row][tile].add(unit[tile], from, between,
+                                                      i < kChains && (begins || Sums::kGathers));
             }
         }
-        QUIRE_UNROLLED for (auto& chain : sums_)
-            QUIRE_UNROLLED for (Sums& own : chain) own.gather(begins);
+        each_sum([begins](Sums& own) __attribute__((always_inline)) { own.gather(begins); });
+        units.advance(kTogether);
+        parts += kTogether * 4;
     }
 
-    Sums sums_[kChains][rows];
+    Sums sums_[kChains][rows][tiles];
 };
 
 }  // namespace quire::QUIRE_ISA

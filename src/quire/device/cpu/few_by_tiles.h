@@ -9,6 +9,7 @@ constexpr int kFewByVectors = 4;  // rows for which AMX's tiles are no faster
 // The most rows by which codes are decoded in registers, by every few rows anew, and not once to memory.
 inline int64_t most_by_tiles(const Weight& w) {
     if (W == 4 || w.storage != Storage::affine) return 16;
+    if (kMostByBytes<2> == 0) return W == 16 ? 48 : 16;
     return W == 16 ? INT64_MAX : 48;
 }
 constexpr int64_t kRowsPassing = 64;  // rows that pass over a tile of columns before the next tile
@@ -25,90 +26,121 @@ template <int count> struct AllRows {
     const uint8_t* parts;
 };
 
-// Some rows of a block by codes in tiles, which are decoded in registers. The sums are those of `IntegerProduct`.
-template <int size, class Block, class Units, class Parts> class FewByTiles {
-    static constexpr int kUnitsInWord = 32 / Units::kBits / Parts::kCodes, rows = Block::kCount;
+// Units of words of codes in tiles that lie `between` bytes apart. Fetches later words into the cache.
+template <int tiles, class Units, int codes> class PackedUnits {
+    static constexpr int kInWord = 32 / Units::kBits / codes;
 
 public:
-    FewByTiles(const Weight& w, const Block& block) : w_(w), block_(block) {}
+    QUIRE_INLINE PackedUnits(const uint8_t* first, int64_t between) : next_(first), between_(between) {}
+    QUIRE_INLINE IntLanes get(int tile, int i) {
+        if (i % kInWord == 0) {
+            const uint8_t* word = next_ + tile * between_ + i / kInWord * kUnit;
+            words_[tile] = load_lanes(word);
+            prefetch(word + kAhead);
+        }
+        return units_.template get<codes>(words_[tile], i % kInWord);
+    }
+    QUIRE_INLINE void advance(int count) { next_ += count / kInWord * kUnit; }
 
-    // Sums of a tile of columns.
-    void tile(int64_t column, FloatLanes* sums) const {
+private:
+    const uint8_t* next_;
+    int64_t between_;
+    Units units_;
+    IntLanes words_[tiles];
+};
+
+// Some rows of a block by codes in `tiles` tiles, which are decoded in registers. The sums are those of
+// `IntegerProduct`.
+template <int size, int tiles, class Block, class Units, class Parts> class FewByTiles {
+    static constexpr int rows = Block::kCount;
+
+public:
+    using Sums = FloatLanes[tiles][rows];
+    FewByTiles(const Weight& w, const Block& block)
+        : w_(w), block_(block), tile_bytes_(w.depth * kTile * Units::kBits / 8) {}
+
+    // Sums of tiles of columns.
+    void add_up(int64_t column, Sums& sums) const {
         const int64_t groups = w_.depth / size;
-        const uint8_t* codes = (const uint8_t*)w_.values + column * w_.depth * Units::kBits / 8;
+        const uint8_t* codes = (const uint8_t*)w_.values + column / kTile * tile_bytes_;
         const uint8_t* parts = block_.parts;
-        for (int row = 0; row < rows; row++) sums[row] = all(0.0f);
+        for (auto& tile : sums)
+            for (FloatLanes& row : tile) row = all(0.0f);
         for (int64_t group = 0; group < groups; group++) {
             add_group(codes, parts, column * groups + group * kTile, sums);
-            codes += size / Parts::kCodes / kUnitsInWord * kUnit;
+            codes += size * Units::kBits / 32 * kUnit;
             parts += group_bytes<Parts>(size, block_.rows);
         }
     }
 
 private:
     // `at`: the number of the group's first scale.
-    QUIRE_INLINE void add_group(const uint8_t* codes, const uint8_t* parts, int64_t at, FloatLanes* sums) const {
-        GroupSums<size, rows, Parts> own;
-        IntLanes words;
-        const auto unit_of = [&](int first, int i) __attribute__((always_inline)) {
-            if (i % kUnitsInWord == 0) {
-                const uint8_t* word = codes + (first + i) / kUnitsInWord * kUnit;
-                words = load_lanes(word);
-                prefetch(word + kAhead);
-            }
-            return units_.template get<Parts::kCodes>(words, i % kUnitsInWord);
-        };
+    QUIRE_INLINE void add_group(const uint8_t* codes, const uint8_t* parts, int64_t at, Sums& sums) const {
+        GroupSums<size, rows, Parts, tiles> own;
         const int64_t between = block_.rows * size * Parts::kWidth;
-        own.add(unit_of, parts + block_.first * size * Parts::kWidth, between);
-        const SixteenScales scaled(w_, at, at + kScaled * kTile, kTile);
-        const float* scales = (const float*)(parts + Parts::kParts * between) + block_.first;
-        for (int row = 0; row < rows; row++)
-            sums[row] = own.accumulated(scaled.accumulator(), row, scales, block_.rows, sums[row]);
+        own.add(PackedUnits<tiles, Units, Parts::kCodes>(codes, tile_bytes_), parts + block_.first * size * Parts::kWidth, between);
+        const float* scales = afresh((const float*)(parts + Parts::kParts * between) + block_.first);
+        QUIRE_UNROLLED for (int tile = 0; tile < tiles; tile++, at += w_.depth / size * kTile) {
+            const SixteenScales scaled(w_, at, at + kScaled * kTile, kTile);
+            QUIRE_UNROLLED for (int row = 0; row < rows; row++) {
+                FloatLanes& to = sums[tile][row];
+                to = own.accumulated(scaled.accumulator(), tile, row, scales, block_.rows, to);
+            }
+        }
     }
 
     const Weight& w_;
     Block block_;
-    Units units_;
+    int64_t tile_bytes_;  // of codes
 };
 
-// A tile of columns of a product by the rows of a block.
-template <int size, class Units, class Parts, class Block>
-void tile_by_rows(const Weight& w, const Rows& rows, int64_t column, int64_t row, const Block& block) {
-    FloatLanes sums[Block::kCount];
-    FewByTiles<size, Block, Units, Parts>(w, block).tile(column, sums);
-    for (int r = 0; r < Block::kCount; r++) write_row(w, rows, sums[r], row + r, column, kTile);
+// Tiles of columns of a product by the rows of a block.
+template <int size, int tiles, class Units, class Parts, class Block>
+void tiles_by_rows(const Weight& w, const Rows& rows, int64_t column, int64_t row, const Block& block) {
+    FloatLanes sums[tiles][Block::kCount];
+    FewByTiles<size, tiles, Block, Units, Parts>(w, block).add_up(column, sums);
+    for (int tile = 0; tile < tiles; tile++)
+        for (int r = 0; r < Block::kCount; r++) write_row(w, rows, sums[tile][r], row + r, column + tile * kTile, kTile);
 }
 
-// A product with codes in tiles: a tile's codes stay in the cache while the rows pass, a few at a time.
+// Calls `use` with a number of tiles, known to the compiler, and the first of their columns: `most` tiles, and at the
+// end those that are left.
+template <int most, class Use> QUIRE_INLINE void by_tiles(int64_t begin, int64_t end, const Use& use) {
+    for (; begin + most * kTile <= end; begin += most * kTile) use(std::integral_constant<int, most>(), begin);
+    if constexpr (most > 1) by_tiles<most - 1>(begin, end, use);
+}
+
+// A product with codes in tiles: tiles' codes stay in the cache while the rows pass, a few at a time.
 template <int size, class Units, class Parts>
 void product_by_tiles(const Weight& w, const Rows& rows, int64_t begin, int64_t end) {
     const int block = block_rows(0, rows.count);
     const auto* arranged = (const uint8_t*)aligned((float*)rows.arranged);
-    const auto pass = [&](int64_t column, int64_t begin, int64_t end) {
+    const auto pass = [&](auto tiles, int64_t column, int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; row += kTile) {
             const uint8_t* parts = arranged + row / kTile * block_bytes<Parts>(w, block);
             in_passes<Parts::kRows>((int)std::min<int64_t>(kTile, end - row), [&](auto count, int first) {
                 const SomeRows<count> some{parts, block, first};
-                tile_by_rows<size, Units, Parts>(w, rows, column, row + first, some);
+                tiles_by_rows<size, tiles, Units, Parts>(w, rows, column, row + first, some);
             });
         }
     };
     for (int64_t row = 0; row < rows.count; row += kRowsPassing)
-        for (int64_t column = begin; column < end; column += kTile)
-            pass(column, row, std::min(rows.count, row + kRowsPassing));
+        by_tiles<Parts::kTiles>(begin, end, [&](auto tiles, int64_t column) {
+            pass(tiles, column, row, std::min(rows.count, row + kRowsPassing));
+        });
 }
 
 // The same for one row or two.
 template <int size, class Units, class Parts>
 void few_by_tiles(const Weight& w, const Rows& rows, int64_t begin, int64_t end) {
     const auto* parts = (const uint8_t*)aligned((float*)rows.arranged);
-    for (int64_t column = begin; column < end; column += kTile) {
+    by_tiles<Parts::kTiles>(begin, end, [&](auto tiles, int64_t column) {
         if (rows.count == 1) {
-            tile_by_rows<size, Units, Parts>(w, rows, column, 0, AllRows<1>{parts});
+            tiles_by_rows<size, tiles, Units, Parts>(w, rows, column, 0, AllRows<1>{parts});
         } else {
-            tile_by_rows<size, Units, Parts>(w, rows, column, 0, AllRows<2>{parts});
+            tiles_by_rows<size, tiles, Units, Parts>(w, rows, column, 0, AllRows<2>{parts});
         }
-    }
+    });
 }
 
 // `few`: see `few_by_digits`.

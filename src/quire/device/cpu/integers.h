@@ -203,6 +203,14 @@ template <int size> struct Group {
     }
 };
 
+// Units of tiles that lie `between` bytes apart.
+struct StoredUnits {
+    const uint8_t* next;
+    int64_t between;
+    QUIRE_INLINE IntLanes get(int tile, int i) const { return load_lanes(next + tile * between + i * kUnit); }
+    QUIRE_INLINE void advance(int count) { next += count * kUnit; }
+};
+
 // Multiplies by vectors. `most`: the largest code.
 template <int size, int most, int digits> struct ByVectors {
     using Parts = PartSums<most, digits>;
@@ -213,27 +221,34 @@ template <int size, int most, int digits> struct ByVectors {
 
     // Adds `count` groups from `g` on.
     void operator()(const Group<size>& g, int count) const {
-        in_passes<Parts::kRows>(g.present, [&](auto rows, int first) {
-            for (int tile = 0; tile < g.tiles; tile++) {
-                Group<size> each = g;
-                for (int i = 0; i < count; i++, each.template advance<Parts>()) multiply<rows>(each, tile, first);
-            }
-        });
+        if constexpr (Parts::kReadsUnits) {
+            with_known<kTogether>(g.tiles, [&](auto tiles) {
+                for (int row = 0; row < g.present; row++) add<1, tiles>(g, count, 0, row);
+            });
+        } else {
+            in_passes<Parts::kRows>(g.present, [&](auto rows, int first) {
+                for (int tile = 0; tile < g.tiles; tile++) add<rows, 1>(g, count, tile, first);
+            });
+        }
     }
 
 private:
-    template <int rows> QUIRE_INLINE static void multiply(const Group<size>& g, int tile, int first) {
-        const uint8_t* codes = g.codes + tile * kSpanBytes<Parts>;
-        GroupSums<size, rows, Parts> own;
-        const auto unit_of = [=](int first, int i) __attribute__((always_inline)) {
-            return load_lanes(codes + (first + i) * kUnit);
-        };
-        own.add(unit_of, g.parts + first * size * Parts::kWidth, g.rows * size * Parts::kWidth);
-        const Accumulator add_to = g.accumulator(tile);
+    template <int rows, int tiles>
+    QUIRE_INLINE static void add(Group<size> g, int count, int tile, int first) {
+        for (int i = 0; i < count; i++, g.template advance<Parts>()) multiply<rows, tiles>(g, tile, first);
+    }
+    template <int rows, int tiles>
+    QUIRE_INLINE static void multiply(const Group<size>& g, int tile, int first) {
+        GroupSums<size, rows, Parts, tiles> own;
+        own.add(StoredUnits{g.codes + tile * kSpanBytes<Parts>, kSpanBytes<Parts>},
+                g.parts + first * size * Parts::kWidth, g.rows * size * Parts::kWidth);
         const float* scales = g.template row_scales<Parts>() + first;
-        for (int row = 0; row < rows; row++) {
-            float* sums = g.sums + tile * kSum + (first + row) * kTile;
-            store_floats(sums, own.accumulated(add_to, row, scales, g.rows, load_floats(sums)));
+        QUIRE_UNROLLED for (int t = 0; t < tiles; t++) {
+            const Accumulator add_to = g.accumulator(tile + t);
+            QUIRE_UNROLLED for (int row = 0; row < rows; row++) {
+                float* sums = g.sums + (tile + t) * kSum + (first + row) * kTile;
+                store_floats(sums, own.accumulated(add_to, t, row, scales, g.rows, load_floats(sums)));
+            }
         }
     }
 };
