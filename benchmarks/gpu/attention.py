@@ -33,7 +33,8 @@ from quire.device.cuda.driver import Graph, Launch
 from quire.device.cuda.extension import load_extension
 from quire.device.gpu_kernels import in_device_memory
 from quire.device.weights import random_codes
-from quire.executor.graphs import kernels, token_kernels
+from quire.executor.graphs import kernels
+from quire.executor.graphs.attention import token_kernels
 
 BLOCK, COUNT = 64, 10
 HEADS = ((512, 2, 8), (256, 8, 2), (128, 8, 4))

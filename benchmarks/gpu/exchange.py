@@ -45,7 +45,7 @@ def measure(rank: int, counts: list[int]) -> dict[str, Any]:
     import mlx.core as mx
 
     from quire.device.ranks import Part, join
-    from quire.executor.graphs.exchange_check import verified_inboxes
+    from quire.executor.graphs.ranks.exchange_check import verified_inboxes
 
     part = Part(rank, RANKS)
     join(part, [[f"127.0.0.1:{port}"] for port in _PORTS])
@@ -78,7 +78,7 @@ def exchanged(inboxes: Inboxes, count: int) -> dict[str, Any]:
     from quire.device.cuda.extension import load_extension
     from quire.device.gpu_kernels import in_device_memory
     from quire.device.ranks import collectives
-    from quire.executor.graphs.exchange import Exchange
+    from quire.executor.graphs.ranks.exchange import Exchange
 
     extension = load_extension()
     x = mx.ones((count, WIDTH), mx.bfloat16)
@@ -137,7 +137,7 @@ def chain(part: Part, matrices: list[tuple[mx.array, ...]], *, summed: bool) -> 
 @contextmanager
 def as_before() -> Iterator[None]:
     """Let a kernel of its own exchange rows."""
-    from quire.executor.graphs import rank_sums
+    from quire.executor.graphs.ranks import rank_sums
 
     with patch.object(rank_sums, "fits", lambda rows, row: False):
         yield
@@ -146,7 +146,7 @@ def as_before() -> Iterator[None]:
 @contextmanager
 def joined() -> Iterator[None]:
     """Let products send up to `_FEW` rows, one row as well."""
-    from quire.executor.graphs import rank_sums
+    from quire.executor.graphs.ranks import rank_sums
 
     with patch.object(rank_sums, "_ROWS", range(1, _FEW + 1)):
         yield

@@ -26,8 +26,8 @@ from quire.device.cuda.skinny_gemm import SkinnyGemm
 from quire.device.cuda.warpgroup_gemm import WarpgroupGemm
 from quire.device.cuda.wide_gemm import WideGemm
 from quire.device.weights import Packing
-from quire.executor.graphs import product_kernels
-from quire.executor.graphs.product_kernels import Gemm
+from quire.executor.graphs.products import product_kernels
+from quire.executor.graphs.products.product_kernels import Gemm
 from quire.executor.graphs.recorder import expert_tile, most_skinny_pairs
 
 LAYERS, ROUNDS = 3, 12

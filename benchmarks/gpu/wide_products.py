@@ -31,8 +31,8 @@ from quire.device.cuda.driver import Graph, Launch
 from quire.device.cuda.extension import load_extension
 from quire.device.cuda.warpgroup_gemm import WarpgroupGemm
 from quire.device.cuda.wide_gemm import WideGemm
-from quire.executor.graphs import product_kernels
-from quire.executor.graphs.rows import RowKernel, row_kernel
+from quire.executor.graphs.products import product_kernels
+from quire.executor.graphs.rows.regions import RowKernel, row_kernel
 from quire.program.values import Form, Node, Program, Value
 
 MATRICES = [(4096, 14_336, True), (14_336, 4096, False), (4096, 6144, False), (4096, 4096, False)]

@@ -17,13 +17,13 @@ from quire.attention.backend import AttentionCase
 from quire.cache.specs import AttentionSpec, KVLayout
 from quire.core.kv_format import KVFormat
 from quire.device.weights import Packing
+from quire.executor.graphs.attention.indexers import has_indexers, most_keys
+from quire.executor.graphs.attention.pool_kinds import kind_of
 from quire.executor.graphs.coverage import Survey
 from quire.executor.graphs.graph_cache import MAX_ROWS, WIDE_ROWS
-from quire.executor.graphs.indexers import has_indexers, most_keys
 from quire.executor.graphs.layout import InputLayout
 from quire.executor.graphs.operands import attention_heads
 from quire.executor.graphs.places import Place
-from quire.executor.graphs.pool_kinds import kind_of
 from quire.executor.graphs.recorder import Buffer, Recorder
 from quire.executor.graphs.states import unplaced_states
 from quire.program.passes import recordable

@@ -18,7 +18,8 @@ from quire.device.cuda import packed
 from quire.device.cuda.compiled import CompiledKernel
 from quire.device.verified import Check, Verification, VerifiedKernels
 from quire.executor import agreement
-from quire.executor.graphs import encoders, formats, graph_cache, opening, step_graphs
+from quire.executor.graphs import encoders, graph_cache, opening, step_graphs
+from quire.executor.graphs.attention import formats
 from tests.device.cuda.cards import H200
 from tests.support.compiled_kernels import Needed
 

@@ -23,17 +23,16 @@ from quire.device.verified import VerifiedKernels
 from quire.engine import invariance
 from quire.executor import agreement
 from quire.executor.graphs import (
-    coding_check,
     encoders,
-    formats,
     graph_cache,
     opening,
     placing,
-    proposals,
     step_check,
     step_graphs,
     verifications,
 )
+from quire.executor.graphs.attention import coding_check, formats
+from quire.executor.graphs.products import proposals
 from quire.executor.graphs.recorder import Kernel
 from tests.support.emulated_steps import launch, memory_of
 from tests.support.lockstep import Lockstep

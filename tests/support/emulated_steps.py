@@ -7,7 +7,7 @@ import re
 import mlx.core as mx
 import numpy as np
 
-from quire.executor.graphs.coding_check import KernelRunner
+from quire.executor.graphs.attention.coding_check import KernelRunner
 from quire.executor.graphs.recorder import Kernel
 from tests.support.emulated_cuda import emulate
 from tests.support.emulated_metal import guarded

@@ -24,12 +24,12 @@ from quire.device.cuda.warpgroup_gemm import EXPERT_TILES, Cut, WarpgroupGemm, t
 from quire.device.cuda.wide_gemm import ROWS, WideGemm
 from quire.device.gpu_kernels import kernel_text
 from quire.device.weights import FP4, FP8, PackedWeight, Packing
-from quire.executor.graphs import product_kernels
-from quire.executor.graphs.arithmetic import gated as joined_by
-from quire.executor.graphs.coding_check import DeviceRunner, KernelRunner
+from quire.executor.graphs.attention.coding_check import DeviceRunner, KernelRunner
 from quire.executor.graphs.operands import UNPACKED
-from quire.executor.graphs.product_endings import ProductEnding
+from quire.executor.graphs.products import product_kernels
+from quire.executor.graphs.products.product_endings import ProductEnding
 from quire.executor.graphs.recorder import EXPERT_TILE, Kernel, expert_tile, most_skinny_pairs
+from quire.executor.graphs.rows.arithmetic import gated as joined_by
 from quire.executor.graphs.source import source_text
 from tests.device.cuda.cards import CARDS, H200
 from tests.support.emulated_steps import EmulatedRunner

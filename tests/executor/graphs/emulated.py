@@ -9,7 +9,7 @@ import numpy as np
 
 from quire.device.operations import Operations
 from quire.executor.graphs.recorder import Kernel
-from quire.executor.graphs.rows import Argument, RowKernel
+from quire.executor.graphs.rows.regions import Argument, RowKernel
 from quire.program.replay import run_node
 from quire.program.values import Node, Program, bound
 from tests.support.emulated_metal import guarded

@@ -23,19 +23,19 @@ from quire.cache.specs import AttentionSpec, KVLayout
 from quire.core.kv_format import KVFormat
 from quire.device.cuda.driver import Card
 from quire.executor.graphs import kernels
+from quire.executor.graphs.attention.layer_attention import HeadRows, LayerAttention
+from quire.executor.graphs.attention.pool_kinds import kind_of
+from quire.executor.graphs.attention.prompt_rows import PromptRows, write_prompts
+from quire.executor.graphs.attention.workspaces import COMMON, Workspaces
 from quire.executor.graphs.graph_cache import MAX_ROWS
-from quire.executor.graphs.layer_attention import HeadRows, LayerAttention
 from quire.executor.graphs.layout import (
     InputLayout,
     group_of,
     step_type,
     write_group,
 )
-from quire.executor.graphs.pool_kinds import kind_of
-from quire.executor.graphs.prompt_rows import PromptRows, write_prompts
 from quire.executor.graphs.recorder import Buffer, Kernel, Recorder
 from quire.executor.graphs.records import StepRecord
-from quire.executor.graphs.workspaces import COMMON, Workspaces
 from tests.attention.rows import HandRows
 from tests.support.emulated_card import SMALL
 from tests.support.emulated_steps import EmulatedRunner, memory_of

@@ -13,8 +13,8 @@ from quire.cache.formats.base import LayerShape
 from quire.cache.formats.registry import make_store
 from quire.cache.formats.tokens import TokenStore
 from quire.core.kv_format import KVFormat
-from quire.executor.graphs import coded_kernels, token_kernels
-from quire.executor.graphs.heads import Coding, Heads
+from quire.executor.graphs.attention import coded_kernels, token_kernels
+from quire.executor.graphs.attention.heads import Coding, Heads
 from tests.support.nvrtc import assert_compiles
 
 pytestmark = pytest.mark.slow

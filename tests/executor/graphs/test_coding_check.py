@@ -8,7 +8,7 @@ import pytest
 from quire.attention.backend import AttentionCase
 from quire.cache.specs import FullKV
 from quire.core.kv_format import KVFormat
-from quire.executor.graphs.coding_check import (
+from quire.executor.graphs.attention.coding_check import (
     KernelRunner,
     tail_coding_differs,
     token_coding_differs,

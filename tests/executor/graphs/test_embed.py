@@ -9,7 +9,7 @@ import pytest
 
 from quire.device.operations import Operations
 from quire.device.weights import PackedWeight, Packing, in_tiles
-from quire.executor.graphs.embed import embed_kernel, gathered_kernel
+from quire.executor.graphs.rows.embed import embed_kernel, gathered_kernel
 from quire.executor.graphs.source import NotGenerated
 from quire.program.values import Form, Node, Program, Value, Weight
 from tests.executor.graphs.emulated import run_kernel

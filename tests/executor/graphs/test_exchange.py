@@ -13,8 +13,8 @@ import pytest
 
 from quire.device.cuda.inboxes import Inboxes, inbox_bytes
 from quire.device.ranks import Part
-from quire.executor.graphs.exchange import Exchange
-from quire.executor.graphs.exchange_check import SumKernels, wrong_rows
+from quire.executor.graphs.ranks.exchange import Exchange
+from quire.executor.graphs.ranks.exchange_check import SumKernels, wrong_rows
 from tests.support.emulated_card import SMALL
 from tests.support.emulated_metal import why_not
 from tests.support.emulated_steps import EmulatedRunner

@@ -12,7 +12,7 @@ from quire.attention.choice import IndexerTopK
 from quire.attention.metadata import build_metadata
 from quire.cache.specs import FullKV
 from quire.core.kv_format import KVFormat
-from quire.executor.graphs.chosen_keys import kernel_source
+from quire.executor.graphs.attention.chosen_keys import kernel_source
 from quire.executor.graphs.recorder import Kernel
 from tests.attention.rows import HandRows
 from tests.support.emulated_metal import guarded, why_not

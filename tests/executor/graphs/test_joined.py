@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from quire.executor.graphs.joined import joined_kernel
+from quire.executor.graphs.rows.joined import joined_kernel
 from quire.executor.graphs.source import NotGenerated
 from quire.program.values import FUSED, Form, Node, Program, Size, Value
 from tests.executor.graphs.emulated import difference

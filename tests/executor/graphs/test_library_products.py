@@ -16,8 +16,9 @@ from quire.core.config import EngineConfig
 from quire.device import verified
 from quire.device.cuda.cublas import Library, LibraryProduct
 from quire.device.verified import VerifiedKernels
-from quire.executor.graphs import graph_cache, library_products, proposals
-from quire.executor.graphs.library_products import (
+from quire.executor.graphs import graph_cache
+from quire.executor.graphs.products import library_products, proposals
+from quire.executor.graphs.products.library_products import (
     LEAST_ROWS,
     LEAST_ROWS_BESIDE_EXPERTS,
     least_library_rows,

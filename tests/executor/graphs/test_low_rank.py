@@ -14,7 +14,7 @@ from quire.core.request import Request
 from quire.device.operations import Operations
 from quire.executor.graphs.executor import GraphExecutor
 from quire.executor.graphs.graph_cache import GraphCache
-from quire.executor.graphs.low_rank import THREADS, LowRankProduct
+from quire.executor.graphs.products.low_rank import THREADS, LowRankProduct
 from quire.executor.graphs.recorder import Kernel
 from quire.models.base import named_parameters
 from quire.models.weights.loader import LoadedModel

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from quire.device.weights import Packing
-from quire.executor.graphs.plain_products import PlainProduct
+from quire.executor.graphs.products.plain_products import PlainProduct
 from quire.executor.graphs.recorder import Kernel
 from tests.executor.graphs.emulated import bits_of
 from tests.support.emulated_metal import guarded, why_not

@@ -13,7 +13,7 @@ from quire.cache.specs import AttentionSpec, FullKV, WindowKV
 from quire.core.arrays import Ints
 from quire.core.kv_format import KVFormat
 from quire.device.cuda.driver import Card
-from quire.executor.graphs import attention_recorder
+from quire.executor.graphs.attention import attention_recorder
 from quire.executor.graphs.graph_cache import MAX_ROWS
 from tests.executor.graphs.layers import HeldLayer, normal
 from tests.support.emulated_card import SMALL

@@ -13,9 +13,9 @@ from quire.attention.paged.tiles import cut
 from quire.attention.paged.tiling import Tiling
 from quire.cache.specs import AttentionSpec, FullKV, KVLayout, WindowKV
 from quire.core.kv_format import KVFormat
-from quire.executor.graphs import coded_pools, prompt_rows
+from quire.executor.graphs.attention import coded_pools, prompt_rows
+from quire.executor.graphs.attention.prompt_rows import PromptRows
 from quire.executor.graphs.layout import InputLayout, step_numbers
-from quire.executor.graphs.prompt_rows import PromptRows
 from quire.executor.graphs.verifications import LongContexts
 from tests.attention.rows import HandRows
 from tests.engine.rows import scheduled

@@ -11,8 +11,8 @@ from quire.device import verified
 from quire.device.cuda.cublas import LibraryProduct
 from quire.device.cuda.driver import DriverError
 from quire.device.verified import VerifiedKernels
-from quire.executor.graphs import proposals
-from quire.executor.graphs.proposals import Proposals
+from quire.executor.graphs.products import proposals
+from quire.executor.graphs.products.proposals import Proposals
 from quire.executor.graphs.recorder import Kernel
 from tests.support.emulated_card import EmulatedGraph
 from tests.support.emulated_cublas import VERSION, EmulatedCublas, emulate_cublas

@@ -16,8 +16,8 @@ import pytest
 from quire.device.cuda.inboxes import Inboxes, inbox_bytes
 from quire.device.ranks import Part
 from quire.device.weights import PackedWeight, Packing
-from quire.executor.graphs import rank_sums
 from quire.executor.graphs.places import Place
+from quire.executor.graphs.ranks import rank_sums
 from quire.executor.graphs.recorder import Buffer, Kernel, Recorder
 from quire.executor.graphs.recording import Recording
 from quire.program.passes import prepared

@@ -19,7 +19,7 @@ from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.device.cuda.modules import ModuleProcesses
 from quire.device.device import current_device
-from quire.executor.graphs import coded_pools, prompt_rows
+from quire.executor.graphs.attention import coded_pools, prompt_rows
 from quire.executor.graphs.graph_cache import MAX_ROWS, WIDE_ROWS
 from quire.executor.graphs.runner import CUDAGraphs
 from quire.models.base import LanguageModel

@@ -24,7 +24,9 @@ from quire.device.cuda.cublas import Library
 from quire.device.cuda.driver import Card
 from quire.device.cuda.skinny_gemm import VAST, SkinnyGemm
 from quire.device.weights import PackedWeight, Packing
-from quire.executor.graphs.coded_pools import PagePool
+from quire.executor.graphs.attention.coded_pools import PagePool
+from quire.executor.graphs.attention.pool_kinds import kind_of
+from quire.executor.graphs.attention.pools import LayerPool, PlainPool
 from quire.executor.graphs.graph_cache import MAX_ROWS
 from quire.executor.graphs.layout import (
     InputLayout,
@@ -34,8 +36,6 @@ from quire.executor.graphs.layout import (
 )
 from quire.executor.graphs.operands import ProductMatrix, UnsupportedNode
 from quire.executor.graphs.places import Place
-from quire.executor.graphs.pool_kinds import kind_of
-from quire.executor.graphs.pools import LayerPool, PlainPool
 from quire.executor.graphs.recorder import Buffer, Kernel, Recorder, launches
 from quire.executor.graphs.recording import Recording
 from quire.executor.graphs.sizes import in_one_block

@@ -11,8 +11,8 @@ import pytest
 
 from quire.device.mixture import Router
 from quire.device.operations import Operations
+from quire.executor.graphs.products.routes import ROUTE_THREADS, SCORING_THREADS, Route, grouping
 from quire.executor.graphs.recorder import EXPERT_TILE, Kernel
-from quire.executor.graphs.routes import ROUTE_THREADS, SCORING_THREADS, Route, grouping
 from quire.models.layers.routers import SigmoidRouter, SoftmaxRouter, SparseMixer
 from tests.executor.graphs.emulated import bits_of
 from tests.support.emulated_metal import guarded, why_not

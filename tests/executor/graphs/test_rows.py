@@ -11,8 +11,8 @@ import mlx.core as mx
 import pytest
 
 from quire.device.device import open_device
-from quire.executor.graphs.row_body import Cut
-from quire.executor.graphs.rows import RowKernel, row_kernel
+from quire.executor.graphs.rows.regions import RowKernel, row_kernel
+from quire.executor.graphs.rows.row_body import Cut
 from quire.executor.graphs.source import NotGenerated
 from quire.program.passes import prepared
 from quire.program.trace import trace

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from quire.executor.graphs.small_sums import reduced_kernel, small_product_kernel
+from quire.executor.graphs.rows.small_sums import reduced_kernel, small_product_kernel
 from quire.executor.graphs.source import NotGenerated
 from quire.program.values import Form, Node, Program, Size, Value
 from tests.executor.graphs.emulated import difference

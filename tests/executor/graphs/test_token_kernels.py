@@ -20,7 +20,7 @@ from quire.cache.formats.base import LayerShape, LayerStore, WrittenBlocks
 from quire.cache.formats.registry import make_store
 from quire.cache.specs import AttentionSpec, FullKV, WindowKV
 from quire.core.kv_format import KVFormat
-from quire.executor.graphs import token_kernels
+from quire.executor.graphs.attention import token_kernels
 from quire.executor.graphs.graph_cache import MAX_ROWS
 from quire.executor.graphs.layout import InputLayout, group_of, write_group
 from quire.executor.graphs.recorder import Kernel

@@ -26,13 +26,13 @@ from quire.device.gpu_kernels import in_device_memory
 from quire.executor.agreement import whole_error
 from quire.executor.encoder_cache import Encoded
 from quire.executor.graphs import device_memory
+from quire.executor.graphs.attention.coding_check import DeviceRunner
 from quire.executor.graphs.between import buffered
-from quire.executor.graphs.coding_check import DeviceRunner
 from quire.executor.graphs.coverage import Survey
 from quire.executor.graphs.layout import InputLayout
-from quire.executor.graphs.library_products import open_library
 from quire.executor.graphs.operands import UnsupportedNode
 from quire.executor.graphs.places import Place
+from quire.executor.graphs.products.library_products import open_library
 from quire.executor.graphs.recorder import Buffer, Recorder
 from quire.executor.graphs.recording import Recording
 from quire.executor.graphs.step_graphs import RecordedStep, StepLaunch

@@ -23,22 +23,22 @@ from quire.device.cuda.driver import Graph, card
 from quire.device.cuda.extension import Extension
 from quire.device.cuda.inboxes import Inboxes
 from quire.executor.graphs import device_memory
-from quire.executor.graphs.coding_check import DeviceRunner
+from quire.executor.graphs.attention.coding_check import DeviceRunner
+from quire.executor.graphs.attention.indexers import has_indexers
+from quire.executor.graphs.attention.pool_kinds import kind_of
+from quire.executor.graphs.attention.pools import LayerPool, PlainPool
+from quire.executor.graphs.attention.workspaces import COMMON, Workspaces
 from quire.executor.graphs.coverage import Survey
-from quire.executor.graphs.indexers import has_indexers
 from quire.executor.graphs.layout import InputLayout
-from quire.executor.graphs.library_products import least_library_rows, open_library
 from quire.executor.graphs.operands import UnsupportedNode, attention_heads
 from quire.executor.graphs.places import Place
 from quire.executor.graphs.placing import RowPlacing, places_rows
-from quire.executor.graphs.pool_kinds import kind_of
-from quire.executor.graphs.pools import LayerPool, PlainPool
-from quire.executor.graphs.proposals import Proposals
+from quire.executor.graphs.products.library_products import least_library_rows, open_library
+from quire.executor.graphs.products.proposals import Proposals
 from quire.executor.graphs.recorder import Buffer, Recorder
 from quire.executor.graphs.recording import Recording
 from quire.executor.graphs.states import LayerStates, layer_states, unplaced_states
 from quire.executor.graphs.step_graphs import Addresses, RecordedStep, StepGraphs
-from quire.executor.graphs.workspaces import COMMON, Workspaces
 from quire.executor.inputs import FlatRows
 from quire.program.low_rank import NUMBERS
 from quire.program.trace import HIDDEN, StepPrograms

@@ -20,13 +20,13 @@ from quire.cache.specs import KVLayout
 from quire.core.arrays import Ints
 from quire.executor.following import Following
 from quire.executor.graphs import device_memory
-from quire.executor.graphs.few_rows import FewRows, serves_few
-from quire.executor.graphs.prompt_rows import (
+from quire.executor.graphs.attention.prompt_rows import (
     WRITTEN_FIELDS,
     PromptRows,
     most_tiles,
     write_prompts,
 )
+from quire.executor.graphs.few_rows import FewRows, serves_few
 from quire.executor.graphs.records import StepRecord, addresses, by_row, once, record_type
 from quire.executor.graphs.states import StateInputs, write_states
 from quire.scheduler.plan import ScheduledSequence

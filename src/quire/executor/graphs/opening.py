@@ -15,8 +15,8 @@ from quire.device.device import current_device
 from quire.device.ranks import WHOLE, Part, agreed
 from quire.executor.graphs.compiling import Compiling
 from quire.executor.graphs.encoders import EncoderGraphs
-from quire.executor.graphs.exchange_check import verified_inboxes
 from quire.executor.graphs.operands import UnsupportedNode
+from quire.executor.graphs.ranks.exchange_check import verified_inboxes
 from quire.executor.graphs.runner import CUDAGraphs
 from quire.models.base import LanguageModel
 from quire.models.layers.linear import joined_matrices

@@ -11,10 +11,10 @@ import mlx.core as mx
 from quire.device.cuda.row_layout import RowLayout
 from quire.device.cuda.wide_gemm import WideGemm
 from quire.executor.graphs.operands import PARTS, Part, UnsupportedNode, row_width
-from quire.executor.graphs.product_kernels import Gemm
+from quire.executor.graphs.products.product_kernels import Gemm
 from quire.executor.graphs.recorder import Buffer, Recorder
-from quire.executor.graphs.row_layouts import layout_for, layouts_for, with_layout
-from quire.executor.graphs.rows import LaidOutRows, RowKernel, row_kernel
+from quire.executor.graphs.rows.regions import LaidOutRows, RowKernel, row_kernel
+from quire.executor.graphs.rows.row_layouts import layout_for, layouts_for, with_layout
 from quire.executor.graphs.source import C_TYPES, NotGenerated
 from quire.program.passes import Uses
 from quire.program.values import FUSED, Node, Program, Value

@@ -17,10 +17,10 @@ from quire.device.cuda.wide_gemm import ROWS, WideGemm
 from quire.device.gpu_kernels import in_device_memory
 from quire.device.weights import Packing
 from quire.executor.graphs import device_memory
+from quire.executor.graphs.attention.workspaces import Workspaces
 from quire.executor.graphs.layout import InputLayout
 from quire.executor.graphs.operands import ProductMatrix
-from quire.executor.graphs.product_kernels import Gemm
-from quire.executor.graphs.workspaces import Workspaces
+from quire.executor.graphs.products.product_kernels import Gemm
 
 EXPERT_TILE = 8
 """Pairs of row and expert in a tile of a skinny GEMM."""

@@ -6,21 +6,21 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 
 from quire.cache.specs import KVLayout
-from quire.executor.graphs.attention_nodes import AttentionRecording
+from quire.executor.graphs.attention.attention_nodes import AttentionRecording
+from quire.executor.graphs.attention.head_nodes import HeadRecording
+from quire.executor.graphs.attention.pools import LayerPool
 from quire.executor.graphs.between import MLXSegment, RecordedNode, memory_of
-from quire.executor.graphs.embed import embed_kernel, gathered_kernel
-from quire.executor.graphs.head_nodes import HeadRecording
-from quire.executor.graphs.joined import joined_kernel
-from quire.executor.graphs.low_rank import LowRankRecording
-from quire.executor.graphs.mixtures import MixtureRecording
 from quire.executor.graphs.operands import PARTS, UnsupportedNode
 from quire.executor.graphs.places import NodeKinds, Place, shown
-from quire.executor.graphs.pools import LayerPool
-from quire.executor.graphs.product_nodes import ProductRecording
+from quire.executor.graphs.products.low_rank import LowRankRecording
+from quire.executor.graphs.products.mixtures import MixtureRecording
+from quire.executor.graphs.products.product_nodes import ProductRecording
 from quire.executor.graphs.recorder import Buffer, Recorder
 from quire.executor.graphs.recurrences import StateRecording
-from quire.executor.graphs.rows import RowKernel
-from quire.executor.graphs.small_sums import reduced_kernel, small_product_kernel
+from quire.executor.graphs.rows.embed import embed_kernel, gathered_kernel
+from quire.executor.graphs.rows.joined import joined_kernel
+from quire.executor.graphs.rows.regions import RowKernel
+from quire.executor.graphs.rows.small_sums import reduced_kernel, small_product_kernel
 from quire.executor.graphs.states import LayerStates
 from quire.program.passes import RESHAPES
 from quire.program.pieces import at_once

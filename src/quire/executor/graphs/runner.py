@@ -26,10 +26,10 @@ from quire.device.ranks import WHOLE, agreed
 from quire.device.verified import Check, Verification
 from quire.executor.computed import Computed
 from quire.executor.following import Kept
+from quire.executor.graphs.attention.formats import reads_prompts, serves_format
+from quire.executor.graphs.attention.indexers import most_keys
 from quire.executor.graphs.compiling import Compiling, KernelCompiling
-from quire.executor.graphs.formats import reads_prompts, serves_format
 from quire.executor.graphs.graph_cache import MAX_ROWS, WIDE_ROWS, GraphCache
-from quire.executor.graphs.indexers import most_keys
 from quire.executor.graphs.layout import step_numbers
 from quire.executor.graphs.operands import UnsupportedNode
 from quire.executor.graphs.sizes import GraphSizes

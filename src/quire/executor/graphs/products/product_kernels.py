@@ -14,8 +14,8 @@ from quire.device.cuda.warpgroup_gemm import WarpgroupGemm
 from quire.device.cuda.wide_gemm import WideGemm
 from quire.device.gpu_kernels import kernel_text
 from quire.executor.graphs.kernels import source_text
-from quire.executor.graphs.product_endings import ProductEnding
-from quire.executor.graphs.rank_sums import rank_constants, sending_functions
+from quire.executor.graphs.products.product_endings import ProductEnding
+from quire.executor.graphs.ranks.rank_sums import rank_constants, sending_functions
 from quire.executor.graphs.source import literal
 
 _PRODUCTS = "quire.device.cuda"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import prod
 
-from quire.executor.graphs.accesses import Rows
-from quire.executor.graphs.row_body import Cut
-from quire.executor.graphs.rows import Argument, RowKernel
+from quire.executor.graphs.rows.accesses import Rows
+from quire.executor.graphs.rows.regions import Argument, RowKernel
+from quire.executor.graphs.rows.row_body import Cut
 from quire.executor.graphs.source import C_TYPES, ROUNDED, NotGenerated, source_text
 from quire.program.values import Node, Program, Size
 

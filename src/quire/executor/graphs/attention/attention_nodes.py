@@ -9,11 +9,11 @@ from quire.attention.paged import packed
 from quire.cache.specs import KVLayout
 from quire.device.cuda.row_layout import RowLayout
 from quire.executor.graphs import kernels
-from quire.executor.graphs.indexers import IndexerRecording
-from quire.executor.graphs.layer_attention import HeadRows, LayerAttention, Rotation
+from quire.executor.graphs.attention.indexers import IndexerRecording
+from quire.executor.graphs.attention.layer_attention import HeadRows, LayerAttention, Rotation
+from quire.executor.graphs.attention.pools import TailCoding
 from quire.executor.graphs.operands import HeadOperand, UnsupportedNode, check_heads
 from quire.executor.graphs.places import NodeKinds
-from quire.executor.graphs.pools import TailCoding
 from quire.executor.graphs.recorder import Buffer
 from quire.program.values import Node, Program
 

@@ -12,7 +12,7 @@ from quire.device.cuda.cublas import Library, LibraryProduct, library_version
 from quire.device.cuda.driver import Card
 from quire.device.verified import Check, Verification, disagreement, problem_unless_verified
 from quire.device.weights import GatedExperts, PlainExperts
-from quire.executor.graphs.coding_check import KernelRunner
+from quire.executor.graphs.attention.coding_check import KernelRunner
 from quire.executor.graphs.operands import UNPACKED, product_matrix
 from quire.executor.graphs.places import ValueRecording
 from quire.executor.graphs.recorder import Kernel

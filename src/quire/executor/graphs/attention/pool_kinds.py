@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from quire.core.kv_format import KVFormat
-from quire.executor.graphs.coded_pools import PagePool, TokenPool
-from quire.executor.graphs.pools import LayerPool, PlainPool
+from quire.executor.graphs.attention.coded_pools import PagePool, TokenPool
+from quire.executor.graphs.attention.pools import LayerPool, PlainPool
 
 _KINDS: dict[str, type[LayerPool]] = {
     "plain": PlainPool,

@@ -13,8 +13,8 @@ from quire.attention.paged.tiles import FEW_ROWS, cut
 from quire.attention.paged.tiling import Tiling
 from quire.attention.rows import AttentionRows
 from quire.core.arrays import Ints
+from quire.executor.graphs.attention.workspaces import STREAMS
 from quire.executor.graphs.records import StepRecord
-from quire.executor.graphs.workspaces import STREAMS
 
 WRITTEN_FIELDS = 5
 """Fields of a block that a step writes: its place in the workspace, the id of the block that gets

@@ -12,11 +12,11 @@ from quire.device.cuda.extension import NoExtension, load_extension
 from quire.device.cuda.inboxes import Inboxes, open_inboxes
 from quire.device.cuda.skinny_gemm import SkinnyGemm
 from quire.device.ranks import Part, agreed
-from quire.executor.graphs import product_kernels
-from quire.executor.graphs.coding_check import DeviceRunner, KernelRunner
-from quire.executor.graphs.exchange import Exchange
+from quire.executor.graphs.attention.coding_check import DeviceRunner, KernelRunner
+from quire.executor.graphs.products import product_kernels
+from quire.executor.graphs.ranks.exchange import Exchange
 from quire.executor.graphs.recorder import Kernel
-from quire.executor.graphs.rows import row_kernel
+from quire.executor.graphs.rows.regions import row_kernel
 from quire.program.values import ROWS, Node, Program, Value
 
 _ROWS, _FEW_ROWS, _INPUTS, _WIDTH = 40, 8, 64, 8192

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from quire.device.weights import TILE, PackedWeight
-from quire.executor.graphs.accesses import Rows
-from quire.executor.graphs.arithmetic import rounded
-from quire.executor.graphs.row_body import LINE, Cut
-from quire.executor.graphs.rows import Argument, RowKernel
+from quire.executor.graphs.rows.accesses import Rows
+from quire.executor.graphs.rows.arithmetic import rounded
+from quire.executor.graphs.rows.regions import Argument, RowKernel
+from quire.executor.graphs.rows.row_body import LINE, Cut
 from quire.executor.graphs.source import (
     C_TYPES,
     CODE_BITS,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import prod
 
-from quire.executor.graphs.accesses import Access, Rows
-from quire.executor.graphs.row_body import Body, Cut, Leaf, Stored, Term
-from quire.executor.graphs.rows import Argument, RowKernel
+from quire.executor.graphs.rows.accesses import Access, Rows
+from quire.executor.graphs.rows.regions import Argument, RowKernel
+from quire.executor.graphs.rows.row_body import Body, Cut, Leaf, Stored, Term
 from quire.executor.graphs.source import C_TYPES, NotGenerated, source_text
 from quire.program.primitives import VIEWS
 from quire.program.values import Node, Program

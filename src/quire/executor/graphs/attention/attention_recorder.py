@@ -9,8 +9,8 @@ import mlx.core as mx
 
 from quire.attention.paged import cuda as paged
 from quire.executor.graphs import kernels
-from quire.executor.graphs.chosen_keys import COPYING_THREADS, ChosenKeys, blocks_of_row
-from quire.executor.graphs.layer_attention import LayerAttention
+from quire.executor.graphs.attention.chosen_keys import COPYING_THREADS, ChosenKeys, blocks_of_row
+from quire.executor.graphs.attention.layer_attention import LayerAttention
 from quire.executor.graphs.layout import GroupInputs
 from quire.executor.graphs.recorder import Buffer, Recorder
 

@@ -10,8 +10,8 @@ from quire.attention.paged import cuda as paged
 from quire.attention.paged import decoding, packed
 from quire.attention.paged import portable_kernels as portable
 from quire.executor.graphs import kernels
+from quire.executor.graphs.attention.token_kernels import Attend, code_parameters
 from quire.executor.graphs.source import own_text, source_text
-from quire.executor.graphs.token_kernels import Attend, code_parameters
 
 LONGEST = 576
 """Most elements of a vector."""

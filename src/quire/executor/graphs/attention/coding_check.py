@@ -19,8 +19,9 @@ from quire.core.kv_format import KVFormat
 from quire.device.cuda.driver import Compiler, DriverError, Graph
 from quire.device.cuda.extension import Extension
 from quire.device.verified import disagreement
-from quire.executor.graphs import heads, kernels
-from quire.executor.graphs.heads import Coding, Heads, code_parts, code_tables
+from quire.executor.graphs import kernels
+from quire.executor.graphs.attention import heads
+from quire.executor.graphs.attention.heads import Coding, Heads, code_parts, code_tables
 from quire.executor.graphs.recorder import Kernel, launches
 
 _TOLERANCE = 1e-2

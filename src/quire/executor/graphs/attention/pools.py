@@ -15,13 +15,13 @@ from quire.attention.paged.portable_kernels import Codes
 from quire.attention.paged.tiles import score_numbers
 from quire.cache.formats.base import LayerStore
 from quire.cache.specs import KVSpec
-from quire.executor.graphs import heads
-from quire.executor.graphs.attention_recorder import AttentionRecorder, PlainRows
-from quire.executor.graphs.coding_check import KernelRunner
-from quire.executor.graphs.heads import Coding, Heads
-from quire.executor.graphs.layer_attention import LayerAttention
+from quire.executor.graphs.attention import heads
+from quire.executor.graphs.attention.attention_recorder import AttentionRecorder, PlainRows
+from quire.executor.graphs.attention.coding_check import KernelRunner
+from quire.executor.graphs.attention.heads import Coding, Heads
+from quire.executor.graphs.attention.layer_attention import LayerAttention
+from quire.executor.graphs.attention.workspaces import COMMON
 from quire.executor.graphs.recorder import Buffer, Recorder
-from quire.executor.graphs.workspaces import COMMON
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,6 @@ from dataclasses import replace
 from quire.device.cuda.row_layout import RowLayout
 from quire.device.cuda.skinny_gemm import SkinnyGemm
 from quire.device.weights import Packing
-from quire.executor.graphs import product_kernels
-from quire.executor.graphs.ended_products import EndedRecording
-from quire.executor.graphs.exchange import ExchangeRecording
-from quire.executor.graphs.library_products import LibraryRecording
 from quire.executor.graphs.operands import (
     Part,
     ProductMatrix,
@@ -21,10 +17,14 @@ from quire.executor.graphs.operands import (
     product_matrix,
 )
 from quire.executor.graphs.places import NodeKinds, shown
-from quire.executor.graphs.plain_products import PlainProduct
-from quire.executor.graphs.product_kernels import Gemm
+from quire.executor.graphs.products import product_kernels
+from quire.executor.graphs.products.ended_products import EndedRecording
+from quire.executor.graphs.products.library_products import LibraryRecording
+from quire.executor.graphs.products.plain_products import PlainProduct
+from quire.executor.graphs.products.product_kernels import Gemm
+from quire.executor.graphs.ranks.exchange import ExchangeRecording
 from quire.executor.graphs.recorder import Buffer
-from quire.executor.graphs.rows import row_kernel
+from quire.executor.graphs.rows.regions import row_kernel
 from quire.executor.graphs.source import NotGenerated
 from quire.program.passes import PRODUCTS, Uses
 from quire.program.values import Node

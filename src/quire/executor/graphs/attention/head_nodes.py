@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from quire.executor.graphs import product_kernels
 from quire.executor.graphs.operands import ProductMatrix, UnsupportedNode
 from quire.executor.graphs.places import NodeKinds, ValueRecording
+from quire.executor.graphs.products import product_kernels
 from quire.executor.graphs.source import C_TYPES, own_text, source_text
 from quire.program.values import Node
 

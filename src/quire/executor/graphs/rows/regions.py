@@ -16,11 +16,17 @@ import mlx.core as mx
 from quire.device.cuda.inboxes import Inboxes
 from quire.device.cuda.row_layout import RowLayout
 from quire.device.gpu_kernels import kernel_text
-from quire.executor.graphs.accesses import Access, Rows
-from quire.executor.graphs.arithmetic import SUPPORTED, expression, register_type, rounded
-from quire.executor.graphs.rank_sums import PIECE, rank_constants, summing_functions
-from quire.executor.graphs.row_body import Body, Cut, Leaf, Statement, Stored, Term
-from quire.executor.graphs.source import C_TYPES, NotGenerated, literal, literal_of, source_text
+from quire.executor.graphs.ranks.rank_sums import PIECE, rank_constants, summing_functions
+from quire.executor.graphs.rows.accesses import Access, Rows
+from quire.executor.graphs.rows.arithmetic import SUPPORTED, expression, register_type, rounded
+from quire.executor.graphs.rows.row_body import Body, Cut, Leaf, Statement, Stored, Term
+from quire.executor.graphs.source import (
+    C_TYPES,
+    NotGenerated,
+    literal,
+    literal_of,
+    source_text,
+)
 from quire.program.passes import NORMS
 from quire.program.primitives import VIEWS
 from quire.program.values import Node, Program

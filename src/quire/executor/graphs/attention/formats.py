@@ -13,8 +13,8 @@ from quire.core.kv_format import KVFormat
 from quire.device.cuda.compiled import compiler
 from quire.device.cuda.extension import Extension
 from quire.device.verified import Check, Verification, verified_kernels
-from quire.executor.graphs.coding_check import DeviceRunner
-from quire.executor.graphs.pool_kinds import kind_of
+from quire.executor.graphs.attention.coding_check import DeviceRunner
+from quire.executor.graphs.attention.pool_kinds import kind_of
 
 log = logging.getLogger("quire.engine")
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from quire.device.cuda.row_layout import RowLayout
-from quire.executor.graphs.accesses import Access
-from quire.executor.graphs.arithmetic import register_type
+from quire.executor.graphs.rows.accesses import Access
+from quire.executor.graphs.rows.arithmetic import register_type
 from quire.executor.graphs.source import C_TYPES
 
 _MOST_THREADS, _THREADS = 512, 128

@@ -10,10 +10,10 @@ import mlx.core as mx
 from quire.device.cuda.inboxes import MOST_BLOCKS, PIECES, SLOT, SLOTS, THREADS, Inboxes
 from quire.device.gpu_kernels import kernel_text
 from quire.device.ranks import Part
-from quire.executor.graphs import rank_sums
 from quire.executor.graphs.operands import UnsupportedNode, row_width
 from quire.executor.graphs.places import NodeKinds, ValueRecording
-from quire.executor.graphs.rows import RowKernel, row_kernel
+from quire.executor.graphs.ranks import rank_sums
+from quire.executor.graphs.rows.regions import RowKernel, row_kernel
 from quire.executor.graphs.source import C_TYPES, ROUNDED, NotGenerated, own_text, source_text
 from quire.program.passes import RESHAPES
 from quire.program.values import FUSED, Node, Program

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from quire.executor.graphs.chosen_keys import ChosenKeys
+from quire.executor.graphs.attention.chosen_keys import ChosenKeys
 from quire.executor.graphs.recorder import Buffer
 
 

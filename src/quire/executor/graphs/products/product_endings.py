@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from quire.device.cuda.row_layout import RowLayout
-from quire.executor.graphs.accesses import Access
-from quire.executor.graphs.row_body import Term
-from quire.executor.graphs.rows import Argument, RowGenerator
+from quire.executor.graphs.rows.accesses import Access
+from quire.executor.graphs.rows.regions import Argument, RowGenerator
+from quire.executor.graphs.rows.row_body import Term
 from quire.executor.graphs.source import C_TYPES, NotGenerated
 from quire.program.passes import NORMS
 from quire.program.values import Node, Program

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from quire.executor.graphs.chosen_keys import TILE, ChosenKeys, blocks_of_row, kernel_source
+from quire.executor.graphs.attention.chosen_keys import (
+    TILE,
+    ChosenKeys,
+    blocks_of_row,
+    kernel_source,
+)
+from quire.executor.graphs.attention.pools import LayerPool
 from quire.executor.graphs.operands import UnsupportedNode
 from quire.executor.graphs.places import NodeKinds, ValueRecording
-from quire.executor.graphs.pools import LayerPool
 from quire.executor.graphs.recorder import Buffer
 from quire.program.values import Node, Program
 

@@ -7,18 +7,18 @@ from collections.abc import Mapping, Sequence
 from quire.cache.specs import KVLayout
 from quire.device.cuda.row_layout import RowLayout
 from quire.device.cuda.skinny_gemm import SkinnyGemm
-from quire.executor.graphs import product_kernels
+from quire.executor.graphs.attention.pools import LayerPool
 from quire.executor.graphs.operands import HeadOperand, Part, is_readable, product_matrix
 from quire.executor.graphs.places import Place, Unscaled, ValueRecording
-from quire.executor.graphs.pools import LayerPool
-from quire.executor.graphs.product_endings import (
+from quire.executor.graphs.products import product_kernels
+from quire.executor.graphs.products.product_endings import (
     NormEnding,
     ProductEnding,
     heads_ending,
     norm_ending,
 )
 from quire.executor.graphs.recorder import Buffer
-from quire.executor.graphs.row_layouts import layout_for, products_of
+from quire.executor.graphs.rows.row_layouts import layout_for, products_of
 from quire.executor.graphs.source import NotGenerated
 from quire.program.passes import PRODUCTS
 from quire.program.values import FUSED, Node, Program

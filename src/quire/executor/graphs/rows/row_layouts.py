@@ -16,7 +16,7 @@ from quire.executor.graphs.operands import (
     is_readable,
     product_matrix,
 )
-from quire.executor.graphs.product_kernels import Gemm
+from quire.executor.graphs.products.product_kernels import Gemm
 from quire.executor.graphs.recorder import Recorder
 from quire.program.passes import PRODUCTS, Uses
 from quire.program.values import Node, Program, bound

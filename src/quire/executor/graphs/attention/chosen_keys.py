@@ -10,7 +10,7 @@ import numpy as np
 
 from quire.attention.paged.portable_kernels import Codes
 from quire.device.gpu_kernels import in_device_memory
-from quire.executor.graphs import coded_kernels
+from quire.executor.graphs.attention import coded_kernels
 from quire.executor.graphs.recorder import Buffer, Recorder
 from quire.executor.graphs.source import own_text, source_text
 

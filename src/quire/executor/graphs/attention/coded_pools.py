@@ -15,18 +15,19 @@ from quire.cache.formats.base import LayerStore
 from quire.cache.formats.codecs import padded
 from quire.cache.formats.tokens import TokenStore
 from quire.cache.specs import KVSpec
-from quire.executor.graphs import coded_kernels, kernels, token_kernels
-from quire.executor.graphs.attention_recorder import AttentionRecorder
-from quire.executor.graphs.coding_check import (
+from quire.executor.graphs import kernels
+from quire.executor.graphs.attention import coded_kernels, token_kernels
+from quire.executor.graphs.attention.attention_recorder import AttentionRecorder
+from quire.executor.graphs.attention.coding_check import (
     KernelRunner,
     tail_coding_differs,
     token_coding_differs,
 )
-from quire.executor.graphs.heads import Coding, code_parts, code_tables
-from quire.executor.graphs.layer_attention import LayerAttention
-from quire.executor.graphs.pools import Destination, LayerPool, TailCoding
+from quire.executor.graphs.attention.heads import Coding, code_parts, code_tables
+from quire.executor.graphs.attention.layer_attention import LayerAttention
+from quire.executor.graphs.attention.pools import Destination, LayerPool, TailCoding
+from quire.executor.graphs.attention.workspaces import STREAMS
 from quire.executor.graphs.recorder import Buffer, Recorder
-from quire.executor.graphs.workspaces import STREAMS
 
 _DECODING_BLOCKS = 1056
 """Thread blocks that decode, or code, the blocks of a workspace: eight for each multiprocessor."""

@@ -1,0 +1,1 @@
+"""Records products with matrices, and mixtures of experts."""

@@ -1,0 +1,1 @@
+"""Records what the ranks of a split model exchange within a step."""
