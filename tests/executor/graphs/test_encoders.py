@@ -56,8 +56,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 SHAPE = (4, 8)
 MEMORY = 64 << 20
-PIECES = 13
-"""Calls that trace and record graphs: at three numbers of items, which are then merged, by seven
+PIECES = 14
+"""Calls that trace and record graphs: at three numbers of items, which are then merged, by eight
 passes, and by two recordings."""
 
 
@@ -249,7 +249,10 @@ def test_tracing_and_recording_are_cut_in_pieces(
         monkeypatch.setattr(owner, name, noted)
 
     noting(trace, "_at_one_size", "trace")
-    for name in ("simplified", "join_products", "join_heads", "join_routes", "join_rows"):
+    for name in (
+        *("simplified", "join_products", "join_heads", "join_routes", "join_recurrences"),
+        "join_rows",
+    ):
         noting(passes, name, "pass")
     noting(Recording, "_record", "node")
     noting(Recording, "_segment", "node")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -216,35 +217,51 @@ def test_a_step_is_launched_behind_the_running_one(
     assert waited == [1, 2, 3, 4], "steps were launched once the ones before were waited for"
 
 
-def wakings_of_other_threads() -> int:
-    """Return how often threads of this process but the main one have slept so far."""
-    counts = 0
+def sleeps() -> dict[str, int]:
+    """Return how often each thread of this process but the main one has slept so far."""
+    counts = {}
     for folder in Path("/proc/self/task").iterdir():
         if int(folder.name) != os.getpid():
             status = (folder / "status").read_text()
-            counts += int(status.split("\nvoluntary_ctxt_switches:")[1].split()[0])
+            counts[folder.name] = int(status.split("\nvoluntary_ctxt_switches:")[1].split()[0])
     return counts
+
+
+def resting_threads() -> dict[str, int]:
+    """Return the `sleeps` of threads that do not wake while nothing is done. Other tests may have
+    left threads that do.
+    """
+    before = sleeps()
+    time.sleep(0.2)
+    return {name: count for name, count in sleeps().items() if before.get(name) == count}
+
+
+def wakings(resting: Mapping[str, int]) -> int:
+    """Return how often resting threads were woken since."""
+    after = sleeps()
+    return sum(after.get(name, count) - count for name, count in resting.items())
 
 
 def test_small_steps_wake_no_other_thread(tmp_path: Path) -> None:
     company, _ = generating(tmp_path)
     company.step()  # the first after the prompt, whose end it may not have awaited
-    before = wakings_of_other_threads()
+    resting = resting_threads()
+    assert resting
     for _ in range(4):
         company.step()
-    assert wakings_of_other_threads() - before < 4
+    assert wakings(resting) < 4
 
 
 def test_a_prompt_beside_a_stream_wakes_no_other_thread(tmp_path: Path) -> None:
     company, _ = generating(tmp_path, tokens=40)
-    wakings = list[int]()
+    found = list[int]()
     for number, request in enumerate(prompts((6, 7, 5, 8, 6), 4)):  # the first verifies segments
-        before = wakings_of_other_threads()
+        resting = resting_threads()
         company.add(replace(request, id=f"beside {number}", min_tokens=0))
         for _ in range(6):
             company.step()
-        wakings.append(wakings_of_other_threads() - before)
-    assert min(wakings[1:]) < 4  # a busy machine wakes threads now and then
+        found.append(wakings(resting))
+    assert min(found[1:]) < 4  # a busy machine wakes threads now and then
 
 
 def test_a_prompt_that_shares_a_part_of_a_block_is_launched_behind_the_running_step(
