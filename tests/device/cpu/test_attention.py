@@ -160,12 +160,12 @@ def test_rows_that_see_each_other(ops: Any) -> None:
 
 @pytest.mark.parametrize("window", [10**6, 45])
 def test_bits_do_not_depend_on_company_or_cuts(ops: Any, window: int) -> None:
-    blocks = Blocks.drawn([300, 77], 2, 64, 64, mx.float32)
-    whole = attend(ops, blocks, [causal(0, 0, 300, 6, 64, window)])
+    blocks = Blocks.drawn([300, 77], 2, 32, 32, mx.float32)
+    whole = attend(ops, blocks, [causal(0, 0, 300, 4, 32, window)])
     for cuts in ([0, 300], [0, 1, 2, 40, 41, 299, 300], [0, 17, 64, 128, 131, 300]):
         for start, end in pairwise(cuts):
-            company = causal(1, 70, 7, 6, 64, window)
-            both = [company, causal(0, start, end - start, 6, 64, window)]
+            company = causal(1, 70, 7, 4, 32, window)
+            both = [company, causal(0, start, end - start, 4, 32, window)]
             out = attend(ops, blocks, both)
             assert mx.array_equal(out[7:], whole[start:end]), (start, end)
 

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+
 import pytest
 
-from quire.device.cpu.build import instruction_sets, only, sets_of_this_processor
+from quire.device.cpu.build import (
+    FLAGS,
+    instruction_sets,
+    only,
+    sets_of_this_processor,
+    sets_that_run,
+)
 
 
 @pytest.mark.parametrize(
@@ -33,3 +42,13 @@ def test_only_the_named_sets_are_kept(machine: str) -> None:
     kept = only(["baseline"], units)
     assert [source.name for unit in kept for source in unit.sources] == ["isa_baseline.cpp"]
     assert only([unit.sources[0].stem.removeprefix("isa_") for unit in units], units) == units
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+def test_sets_that_this_processor_lacks_are_valid() -> None:
+    """An everyday build leaves them out. Their templates are instantiated, but not compiled."""
+    run = only(sets_that_run(), instruction_sets())
+    for unit in instruction_sets():
+        if unit not in run:
+            source = str(unit.sources[0])
+            subprocess.run(["g++", *FLAGS, *unit.flags, "-fsyntax-only", source], check=True)

@@ -103,7 +103,7 @@ def test_every_instruction_set_gives_the_same_bits(
 ) -> None:
     """Sums of integers are exact in any order, and what they are as floats is added in one."""
     if len(compiled.instruction_sets()) == 1:
-        pytest.skip("kernels built for one instruction set (QUIRE_KERNELS=native builds all)")
+        pytest.skip("kernels built for one instruction set (QUIRE_KERNELS=native builds more)")
     packing = {"group_size": group, "bits": bits, "mode": mode}
     packed, x = mx.quantize(drawn(21, 1152), **packing), drawn(rows, 1152, seed=1)
     found = []
@@ -224,7 +224,7 @@ def test_what_is_not_finite_stays_in_its_row(ops: Any, value: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
-@pytest.mark.parametrize(("depth", "columns"), [(100, 71), (32, 1), (2176, 33)])
+@pytest.mark.parametrize(("depth", "columns"), [(100, 71), (32, 1), (1056, 33)])
 def test_float_weights(ops: Any, dtype: mx.Dtype, depth: int, columns: int) -> None:
     weight = drawn(columns, depth).astype(dtype)
     x = drawn(300, depth, seed=1)

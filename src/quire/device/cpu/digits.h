@@ -36,8 +36,11 @@ template <int digits> struct ByteParts {
     static constexpr int kParts = digits, kWidth = 1, kCodes = 4, kLargest = QUIRE_ISA::kLargest<digits>;
 };
 // Whole integers. Of four neighbours the third stands before the second.
-template <int digits> struct WordParts {
-    static constexpr int kParts = 1, kWidth = 2, kCodes = 2, kLargest = QUIRE_ISA::kLargest<digits>;
+struct Words {
+    static constexpr int kParts = 1, kWidth = 2, kCodes = 2;
+};
+template <int digits> struct WordParts : Words {
+    static constexpr int kLargest = QUIRE_ISA::kLargest<digits>;
 };
 
 inline bool in_integers(const Weight& w) {

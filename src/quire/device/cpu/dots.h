@@ -138,7 +138,8 @@ template <int most, int digits> struct ByteSums : ByteParts<digits> {};
 
 #endif
 
-template <int digits> struct WordSums : WordParts<digits> {
+// Integers of any number of digits, so that there is one such code.
+struct WordSums : Words {
     static constexpr bool kWaits = false, kGathers = false, kAddsFirst = false;
     static constexpr int kUnits = W == 16 ? 4 : 16;
     static constexpr int kRows = W == 16 ? 8 : W == 8 ? 6 : kByInstruction ? 2 : 1, kTiles = W == 16 ? 2 : 1;
@@ -160,7 +161,7 @@ template <int digits> struct WordSums : WordParts<digits> {
 // `few`: see `few_by_digits`.
 template <int most, int digits, bool few = false>
 using PartSums =
-    std::conditional_t<(most <= kMostByBytes<few ? 1 : digits>), ByteSums<most, digits>, WordSums<digits>>;
+    std::conditional_t<(most <= kMostByBytes<few ? 1 : digits>), ByteSums<most, digits>, WordSums>;
 
 // Calls `use` with a number in [1, most], known to the compiler.
 template <int most, class Use> QUIRE_INLINE void with_known(int number, const Use& use) {

@@ -183,10 +183,10 @@ void multiply_integers(const Weight& w, const Rows& rows, int64_t begin, int64_t
     if (w.tiled && (decoded_at_once || rows.count <= most_by_tiles(w)))
         return multiply_by_tiles<digits>(w, rows, begin, end);
     for_codes<digits>(w, [&](auto size, auto most) {
-        IntegerProduct<ByVectors<size, most, digits>, size>(w, rows, scratch).run(begin, end);
+        IntegerProduct<ByVectors<size, PartSums<most, digits>>, size>(w, rows, scratch).run(begin, end);
     });
 }
-inline int64_t integer_scratch_floats() { return IntegerProduct<ByVectors<16, 255, 2>, 16>::scratch_floats(); }
+inline int64_t integer_scratch_floats() { return IntegerProduct<ByVectors<16, PartSums<255, 2>>, 16>::scratch_floats(); }
 
 // Products in integers of so many digits by the instructions that the including file is compiled for; other products
 // are those of the kernels that `base` gives.

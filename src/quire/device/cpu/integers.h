@@ -211,9 +211,9 @@ struct StoredUnits {
     QUIRE_INLINE void advance(int count) { next += count * kUnit; }
 };
 
-// Multiplies by vectors. `most`: the largest code.
-template <int size, int most, int digits> struct ByVectors {
-    using Parts = PartSums<most, digits>;
+// Multiplies by vectors. `Sums`: how codes by parts are added up.
+template <int size, class Sums> struct ByVectors {
+    using Parts = Sums;
     static constexpr int64_t kScratch = 0;  // floats
     explicit ByVectors(float*) {}
     void begin(int) const {}
