@@ -8,21 +8,18 @@
   {
     const int lane = threadIdx.x & 31;
     const int warps = blockDim.x >> 5, count = *rows;
-    float factor[EACH];  // of this lane's experts
-    #pragma unroll
-    for (int e = 0; e < EACH; e++)
-      factor[e] = PER_EXPERT && e * 32 + lane < EXPERT_COUNT ? (float)per_expert[e * 32 + lane] : 1.f;
-    wait_for_others();  // for the logits: no kernel writes what stands above
+    wait_for_others();
+    const auto logit_of = [&](int row, int expert) {
+      const float x = (float)logits[(size_t)row * EXPERT_COUNT + expert];
+      return CAPPED ? tanhf(x / CAP) * CAP : x;
+    };
+    [[maybe_unused]] const auto score_of = [](float logit) { return SCORES == 1 ? 1.f / (1.f + expf(-logit)) : logit; };
     for (int row = blockIdx.x * warps + (threadIdx.x >> 5); row < count; row += gridDim.x * warps) {
-      float score[EACH], rank[EACH];
+      [[maybe_unused]] float score[EACH], rank[EACH];
       #pragma unroll
       for (int e = 0; e < EACH; e++) {
         const int expert = e * 32 + lane;
-        float x = NOTHING;
-        if (expert < EXPERT_COUNT) x = (float)logits[(size_t)row * EXPERT_COUNT + expert];
-#if CAPPED
-        if (expert < EXPERT_COUNT) x = tanhf(x / CAP) * CAP;
-#endif
+        const float x = expert < EXPERT_COUNT ? logit_of(row, expert) : NOTHING;
         score[e] = rank[e] = x;
       }
       float all = 0.f, most = NOTHING;
@@ -39,7 +36,7 @@
         const int expert = e * 32 + lane;
         if (expert >= EXPERT_COUNT) continue;
 #if SCORES == 1
-        score[e] = 1.f / (1.f + expf(-score[e]));
+        score[e] = score_of(score[e]);
         if (PROBABLE) rank[e] = score[e];
 #elif SCORES == 0 && PROBABLE
         rank[e] = expf(score[e] - most) / all;
@@ -101,7 +98,7 @@
       int place[EACH];
       #pragma unroll
       for (int e = 0; e < EACH; e++) place[e] = rank[e] > NOTHING ? place_of(rank[e]) : last;
-      float own = NOTHING, own_factor = 1.f;
+      float own = NOTHING;
       int own_expert = 0;
       for (int k = 0; k < TOP; k++) {
         int best = last, expert = EXPERT_COUNT;
@@ -110,35 +107,28 @@
         best = __reduce_max_sync(0xffffffffu, best);
         #pragma unroll
         for (int e = EACH - 1; e >= 0; e--)
-          if (place[e] == best && best > last) expert = e * 32 + lane;
+          if (place[e] == best) expert = e * 32 + lane;
         expert = __reduce_min_sync(0xffffffffu, expert);
         // Whatever the logits are: all experts that are named exist, and none is named twice.
-        if (expert >= EXPERT_COUNT) expert = k;
-        float found = NOTHING, its_factor = 1.f;
+        if (best == last) expert = k;
 #if SCORES == 2
         float rivals = 0.f, most_rank = __uint_as_float(best ^ (best >> 31 & 0x7FFFFFFF));
-#endif
         #pragma unroll
         for (int e = 0; e < EACH; e++) {
-          if (e * 32 + lane == expert) found = score[e], its_factor = factor[e];
-#if SCORES == 2
           const float distance = (most_rank - score[e]) / fmaxf(fabsf(score[e]), most_rank);
           if (place[e] > last && !(distance > 2.f * JITTER)) rivals += expf(rank[e] - most_rank);
-#endif
-          if (e * 32 + lane == expert) place[e] = last;
         }
-        found = __shfl_sync(0xffffffffu, found, expert & 31);
-        if (PER_EXPERT) its_factor = __shfl_sync(0xffffffffu, its_factor, expert & 31);
-#if SCORES == 2
         for (int by = 16; by > 0; by /= 2) rivals += __shfl_xor_sync(0xffffffffu, rivals, by);
-        found = 1.f / rivals;
+        if (lane == k) own = 1.f / rivals;
 #endif
-        if (lane == k) {
-          own = found;
-          own_factor = its_factor;
-          own_expert = expert;
-        }
+        #pragma unroll
+        for (int e = 0; e < EACH; e++)
+          if (e * 32 + lane == expert) place[e] = last;
+        if (lane == k) own_expert = expert;
       }
+#if SCORES < 2
+      if (lane < TOP) own = score_of(logit_of(row, own_expert));
+#endif
       float weight = lane < TOP ? own : 0.f;
 #if SCORES == 0 && NORMALISE
       float top = own;
@@ -154,7 +144,7 @@
 #endif
       if (lane < TOP) {
         weight *= SCALE;
-        if (PER_EXPERT) weight *= own_factor;
+        if (PER_EXPERT) weight *= (float)per_expert[own_expert];
         chosen[row * TOP + lane] = own_expert;
         weights[row * TOP + lane] = __bfloat162float(__float2bfloat16(weight));
 #if ALONE
