@@ -334,12 +334,12 @@ def _cut_of_experts(gemm: SkinnyGemm, tiles: int) -> Cut:
 
     `benchmarks/results/gpu-h200-2026-11-27-skinny-experts.json` has the times, for very few rows
     `gpu-h100-2026-11-27-mxfp4-cuts.json` beside it, for tiles of 24 pairs
-    `gpu-h200-2026-11-27-tiles-of-24.json`.
+    `gpu-h200-2026-11-27-tiles-of-24.json`, for fewer stages `gpu-h200-2026-11-28-routing.json`.
     """
     if tiles == 1 and gemm.inputs <= _SHORT_COLUMN and gemm.inputs % 128 == 0 and not gemm.gated:
         return Cut(2 if gemm.rows <= 8 else 4, 2, 2, stages=2)
     if gemm.inputs <= _SHORT_COLUMN:
-        return Cut(4, 2, 1, stages=3) if tiles == 1 else Cut(4, 1, 1, stages=4)
+        return Cut(4, 2, 1, stages=2) if tiles == 1 else Cut(4, 1, 1, stages=4)
     if gemm.rows <= _VERY_FEW and not gemm.batch_invariant:
         return _cut_in_four(gemm, 1, chunk=2) if gemm.gated else Cut(1, 4, 4, stages=2)
     if not gemm.gated:
@@ -350,7 +350,7 @@ def _cut_of_experts(gemm: SkinnyGemm, tiles: int) -> Cut:
         return Cut(2, 2, 2, stages=2)
     if tiles == 1:
         return Cut(2, 4, 2, stages=2)
-    return Cut(2, 4, 1, stages=3 if tiles == 2 else 2)
+    return Cut(4 if tiles == 2 else 2, 4, 1, stages=2)
 
 
 def _cut_of_digits(gemm: SkinnyGemm) -> Cut:
