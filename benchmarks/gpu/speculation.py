@@ -148,7 +148,7 @@ class FixedDrafts(EveryDraft):
         rows: int,
         *,
         beginning: bool = False,
-        waits: bool = True,
+        ahead: int = 0,
     ) -> list[int]:
         return [min(each.most, self.most) for each in candidates]
 

@@ -108,7 +108,9 @@ class Simulation:
             graph_rows=lambda format, media: GraphRows(
                 self.max_graph_rows, self.across_blocks or not format.has_tail
             ),
-            drafting=Drafting(self.drafters, EveryDraft(), 1 << 20, head=self.head, follows=True),
+            drafting=Drafting(
+                self.drafters, EveryDraft(), 1 << 20, head=self.head, most_following=1 << 20
+            ),
             read_ahead=None if self.disk is None else self._reading_ahead(self.disk),
         )
         self._before: tuple[StepPlan, StepResult] | None = None

@@ -116,3 +116,16 @@ def test_later_sequences_try_a_head_that_was_wrong_before() -> None:
     assert 0 < guesses(100, right=False) < 2000 / 50
     assert guesses(100, right=True) > 2000 / 2
     assert 0 < guesses(100, right=False) < 2000 / 10
+
+
+def test_drafts_that_would_make_a_step_wait_must_be_worth_the_wait() -> None:
+    def step_s(first: int, last: int) -> list[float]:
+        return [1e-3 + 1e-5 * rows for rows in range(first, last + 1)]
+
+    lengths = WorthwhileDrafts(step_s)
+    lengths.observe_wait(1e-3, 8, read=True)
+    lengths.observe_wait(0.0, 8, read=False)
+    good = [Candidate(0.7, 7)] * 8
+    assert sum(lengths.choose(good, 8)) > 24, "more rows are better where steps wait anyway"
+    assert sum(lengths.choose(good, 8, ahead=32)) == 24
+    assert sum(lengths.choose([Candidate(0.99, 15)] * 8, 8, ahead=32)) > 24

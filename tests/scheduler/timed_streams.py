@@ -103,7 +103,11 @@ class TimedStreams:
             lambda format, salt: salt.encode(),
             graph_rows=lambda format, media: GraphRows(2048),
             drafting=Drafting(
-                drafters, self.lengths, 1 << 20, clock=lambda: self.time, follows=self.follows
+                drafters,
+                self.lengths,
+                1 << 20,
+                clock=lambda: self.time,
+                most_following=self.follows << 20,
             ),
         )
 

@@ -21,6 +21,7 @@ from quire.executor.adapters import Adapters
 from quire.executor.contents import Contents
 from quire.executor.executor import Executor
 from quire.executor.factory import open_executor
+from quire.executor.following import ANY_ROWS
 from quire.models.weights.loader import LoadedModel, open_model
 from quire.scheduler.plan import GraphRows, StepPlan, StepResult
 
@@ -30,6 +31,7 @@ class OtherProcess(Contents):
 
     work_seconds: tuple[float, ...] = ()
     planned_bytes = 0
+    most_following = ANY_ROWS
 
     def __init__(self, loaded: LoadedModel, config: EngineConfig, **_: Any) -> None:
         super().__init__()

@@ -105,8 +105,8 @@ class Engine:
         check_default(config.kv_format, self._offered, config.block_size)
         check_format(config, self._names.format(wanted=None), executor.serves)
         manager = open_blocks(config, budget, executor, disk=disk)
-        lengths, follows = draft_lengths or self._worthwhile, config.ranks == 1
-        drafting = Drafting(drafters, lengths, vocabulary, head=self._head, follows=follows)
+        lengths, most = draft_lengths or self._worthwhile, executor.most_following
+        drafting = Drafting(drafters, lengths, vocabulary, head=self._head, most_following=most)
         limits = Limits(self._groups, manager, config.block_size, max_context=context)
         context = check_context(limits.context(self._names.format(wanted=None)), context)
         prefill_budget = _prefill_budget(config, self.step_times)
@@ -298,7 +298,8 @@ class Engine:
         if not result.recorded:
             _observe_duration(self._scheduler, plan, result, head=self._head)
             if waited_s is not None:
-                self._worthwhile.observe_wait(waited_s, plan.generating, read=not plan.follows)
+                read = not plan.follows or plan.decode_rows > self._executor.most_following
+                self._worthwhile.observe_wait(waited_s, plan.generating, read=read)
 
     def _wait_for_others(self) -> None:
         """Sleep briefly if only the grammar compiler or the disk has work."""

@@ -173,6 +173,7 @@ class SplitExecutor(GraphExecutor):
             layout = KVLayout.of(model.layout)
             graphs = open_cuda_graphs(model, layout, pools, identity=loaded.fingerprint, part=part)
         super().__init__(model, pools, graphs, compiles=False, **others)
+        self.most_following = 0
 
     def _holds_back(self) -> bool:
         return False

@@ -22,7 +22,7 @@ from quire.executor.adapters import Adapters
 from quire.executor.computed import Computed
 from quire.executor.contents import Contents
 from quire.executor.encoder_cache import EncoderCache
-from quire.executor.following import Following, resolved
+from quire.executor.following import ANY_ROWS, Following, resolved
 from quire.executor.guessing import FinalStates, Guesser
 from quire.executor.inputs import StepInputs
 from quire.executor.repeated import RepeatedSteps
@@ -76,6 +76,7 @@ class EagerExecutor:
     """
 
     planned_bytes = 0
+    most_following = ANY_ROWS
 
     def __init__(
         self,

@@ -45,6 +45,13 @@ class Executor(Protocol):
         """
         ...
 
+    @property
+    def most_following(self) -> int:
+        """The most rows of a step that follows drafts of a running one, and may be built while that
+        runs. Steps of more rows are built once the drafts are read. 0 if it runs no such steps.
+        """
+        ...
+
     def block_bytes(self, pool: PoolKey) -> int:
         """Return the bytes of the KV budget that one block of a pool claims."""
         ...

@@ -18,6 +18,8 @@ from quire.sampling.acceptance import count_accepted
 from quire.sampling.rows import Moved
 from quire.scheduler.plan import ScheduledSequence, StepPlan
 
+ANY_ROWS = 1 << 30
+"""More rows than any step has."""
 GIVEN = -(1 << 31)
 """Stands for a token that is given otherwise."""
 _NO_TOKEN = -1

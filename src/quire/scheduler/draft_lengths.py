@@ -78,14 +78,15 @@ class DraftLengths(Protocol):
         rows: int,
         *,
         beginning: bool = False,
-        waits: bool = True,
+        ahead: int = 0,
     ) -> list[int]:
         """Return the number of drafts for each candidate.
 
         Args:
             rows: rows of the step without drafts, one for each generating sequence.
             beginning: whether the step before, whose tokens are still to be read, has no drafts.
-            waits: whether the step is planned only when the tokens of the one before are read.
+            ahead: the most rows of a step that is launched before the tokens of the one before are
+                read; steps of more rows wait for them.
         """
         ...
 
@@ -135,7 +136,7 @@ class EveryDraft:
         rows: int,
         *,
         beginning: bool = False,
-        waits: bool = True,
+        ahead: int = 0,
     ) -> list[int]:
         return [each.most for each in candidates]
 
@@ -228,7 +229,7 @@ class WorthwhileDrafts:
         rows: int,
         *,
         beginning: bool = False,
-        waits: bool = True,
+        ahead: int = 0,
     ) -> list[int]:
         lengths = [0] * len(candidates)
         rows = max(rows, 1)
@@ -236,6 +237,7 @@ class WorthwhileDrafts:
         possible = [each for each in candidates if each.most]
         if alone is None or not possible:
             return lengths
+        waits = rows >= ahead
         wait_s = self._waits[waits].seconds(rows)
         least_rate = (_BEGINNING if beginning else _GOING_ON) * rows / alone[0]
         best: Seq[tuple[float, int, int]] = ()
@@ -243,7 +245,7 @@ class WorthwhileDrafts:
         chances = sum([each.chance * each.rate / max(1.0 - each.rate, 0.01) for each in possible])
         step_s = alone[0] + self._added * (alone[1] - alone[0])
         if rows + self._trust.ratio * chances > least_rate * (step_s + wait_s):
-            best = self._best(candidates, rows, wait_s, least_rate=least_rate)
+            best = self._best(candidates, rows, ahead, least_rate=least_rate)
         if best:
             self._added = min(1.0, self._added * _BELIEVED)
         elif beginning:
@@ -255,7 +257,7 @@ class WorthwhileDrafts:
         return lengths
 
     def _best(
-        self, candidates: Seq[Candidate], rows: int, wait_s: float, *, least_rate: float
+        self, candidates: Seq[Candidate], rows: int, ahead: int, *, least_rate: float
     ) -> Seq[tuple[float, int, int]]:
         """Return those of the likeliest drafts with which a step yields the most tokens per second;
         none if that is at most `least_rate`.
@@ -264,6 +266,7 @@ class WorthwhileDrafts:
         seconds = self._seconds(rows, rows + len(drafts))
         assert seconds is not None
         trust, expected = self._trust.ratio, float(rows)
+        waits = {each: wait.seconds(rows) for each, wait in self._waits.items()}
         drafting_s = reading_s = 0.0
         best, best_rate = 0, least_rate
         for count, (unlikelihood, depth, number) in enumerate(drafts, 1):
@@ -272,6 +275,7 @@ class WorthwhileDrafts:
                 drafting_s = max(drafting_s, depth * token_s)
                 reading_s += candidates[number].reading_s if depth == 1 else 0.0
             step_s = seconds[0] + self._added * (seconds[count] - seconds[0])
+            wait_s = waits[rows + count > ahead]
             rate = expected / (step_s + wait_s + drafting_s + reading_s)
             if rate > best_rate:
                 best, best_rate = count, rate

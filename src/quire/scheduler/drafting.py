@@ -39,8 +39,8 @@ class Drafting:
         vocab_size: drafts end before a token that the model does not have.
         clock: returns seconds.
         head: the one of them whose tokens steps guess, if there is one.
-        follows: whether the executor runs rows whose tokens depend on what the step before keeps
-            and guesses.
+        most_following: the most rows of a step whose tokens depend on what the step before keeps
+            and guesses, and that need not wait for it; 0 if the executor runs no such steps.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class Drafting:
         clock: Callable[[], float] = time.perf_counter,
         head: GuessingDrafter | None = None,
         *,
-        follows: bool = False,
+        most_following: int = 0,
     ) -> None:
         self._drafters = drafters
-        self._head, self._follows = head, follows
+        self._head, self._most_following = head, most_following
         self._lengths = lengths
         self._vocab_size = vocab_size
         self._clock = clock
@@ -170,7 +170,8 @@ class Drafting:
             name, of = run.draft.drafter, partial(self._rates.of, each.drafting)
             rates = of((name, run.draft.grade)), of((name, BESIDE))
             candidates.append(run.candidate(each.progress.drafts[-1], *rates))
-        lengths = self._lengths.choose(candidates, rows, beginning=beginning, waits=False)
+        most = self._most_following
+        lengths = self._lengths.choose(candidates, rows, beginning=beginning, ahead=most)
         if not any(lengths) or self._lengths.prefers_waiting(candidates, lengths, rows):
             return False
         for (each, run), length in zip(runs, lengths, strict=True):
@@ -201,7 +202,7 @@ class Drafting:
         """Return whether drafters draft behind tokens that are not read, and the executor runs such
         rows.
         """
-        return self._follows and drafters <= self._ahead
+        return self._most_following > 0 and drafters <= self._ahead
 
     def following(self, sequences: Seq[Sequence], rows: int, room: int) -> dict[int, Draft]:
         """Return drafts, by sequence number, that depend on what the running step samples: of runs,
@@ -224,7 +225,9 @@ class Drafting:
                 found.append((each.number, Candidate(rate, min(guesses, limit))))
         if not found or head is None:
             return chosen
-        lengths = self._lengths.choose([each for _, each in found], rows, waits=False)
+        rows += sum([len(each.tokens) for each in chosen.values()])
+        candidates = [each for _, each in found]
+        lengths = self._lengths.choose(candidates, rows, ahead=self._most_following)
         for (number, _), length in zip(found, lengths, strict=True):
             if count := min(length, room):
                 chosen[number] = Draft((UNREAD,) * count, head.name)
@@ -278,9 +281,9 @@ class Drafting:
             Candidate(self._rates.of(state, grade), drafter.most, token_s) for state in own
         ]
         beginning = not any(each.progress.unsettled for each in running)
-        waits = not any(map(_may_follow, running))
+        ahead = self._most_following if any(map(_may_follow, running)) else 0
         choose = self._lengths.choose
-        length = max(choose(candidates, len(running), beginning=beginning, waits=waits))
+        length = max(choose(candidates, len(running), beginning=beginning, ahead=ahead))
         self._guessed[drafter.name] = length
         if paused and not length:
             return 0

@@ -23,7 +23,7 @@ from tests.support.emulated_metal import why_not
 from tests.support.emulated_steps import launch, memory_of
 from tests.support.nvrtc import assert_compiles
 
-SIZE, LONGEST, MOST = 16, 300, 64
+SIZE, LONGEST, MOST, STREAMS = 16, 300, 64, 16
 LAYOUTS: dict[str, tuple[LayerSpec, ...]] = {
     "one group": (FullKV(1, 64),),
     "windows": (WindowKV(1, 64, 50), FullKV(2, 64)),
@@ -45,14 +45,14 @@ class Step:
 
     def __init__(self, dice: random.Random, groups: int) -> None:
         self.sampled, self.lasts = array("i"), list[int]()
-        self.sequences = [self._drawn(dice, number, groups) for number in range(6)]
-        self.guesses = mx.array([[1000 + 10 * n, 1001 + 10 * n, 1002 + 10 * n] for n in range(6)])
+        self.sequences = [self._drawn(dice, number, groups) for number in range(STREAMS)]
+        self.guesses = mx.array([[1000 + 10 * n + k for k in range(3)] for n in range(STREAMS)])
         self.before = Kept(
             HostCopy(mx.array(list(self.sampled), mx.int32)),
             HostCopy(self.guesses.astype(mx.int32)),
             rows=None,
             lasts=self.lasts,
-            places={number: number for number in range(6)},
+            places={number: number for number in range(STREAMS)},
         )
 
     def _drawn(self, dice: random.Random, number: int, groups: int) -> ScheduledSequence:
@@ -98,7 +98,7 @@ def placed(step: Step, layout: KVLayout, placing: RowPlacing, inputs: InputLayou
 def test_rows_are_placed_as_by_the_host(name: str) -> None:
     layout = KVLayout.of(LAYOUTS[name])
     placing, inputs = placing_of(layout)
-    dice, moved = random.Random(1), 0
+    dice, moved, many = random.Random(1), 0, 0
     for _ in range(20):
         step = Step(dice, len(layout.groups))
         found = placed(step, layout, placing, inputs)
@@ -115,6 +115,7 @@ def test_rows_are_placed_as_by_the_host(name: str) -> None:
         own = [position for each in rows for position in each.positions]
         assert rejected.tolist() == [a - b for a, b in zip(latest, own, strict=True)]
         moved += int(rejected.any())
+        many += count > 32
         ours, theirs = (_records(each, layout) for each in (found, wanted))
         assert np.array_equal(ours["positions"][0, :count], theirs["positions"][0, :count])
         for number in range(len(layout.groups)):
@@ -124,6 +125,7 @@ def test_rows_are_placed_as_by_the_host(name: str) -> None:
                 count=count,
             )
     assert moved > 10
+    assert many > 5, "arrays make the inputs of other steps of so many rows"
 
 
 def _last(step: Step, each: ScheduledSequence) -> list[int]:

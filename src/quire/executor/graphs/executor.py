@@ -51,6 +51,8 @@ class GraphExecutor(EagerExecutor):
             self.planned_bytes = encoders.max_bytes
             self.media = EncoderCache(model.encoders, features, encode=encoders.encode)
         self._graphs = graphs
+        if graphs is not None and graphs.placing is not None:
+            self.most_following = graphs.placing.most_rows
         self._behind = () if graphs is None else graphs.behind
         if self._behind and self._guesser is not None:
             self._guesser.run_by(self._run_behind)

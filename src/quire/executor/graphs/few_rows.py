@@ -70,8 +70,13 @@ class FewRows:
 
 
 def serves_few(rows: Sequence[ScheduledSequence]) -> bool:
-    """Whether `FewRows` serves rows: they are few, and none has a tail, media, or positions that
-    differ between axes.
+    """Whether lists of rows are made, and take less time than arrays."""
+    return sum(each.count for each in rows) <= MOST_LISTED and may_list(rows)
+
+
+def may_list(rows: Sequence[ScheduledSequence]) -> bool:
+    """Whether `FewRows` serves rows: none has a tail, media, or positions that differ between
+    axes.
     """
-    few = sum(each.count for each in rows) <= MOST_LISTED and not rows[0].format.has_tail
-    return few and all(not each.media and isinstance(each.positions, range) for each in rows)
+    plain = not rows[0].format.has_tail
+    return plain and all(not each.media and isinstance(each.positions, range) for each in rows)

@@ -218,9 +218,9 @@ def step_numbers(
         media: whether rows of media replace embeddings; without it they are attended to.
         tokens: the rows' tokens; None if some are on the device: the inputs start behind tokens.
         wanted: the rows whose results are wanted, in graphs of many rows; None for all.
-        following: how rows depend on the running step; see `RowPlacing`, which needs few rows.
+        following: how rows depend on the running step; see `RowPlacing`, which chooses them.
     """
-    if not (memory.tilings or memory.axes) and serves_few(rows):
+    if following is not None or (not (memory.tilings or memory.axes) and serves_few(rows)):
         given = rows, layout, memory
         return _few_numbers(*given, block_size=block_size, tokens=tokens, following=following)
     keys_of = row_keys(rows)

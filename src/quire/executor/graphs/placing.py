@@ -15,7 +15,7 @@ from quire.cache.specs import KVGroup
 from quire.device.cuda.driver import Compiler, Graph
 from quire.executor.following import GIVEN, Following, Kept
 from quire.executor.graphs import device_memory, kernels
-from quire.executor.graphs.few_rows import serves_few
+from quire.executor.graphs.few_rows import may_list
 from quire.executor.graphs.layout import InputLayout
 from quire.executor.graphs.recorder import Address, Kernel, launches
 from quire.executor.graphs.source import own_text
@@ -32,6 +32,9 @@ _MOST_SAMPLED = 1 << 12
 class RowPlacing:
     """The graph that places the rows of steps with one layout of inputs.
 
+    Attributes:
+        most_rows: rows of the largest step.
+
     Args:
         groups: KV groups. Each keeps keys of tokens.
         inputs: of graphs of few rows.
@@ -47,6 +50,7 @@ class RowPlacing:
         compiler: Compiler,
     ) -> None:
         self._inputs, self._compiler = inputs, compiler
+        self.most_rows = inputs.max_rows
         self._sampled, self._guesses = (
             device_memory.unwritten((_MOST_SAMPLED,), mx.int32) for _ in range(2)
         )
@@ -70,8 +74,8 @@ class RowPlacing:
         most = before.tokens.array.size
         if before.guesses is not None:
             most = max(most, before.guesses.array.size)
-        few = serves_few(rows) and most <= _MOST_SAMPLED
-        return few and self._compiler.start([self._kernel.source])
+        few = sum(each.count for each in rows) <= self.most_rows and most <= _MOST_SAMPLED
+        return few and may_list(rows) and self._compiler.start([self._kernel.source])
 
     @cached_property
     def graph(self) -> Graph:

@@ -105,6 +105,8 @@ class CUDAGraphs:
             inboxes=inboxes,
             factors=arrays_of(factors),
         )
+        self.placing = self._cache.placing
+        """Places rows that follow a running step; None if the host has to."""
         self._kernels = KernelCompiling(
             self._cache, compiling if self._part.size == 1 else Compiling.AT_USE
         )
@@ -246,7 +248,7 @@ class CUDAGraphs:
         Args:
             rows: of one step, without adapters.
         """
-        placing, format = self._cache.placing, rows[0].format
+        placing, format = self.placing, rows[0].format
         if placing is None or not placing.serves(rows, before) or not _may_share(rows):
             return False
         known = self._known.own if self._batch_invariant else self._known.of_all
@@ -308,7 +310,7 @@ class CUDAGraphs:
         if graphs is None or launch is None:
             return None
         output, following = launch.run(graphs), inputs.following
-        if following is not None and (placing := self._cache.placing) is not None:
+        if following is not None and (placing := self.placing) is not None:
             count = sum(each.count for each in inputs.sequences)
             following.placed(*placing.found(count, output))
         return output
@@ -344,7 +346,7 @@ class CUDAGraphs:
         }
         count = sum(each.count for each in inputs.sequences)
         rows = count if wanted is None else max(1, len(wanted))  # MLX computes no empty array
-        placing = None if following is None else self._cache.placing
+        placing = None if following is None else self.placing
         return StepLaunch(
             self._extension,
             self._cache.output(max_rows)[0],
