@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import os
 import signal
 import sys
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import settings
 
 from tests.support.child import Child, quire_serve
+from tests.support.everyday import leave_out_slow
 from tests.support.skips import summary
 
 # A busy machine is no failure: an example may take as long as it likes.
@@ -32,6 +34,22 @@ _QUICK = (
     *("tests/test_imports.py", "tests/test_limits.py", "tests/test_skips.py"),
 )
 """Folders and files of tests that need neither MLX nor a server."""
+
+
+def pytest_pycollect_makeitem(
+    collector: pytest.Module | pytest.Class, name: str, obj: object
+) -> list[pytest.Item] | None:
+    """Make no items of slow tests where whole files are run without them.
+
+    Whoever names a test is told that it was deselected.
+    """
+    config = collector.config
+    if "not slow" not in config.option.markexpr or any("::" in each for each in config.args):
+        return None
+    if not name.startswith("test") or not inspect.isfunction(obj):
+        return None
+    slow = collector.get_closest_marker("slow") is not None or leave_out_slow(obj)
+    return [] if slow else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -74,7 +74,7 @@ def _calls(
     return calls["call"] / counted, calls["c_call"] / counted
 
 
-@pytest.mark.parametrize("streams", [8, 32])
+@pytest.mark.parametrize("streams", [8, pytest.param(32, marks=pytest.mark.slow)])
 def test_drafters_that_have_nothing_add_a_hundredth_of_calls(
     streams: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,6 +64,7 @@ class Emulated:
 
     Attributes:
         launches: grids and threadgroups so far.
+        compiled: functions by the types of arrays.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Emulated:
     body: str
     header: str
     launches: list[tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
+    compiled: dict[tuple[str, ...], ctypes._NamedFuncPointer] = field(default_factory=dict)
     flags: ClassVar[tuple[str, ...]] = ()
     """More for the compiler."""
 
@@ -88,7 +90,10 @@ class Emulated:
         assert all(n % by == 0 for n, by in zip(grid, threadgroup, strict=True))
         self.launches.append((grid, threadgroup))
         types = [_TYPES[each.dtype] for each in inputs], [_TYPES[each] for each in output_dtypes]
-        run = _compiled(self._source(*types), self.flags)
+        key = (*types[0], *types[1])
+        if key not in self.compiled:
+            self.compiled[key] = _compiled(self._source(*types), self.flags)
+        run = self.compiled[key]
         given = [guarded(_to_numpy(each)) for each in inputs]
         results = [
             guarded(np.full(prod(shape) * dtype.size, 0xFF, np.uint8))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import mlx.core as mx
@@ -48,7 +48,8 @@ def shaped(
     shared_memory: int = 0,
 ) -> Kernel:
     """Return an emulated kernel whose body has the shapes of its inputs as constants."""
-    emulated = partial(emulate, name, inputs, outputs, header=header, shared_memory=shared_memory)
+    given = {"header": header, "shared_memory": shared_memory}
+    emulated = cache(partial(emulate, name, inputs, outputs, **given))
 
     def launch(*, inputs: list[mx.array], **call: Any) -> list[mx.array]:
         shapes = [

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 import mlx.core as mx
 import numpy as np
 
+from quire.device.gpu_kernels import Kernel as MXKernel
 from quire.executor.graphs.attention.coding_check import KernelRunner
 from quire.executor.graphs.recorder import Kernel
 from tests.support.emulated_cuda import emulate
@@ -43,20 +45,27 @@ def launch(kernel: Kernel, aligned: int = 16) -> None:
     Args:
         aligned: bytes, of arrays.
     """
-    header, _, rest = kernel.source.partition('extern "C"')
-    signature, _, body = rest.partition("{")
-    parameters = re.findall(r"((?:const )?\w+(?: \w+)?\*) (\w+)[,)]", signature)
-    assert len(parameters) == len(kernel.arguments)
-    lines = [f"{t} {name} = ({t})addresses[{n}];" for n, (t, name) in enumerate(parameters)]
-    body = "\n".join([*lines, body[: body.rindex("}")]])
+    assert isinstance(kernel.source, str), "libraries have no source"
     x, y, z = kernel.grid
-    emulate("step", ["addresses"], ["done"], body, header, kernel.shared, aligned)(
+    _emulated(kernel.source, len(kernel.arguments), kernel.shared, aligned)(
         inputs=[mx.array(np.array(kernel.arguments, np.int64))],
         grid=(x * kernel.block, y, z),
         threadgroup=(kernel.block, 1, 1),
         output_shapes=[(1,)],
         output_dtypes=[mx.int32],
     )
+
+
+@cache
+def _emulated(source: str, arguments: int, shared: int, aligned: int) -> MXKernel:
+    """Return the kernel of a source, which finds its arguments in an array of addresses."""
+    header, _, rest = source.partition('extern "C"')
+    signature, _, body = rest.partition("{")
+    parameters = re.findall(r"((?:const )?\w+(?: \w+)?\*) (\w+)[,)]", signature)
+    assert len(parameters) == arguments
+    lines = [f"{t} {name} = ({t})addresses[{n}];" for n, (t, name) in enumerate(parameters)]
+    body = "\n".join([*lines, body[: body.rindex("}")]])
+    return emulate("step", ["addresses"], ["done"], body, header, shared, aligned)
 
 
 def memory_of(array: mx.array) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from quire.device.gpu_kernels import Kernel, kernel_text
 from quire.device.weights import PackedWeight, Packing
 from tests.device.cuda.cards import CARDS, H200, RTX_3060, RTX_4090
 from tests.support.emulated_products import products_emulated
+from tests.support.everyday import everyday
 from tests.support.nvrtc import assert_compiles
 from tests.support.packings import FLOATS, MXFP4
 
@@ -29,7 +31,12 @@ KINDS = [
     Kind("gates"),
     *(Kind(name, each) for name in ("matrices", "gated experts", "experts") for each in PACKINGS),
 ]
-EVERYDAY = [Kind("gates"), Kind("experts", FOUR_BITS), Kind("experts", MXFP4)]
+DAILY = [
+    (Kind("gates"), H200),
+    (Kind("experts", FOUR_BITS), H200),
+    (Kind("experts", MXFP4), RTX_3060),
+]
+"""Each packing, and each kind of card, once."""
 GATED, DOWN = {"GATED": 1, "TOP": 8, "GELU": 1}, {"GATED": 0, "TOP": 1, "GELU": 0}
 PRODUCT = (
     "const T* x, const int* x_shape, const unsigned* w, const int* w_shape, const T* scales,"
@@ -159,11 +166,8 @@ def test_the_check_asks_for_more_shared_memory_after_less(
         assert linear >= {(1, 64), (1, 128)}
 
 
-@pytest.mark.parametrize("card", [H200, RTX_3060], ids=str)
 @pytest.mark.parametrize(
-    "kind",
-    [*EVERYDAY, *(pytest.param(each, marks=pytest.mark.slow) for each in KINDS)],
-    ids=str,
+    ("kind", "card"), everyday(product(KINDS, [H200, RTX_3060]), lambda *own: own in DAILY), ids=str
 )
 def test_emulated_kernels_agree_with_mlx(
     kind: Kind, card: Card, monkeypatch: pytest.MonkeyPatch

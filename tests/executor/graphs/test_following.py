@@ -103,7 +103,7 @@ def request(name: str, sampling: SamplingParams, prompt: int, tokens: int) -> Re
 def test_tokens_are_those_without_drafts(drafter: str) -> None:
     """Beside a row without drafts, past the end of a block."""
     loaded = opened(FAMILIES["llama"])
-    asked = [request("greedy", GREEDY, 60, 14), request("drawn", DRAWN, 5, 12)]
+    asked = [request("greedy", GREEDY, 60, 11), request("drawn", DRAWN, 5, 9)]
     asked.append(replace(request("plain", GREEDY, 9, 5), speculation="off"))
     plain, _ = answers(loaded, asked)
     known = {name: plain[name] for name in ("greedy", "drawn")}

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import pytest
 
@@ -23,6 +24,7 @@ from quire.scheduler.draft_lengths import EveryDraft
 from quire.scheduler.drafts import Draft, Drafter, DraftQuery, LookupDrafter
 from quire.scheduler.plan import StepPlan
 from quire.speculation.heads import HeadDrafter
+from tests.support.everyday import everyday
 
 CONFIG = EngineConfig(str(MODEL_DIR), kv_memory=64 << 20, prefix_cache=False)
 KINDS = {
@@ -127,8 +129,10 @@ def request(name: str, sampling: SamplingParams) -> Request:
     return Request(name, prompt, sampling, max_tokens=130)
 
 
-@pytest.mark.parametrize("drafters", DRAFTERS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "drafters"),
+    everyday(product(KINDS, DRAFTERS), lambda kind, own: own == "both" or kind == "greedy"),
+)
 def test_one_stream_is_planned_ahead_of_its_drafts(
     loaded: LoadedModel, kind: str, drafters: str
 ) -> None:
@@ -144,7 +148,7 @@ def test_one_stream_is_planned_ahead_of_its_drafts(
         assert counted.plans - counted.ahead < 4  # steps of few rows are held against the model
 
 
-@pytest.mark.parametrize("drafters", DRAFTERS)
+@pytest.mark.parametrize("drafters", everyday(DRAFTERS, lambda own: own == "both"))
 def test_streams_with_drafts_of_several_kinds_are_planned_ahead_together(
     loaded: LoadedModel, drafters: str
 ) -> None:
@@ -155,7 +159,7 @@ def test_streams_with_drafts_of_several_kinds_are_planned_ahead_together(
     assert counted.ahead > 20
 
 
-@pytest.mark.parametrize("drafters", DRAFTERS)
+@pytest.mark.parametrize("drafters", everyday(DRAFTERS, lambda own: own == "both"))
 def test_rows_that_are_many_follow_once_the_drafts_are_read(
     loaded: LoadedModel, drafters: str
 ) -> None:
