@@ -22,7 +22,6 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.api.shared.auth import is_loopback
@@ -79,7 +78,8 @@ class PageGuard:
     def _check(self, scope: Scope) -> None:
         """Raise `RequestError` for requests that may come from a web page."""
         method, version, path = scope["method"], scope.get("http_version", "1.0"), scope["path"]
-        headers, hosts = headers_of(scope), Headers(scope=scope).getlist("host")
+        headers = headers_of(scope)
+        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
         if len(hosts) > 1:
             raise RequestError("The request has more than one Host header.", code="invalid_host")
         if not hosts and version == "1.1":  # RFC 9112, 3.2; no browser leaves it out

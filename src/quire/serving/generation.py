@@ -174,7 +174,7 @@ class Generation:
     @property
     def offered_tools(self) -> tuple[Tool, ...]:
         """The tools that the model may call, as dialects see them."""
-        if self.tool_choice.mode == "none":
+        if self.tool_choice.mode == "none" or not self.tools:
             return ()
         functions = [tool["function"] for tool in self.tools]
         return tuple(Tool(each["name"], each.get("parameters") or {}) for each in functions)

@@ -123,8 +123,8 @@ class Models:
             EngineFailure: it cannot be loaded, or its loading was stopped.
         """
         try:
-            with model.asking(caller):
-                while not model.ready:
+            while not model.ready:
+                with model.asking(caller):
                     await self._load(model)
         except ModelError as error:
             raise EngineFailure(f"The model '{model.name}' could not be loaded: {error}") from error

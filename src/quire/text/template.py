@@ -90,7 +90,8 @@ class ChatTemplate:
         variables: set[str] = set()
         for name, source in self._sources.items():
             try:
-                self._compiled[name] = environment.from_string(source)
+                self._compiled[name] = compiled = environment.from_string(source)
+                compiled.globals = dict(compiled.globals)  # of maps, which are slow to copy
                 variables |= jinja2.meta.find_undeclared_variables(environment.parse(source))
             except jinja2.TemplateSyntaxError as error:
                 raise ModelError(

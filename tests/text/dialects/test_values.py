@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from quire.text.dialects.base import Schema
-from quire.text.dialects.scanner import MarkerScanner
+from quire.text.dialects.scanner import MarkerScanner, SpelledMarkers
 from quire.text.dialects.schema_types import with_meant_types
 from quire.text.dialects.values import kinds, property_schema, typed, write_json
 
@@ -104,7 +104,7 @@ def test_json_can_always_be_sent() -> None:
 def test_markers_in_text_are_found_however_it_is_cut() -> None:
     text = "<a<ab>x<ab<ab><"
     for cut in range(len(text)):
-        scanner = MarkerScanner(["<ab>"])
+        scanner = MarkerScanner(SpelledMarkers(["<ab>"]))
         parts = scanner.feed(text[:cut]) + scanner.feed(text[cut:])
         joined = "".join(part if not found else "|" for part, found in parts)
         assert joined + scanner.flush() == "<a|x<ab|<"

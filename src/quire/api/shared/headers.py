@@ -13,7 +13,7 @@ def headers_of(scope: Scope) -> Mapping[str, str]:
     """Return a request's headers by their names in lower case; of repeated ones the first.
 
     Starlette's `Headers` search the whole list each time, and most of what a request is asked for
-    is not in it.
+    is not in it. They also replace the scope's list, after which headers are read anew here.
     """
     sent = scope["headers"]
     kept: tuple[object, dict[str, str]] | None = scope.get(_KEPT)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import chain
 
 from starlette.requests import Request
@@ -69,7 +67,7 @@ def check_headers(request: Request) -> None:
         TooLarge: all headers together are longer than `MAX_HEADER_BYTES`.
         UnsupportedMediaType: the body has an unsupported compression.
     """
-    size = sum(map(len, chain.from_iterable(request.headers.raw)))
+    size = sum(map(len, chain.from_iterable(request.scope["headers"])))
     if size > MAX_HEADER_BYTES:
         raise TooLarge(f"The headers are larger than {MAX_HEADER_BYTES} bytes.")
     check_coding(headers_of(request.scope).get("content-encoding", ""))
@@ -92,22 +90,23 @@ class Bodies:
         self.limit = limit
         self.held = 0
 
-    @contextmanager
-    def reading(self) -> Iterator[Counted]:
-        """Count one body within the context."""
-        counted = Counted(self)
-        try:
-            yield counted
-        finally:
-            self.held -= counted.size
+    def reading(self) -> Counted:
+        """Return a context within which one body is counted."""
+        return Counted(self)
 
 
 class Counted:
-    """One body while it arrives."""
+    """One body while it arrives. As a context, it takes the body's bytes back at its end."""
 
     def __init__(self, bodies: Bodies) -> None:
         self._bodies = bodies
         self.size = 0
+
+    def __enter__(self) -> Counted:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._bodies.held -= self.size
 
     def add(self, size: int) -> None:
         """Count bytes. Raise `Overloaded` if there is no room for them."""

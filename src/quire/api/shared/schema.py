@@ -414,11 +414,12 @@ class GenerationFields(DecodingFields):
 
     def stream_usage(self) -> StreamUsage:
         """Return which chunks of a stream carry usage."""
-        options = self.stream_options or ChunkOptions()
+        options = self.stream_options or _NO_OPTIONS
         if options.continuous_usage_stats:
             return StreamUsage.ALL
         return StreamUsage.LAST if options.include_usage else StreamUsage.NONE
 
 
+_NO_OPTIONS = ChunkOptions()
 _GENERATING = frozenset(GenerationFields.model_fields)
 """Fields that have no meaning on endpoints that do not generate."""

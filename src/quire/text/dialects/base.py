@@ -31,7 +31,7 @@ class Tool:
     parameters: Schema = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Vocabulary:
     """The part of a tokenizer that dialects need.
 

@@ -6,11 +6,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from weakref import WeakKeyDictionary
 
 from quire.core.request import FinishReason
-from quire.text.dialects.base import Call, Start, Tool
+from quire.text.dialects.base import Call, Start, Tool, Vocabulary
 from quire.text.dialects.flow import CallInProgress, StartCall
-from quire.text.dialects.scanner import MarkerScanner
+from quire.text.dialects.scanner import MarkerScanner, Marks
 from quire.text.dialects.writer import Writer, new_call_id
 from quire.text.events import Delta, Reasoning, Text
 
@@ -115,6 +116,9 @@ class Layout:
     parts: frozenset[str] = frozenset()
     quiet: frozenset[str] = frozenset()
     new_id: Callable[[], str] = new_call_id
+    _marks: WeakKeyDictionary[Vocabulary, Marks] = field(
+        init=False, repr=False, compare=False, default_factory=WeakKeyDictionary
+    )
 
     def closes(self, marker: str) -> bool:
         """Return whether a marker closes sections."""
@@ -126,6 +130,13 @@ class Layout:
         for opener, section in self.sections.items():
             found.update({opener} - {NO_SECTION}, section.ends, section.inner)
         return frozenset(found)
+
+    def marks(self, vocabulary: Vocabulary) -> Marks:
+        """Return how a vocabulary spells the markers; computed once for each vocabulary."""
+        kept = self._marks.get(vocabulary)
+        if kept is None:
+            kept = self._marks[vocabulary] = Marks.of(self.markers(), self.parts, vocabulary.added)
+        return kept
 
 
 class Mode(Enum):
@@ -194,12 +205,9 @@ class MarkerParser:
         self.layout = layout
         self.tools = start.tools
         self.writer = Writer(layout.new_id)
-        added = start.vocabulary.added
-        markers = layout.markers()
-        self._ids = {added[marker]: marker for marker in markers if marker in added}
-        self._scanner = MarkerScanner(marker for marker in markers if marker not in added)
-        self._parts = {added[part]: part for part in layout.parts if part in added}
-        self.owned = frozenset(self._ids) | self._parts.keys()
+        marks = layout.marks(start.vocabulary)
+        self._ids, self._parts, self.owned = marks.ids, marks.parts, marks.owned
+        self._scanner = MarkerScanner(marks.spelled)
         self.mode = Mode.START if self.tools and NO_SECTION in layout.sections else Mode.TEXT
         if started_reasoning(start, layout.reasoning, layout.parts) is not None:
             self.mode = Mode.REASONING
