@@ -140,3 +140,17 @@ def test_candidates_without_drafts_get_none() -> None:
     assert chosen.choose([], 1) == []
     assert chosen.choose([Candidate(0.9, 0)], 1) == [0]
     assert chosen.choose([Candidate(0.9, 0), Candidate(1.0, 40)], 2) == [0, 16]
+
+
+def test_a_draft_must_be_as_likely_as_its_row_is_dear() -> None:
+    """A row is worth its time if it yields as many tokens a second as the step does."""
+
+    def least(row_s: float) -> float:
+        lengths = WorthwhileDrafts(
+            lambda first, last: [1 + row_s * n for n in range(first, last + 1)]
+        )
+        return lengths.least_chance([Candidate(0.5, 3)], [2], 1)
+
+    assert least(0.0) == 0.0
+    assert least(0.1) == pytest.approx(0.1 * 1.75 / 1.3)
+    assert least(0.2) > least(0.1)

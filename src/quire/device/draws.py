@@ -56,6 +56,24 @@ class DrawingOperations:
         """Return the place of each row's largest logit, int32 `[R]`."""
         return mx.argmax(logits, axis=-1).astype(mx.int32)
 
+    def likeliest(self, logits: mx.array) -> tuple[mx.array, mx.array]:
+        """Return the place of each row's largest logit, int32 `[R]`, and its probability, float32
+        `[R]`.
+        """
+        whole = logits.astype(mx.float32)
+        chances = mx.exp(whole.max(axis=-1) - mx.logsumexp(whole, axis=-1))
+        return self.best(logits), chances
+
+    def likely_only(self, guesses: mx.array, chances: mx.array, least: float) -> mx.array:
+        """Return guesses as far as the product of their probabilities is at least `least`, and
+        `~guess`, which is negative, from there on: int32 `[N, count]`.
+
+        Args:
+            guesses: int32 `[N, count]`, one behind the other.
+            chances: float32 `[N, count]`, of each guess if those before it are right.
+        """
+        return mx.where(mx.cumprod(chances, axis=1) >= least, guesses, ~guesses)
+
     def first_different(
         self, tokens: mx.array, drafts: mx.array, starts: Sequence[int]
     ) -> mx.array:

@@ -24,6 +24,7 @@ from quire.device.dtypes import DTYPES
 from quire.engine.adapters import RequestAdapters
 from quire.engine.constraints import ConstraintFactory
 from quire.engine.draft_model import ModelDrafter
+from quire.engine.durations import observe_duration
 from quire.engine.grammar_queue import GrammarQueue, MakeConstraint
 from quire.engine.invariance import check_format
 from quire.engine.memory import (
@@ -131,7 +132,7 @@ class Engine:
         self._started_at = 0.0  # when the running step started, by `time.perf_counter`
         self._waited_s: float | None = None
         """Seconds that the device waited for the running step; None if unknown."""
-        self._unobserved: list[tuple[StepPlan, StepResult, float | None]] = []
+        self._unobserved: list[tuple[StepPlan, StepResult, int, float | None]] = []
         """Finished steps to be recorded, with `_waited_s` of each."""
         self._faults = 0
         self._beside: list[Output] = []  # of accepted, refused and dropped requests
@@ -249,7 +250,7 @@ class Engine:
         drafting.computing_s = 0.0
         plan = scheduler.schedule()
         if plan is not None and (guess := drafting.worth_guessing(scheduler.running)):
-            plan = replace(plan, guess=guess)
+            plan = replace(plan, guess=guess, least_chance=drafting.least_chance)
         before, self._running = self._running, plan
         before_at, self._started_at = self._started_at, self._executor.launch(plan)
         # The device has its next step by now.
@@ -286,17 +287,22 @@ class Engine:
     def _take_in(self, plan: StepPlan) -> float:
         """Process the tokens of a finished step; return how many seconds it ran."""
         result = self._executor.collect()
-        self._unobserved.append((plan, result, self._waited_s))
+        rows = plan.decode_rows
+        if self._head is not None and rows <= self._executor.most_following:
+            rows -= self._head.left_out(plan)
+        self._unobserved.append((plan, result, rows, self._waited_s))
         self._scheduler.update(plan, result)
         if self._head is not None:
             self._head.take(result.guesses)
         self._faults = 0
         return result.seconds
 
-    def _observe(self, plan: StepPlan, result: StepResult, waited_s: float | None) -> None:
+    def _observe(
+        self, plan: StepPlan, result: StepResult, rows: int, waited_s: float | None
+    ) -> None:
         """Record the times of a finished step, unless a graph was recorded or verified for it."""
         if not result.recorded:
-            _observe_duration(self._scheduler, plan, result, head=self._head)
+            observe_duration(self._scheduler, plan, result, rows=rows, head=self._head)
             if waited_s is not None:
                 read = not plan.follows or plan.decode_rows > self._executor.most_following
                 self._worthwhile.observe_wait(waited_s, plan.generating, read=read)
@@ -411,36 +417,6 @@ def _scheduling(loaded: LoadedModel, config: EngineConfig, context: int) -> Sche
 def _prefill_budget(config: EngineConfig, times: MeasuredSteps) -> PrefillBudget:
     return PrefillBudget(
         config.step_ms / 1e3, config.stall_factor, config.max_step_tokens, times=times
-    )
-
-
-def _observe_duration(
-    scheduler: Scheduler, plan: StepPlan, result: StepResult, head: HeadDrafter | None
-) -> None:
-    """Record a finished step's duration in the tables used for planning.
-
-    The head's part of a step that guesses is left out, as large a part as it was expected to be. So
-    the tables follow a machine whose pace changes while every step guesses.
-    """
-    budget, seconds = scheduler.prefill_budget, result.seconds
-    if result.guesses and head is not None:
-        known = _known_seconds(scheduler, plan, graphed=result.graphed)
-        head.observe(plan, result, known)
-        if plan.prompt_rows or not known:
-            return
-        seconds *= known / (known + plan.guess * head.token_s(len(result.guesses)))
-    if plan.encoding:
-        rest = _known_seconds(scheduler, plan, graphed=result.graphed)
-        scheduler.encodings.cost.observe(plan.encoding, max(seconds - rest, seconds * 0.1))
-    elif plan.sequences:
-        shape = plan.decode_rows, plan.prompt_chunks, plan.prompt_rows
-        budget.observe(*shape, seconds, keys=plan.prompt_keys, graphed=result.graphed)
-
-
-def _known_seconds(scheduler: Scheduler, plan: StepPlan, *, graphed: bool = False) -> float:
-    """Return the expected time of a step without encoders and guesses."""
-    return scheduler.prefill_budget.known_seconds(
-        plan.decode_rows, plan.prompt_rows, plan.prompt_keys, graphed=graphed
     )
 
 

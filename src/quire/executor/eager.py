@@ -77,6 +77,8 @@ class EagerExecutor:
 
     planned_bytes = 0
     most_following = ANY_ROWS
+    leaves_out = False
+    """Whether rows of unlikely guesses take no time; see `StepPlan.least_chance`."""
 
     def __init__(
         self,
@@ -196,7 +198,7 @@ class EagerExecutor:
             if (mask := masks.get(each.number)) is not None:
                 place = step.rows.row_of[each.number]
                 rows[place] = rows[place]._replace(mask=mask)
-        drawn = self._drawn(waiting._replace(rows=rows), step.plan.guess)
+        drawn = self._drawn(waiting._replace(rows=rows), step.plan)
         written = self.pools.arrays(self._guessed_layers)
         if self._guesser is not None:
             written = [*written, *self._guesser.arrays]
@@ -398,17 +400,20 @@ class EagerExecutor:
         unsampled = Unsampled(logits, rows, states, moved=moved)
         if plan.awaits_masks:
             return done._replace(unsampled=unsampled)
-        return done._replace(drawn=self._drawn(unsampled, plan.guess))
+        return done._replace(drawn=self._drawn(unsampled, plan))
 
-    def _drawn(self, rows: Unsampled, guess: int) -> Drawn:
-        """Sample tokens, and run the draft head for `guess` tokens after each of them."""
+    def _drawn(self, rows: Unsampled, plan: StepPlan) -> Drawn:
+        """Sample tokens, and run the draft head for `plan.guess` tokens after each of them."""
         device = current_device()
         sampled = sample(rows.logits, list(rows.rows), moved=rows.moved)
         tokens = device.host_copy(sampled.tokens)
         if self._guesser is None:
             return Drawn(tokens, sampled)
         kept = rows.states.last_kept(tokens.array)
-        guesses = self._guesser.guess(rows.states, tokens.array, kept, count=guess)
+        least = plan.least_chance if self.leaves_out else 0.0
+        guesses = self._guesser.guess(
+            rows.states, tokens.array, kept, count=plan.guess, least_chance=least
+        )
         copy = None if guesses is None else device.host_copy(guesses)
         return Drawn(tokens, sampled, copy, kept=kept)
 

@@ -60,7 +60,7 @@ def resolved(plan: StepPlan, before: Kept) -> StepPlan:
                 own.extend(each.run[right + 1 : right + each.count])
             elif each.count > 1:
                 assert guesses is not None, "drafts on the device were guessed"
-                own.extend(guesses[place][: each.count - 1])
+                own.extend([max(0, token) for token in guesses[place][: each.count - 1]])
             each = _at(each, own, rejected=each.behind - right)
         found.append(each)
     return replace(plan, sequences=tuple(found), follows=False)

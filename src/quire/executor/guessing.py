@@ -85,16 +85,24 @@ class Guesser(ABC):
         layers: layers whose keys and values it writes.
         arrays: arrays of the last step that must be evaluated, beside guesses, keys and values.
         behind: what it runs on rows of the step; empty if nothing of it can be traced.
+        weighs: whether it knows how likely its guesses are.
     """
 
     layers = range(0)
+    weighs = False
     arrays: tuple[mx.array, ...] = ()
     behind: Sequence[BehindStep] = ()
     _run: RunBehind | None = None
 
     @abstractmethod
     def guess(
-        self, states: FinalStates, tokens: mx.array, kept: mx.array | None, *, count: int
+        self,
+        states: FinalStates,
+        tokens: mx.array,
+        kept: mx.array | None,
+        *,
+        count: int,
+        least_chance: float = 0.0,
     ) -> mx.array | None:
         """Return tokens that may follow the last kept one of each sequence, int32 `[N, count]`.
 
@@ -103,6 +111,7 @@ class Guesser(ABC):
         Args:
             tokens: int32 `[R]`, the sampled ones.
             kept: see `FinalStates.last_kept`.
+            least_chance: see `StepPlan`; for guessers that weigh their guesses.
         """
 
     def read(self, inputs: StepInputs, hidden: mx.array) -> None:  # noqa: B027  # most need not
@@ -139,6 +148,8 @@ class Guesser(ABC):
 class HeadGuesser(Guesser):
     """Guesses by a head without layers of its own, which needs the sampled rows alone."""
 
+    weighs = True
+
     def __init__(self, guesser: TokenGuesser) -> None:
         self.guesser = guesser
 
@@ -146,13 +157,19 @@ class HeadGuesser(Guesser):
         return True
 
     def guess(
-        self, states: FinalStates, tokens: mx.array, kept: mx.array | None, *, count: int
+        self,
+        states: FinalStates,
+        tokens: mx.array,
+        kept: mx.array | None,
+        *,
+        count: int,
+        least_chance: float = 0.0,
     ) -> mx.array | None:
         if not count:
             return None
         if kept is None:
-            return self.guesser(states.sampled, tokens, count)
-        return self.guesser(states.sampled[kept], tokens[kept], count)
+            return self.guesser(states.sampled, tokens, count, least_chance)
+        return self.guesser(states.sampled[kept], tokens[kept], count, least_chance)
 
 
 class LayerGuesser(Guesser):
@@ -177,7 +194,13 @@ class LayerGuesser(Guesser):
         return count <= 1  # further guesses run eagerly, with tables of the host
 
     def guess(
-        self, states: FinalStates, tokens: mx.array, kept: mx.array | None, *, count: int
+        self,
+        states: FinalStates,
+        tokens: mx.array,
+        kept: mx.array | None,
+        *,
+        count: int,
+        least_chance: float = 0.0,
     ) -> mx.array | None:
         inputs, hidden, rows = states.inputs, states.hidden, states.rows
         assert hidden is not None, "models with a head compute all rows"
@@ -211,7 +234,13 @@ class LayersGuesser(LayerGuesser):
         return True
 
     def guess(
-        self, states: FinalStates, tokens: mx.array, kept: mx.array | None, *, count: int
+        self,
+        states: FinalStates,
+        tokens: mx.array,
+        kept: mx.array | None,
+        *,
+        count: int,
+        least_chance: float = 0.0,
     ) -> mx.array | None:
         inputs, rows = states.inputs, states.rows
         assert states.hidden is not None, "models with heads compute all rows"
@@ -274,7 +303,13 @@ class AssistantGuesser(Guesser):
         return True
 
     def guess(
-        self, states: FinalStates, tokens: mx.array, kept: mx.array | None, *, count: int
+        self,
+        states: FinalStates,
+        tokens: mx.array,
+        kept: mx.array | None,
+        *,
+        count: int,
+        least_chance: float = 0.0,
     ) -> mx.array | None:
         if not count:
             return None

@@ -104,8 +104,9 @@ class GuessStep(Module):
             mx.eval(self.words.parameters())
         mx.eval(self.fc.parameters(), self.followed)
 
-    def __call__(self, state: mx.array, tokens: mx.array) -> tuple[mx.array, mx.array]:
-        """Return the states after the tokens, `[R, hidden]`, and the likeliest next tokens, `[R]`.
+    def __call__(self, state: mx.array, tokens: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        """Return the states after the tokens, `[R, hidden]`, the likeliest next tokens, `[R]`, and
+        their probabilities, `[R]`.
 
         Args:
             state: `[R, hidden]`, of the tokens before.
@@ -113,10 +114,10 @@ class GuessStep(Module):
         """
         operations = current_device().operations
         after, logits = self.ahead(state, tokens)
-        best = operations.best(logits)
+        best, chance = operations.likeliest(logits)
         if self.tokens is None:
-            return after, best
-        return after, operations.embed(best, self.tokens, dtype=None)[:, 0]
+            return after, best, chance
+        return after, operations.embed(best, self.tokens, dtype=None)[:, 0], chance
 
     def ahead(self, state: mx.array, tokens: mx.array) -> tuple[mx.array, mx.array]:
         """Return the states after the tokens, `[R, hidden]`, and logits of the next ones.
@@ -140,16 +141,18 @@ class Guesses(Module):
         self.step, self.count = step, count
 
     def __call__(self, state: mx.array, tokens: mx.array) -> list[mx.array]:
-        """Return the guesses after `tokens`, int32 `[R, count]`, as the only output.
+        """Return the guesses after `tokens`, int32 `[R, count]`, and the probability of each if
+        those before it are right, float32 `[R, count]`.
 
         Args:
             state: normalised states `[R, hidden]` from which `tokens`, int32 `[R]`, were sampled.
         """
-        guesses: list[mx.array] = []
+        guesses, chances = list[mx.array](), list[mx.array]()
         for _ in range(self.count):
-            state, tokens = self.step(state, tokens)
+            state, tokens, chance = self.step(state, tokens)
             guesses.append(tokens)
-        return [mx.stack(guesses, axis=1)]
+            chances.append(chance)
+        return [mx.stack(guesses, axis=1), mx.stack(chances, axis=1)]
 
 
 Compute = Callable[[mx.array, mx.array], Sequence[mx.array]]
@@ -177,9 +180,18 @@ class TokenGuesser:
             self._made[count] = self._faster(guesses) or guesses
         return self._made[count]
 
-    def __call__(self, state: mx.array, tokens: mx.array, count: int) -> mx.array:
-        """Return `count` guesses; for arguments and result see `Guesses`."""
-        return self.computing(count)(state, tokens)[0]
+    def __call__(
+        self, state: mx.array, tokens: mx.array, count: int, least: float = 0.0
+    ) -> mx.array:
+        """Return `count` guesses as far as they are likely; see `Guesses` and `likely_only`.
+
+        Args:
+            least: the least probability of a likely one, all before it included; 0 for all.
+        """
+        guesses, chances = self.computing(count)(state, tokens)
+        if not least:
+            return guesses
+        return current_device().operations.likely_only(guesses, chances, least)
 
 
 def open_draft_head(folder: Path, model: LanguageModel) -> DraftHead | None:

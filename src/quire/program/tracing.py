@@ -200,6 +200,12 @@ class TracedOperations(Operations):
     def best(self, logits: mx.array) -> mx.array:
         return self.one("best", {"logits": logits}, (logits.shape[:-1], mx.int32))
 
+    def likeliest(self, logits: mx.array) -> tuple[mx.array, mx.array]:
+        shape = logits.shape[:-1]
+        outputs = (shape, mx.int32), (shape, mx.float32)
+        token, chance = self.note("likeliest", {"logits": logits}, *outputs)
+        return token, chance
+
     def activate(self, name: str, x: mx.array) -> mx.array:
         return self.one("activate", {"x": x}, (x.shape, x.dtype), name=name)
 

@@ -99,6 +99,15 @@ class DraftLengths(Protocol):
         """
         ...
 
+    def least_chance(self, candidates: Seq[Candidate], lengths: Seq[int], rows: int) -> float:
+        """Return the least probability of a draft that is worth its row, all before it included.
+
+        Args:
+            candidates, lengths: the drafts of the step, and how many of each.
+            rows: rows of the step without drafts.
+        """
+        ...
+
     def settle(self, promised: float, accepted: int) -> None:
         """Record how many drafted tokens of a sequence a step accepted.
 
@@ -126,6 +135,9 @@ class EveryDraft:
 
     def prefers_waiting(self, candidates: Seq[Candidate], lengths: Seq[int], rows: int) -> bool:
         return False
+
+    def least_chance(self, candidates: Seq[Candidate], lengths: Seq[int], rows: int) -> float:
+        return 0.0
 
     def settle(self, promised: float, accepted: int) -> None:
         pass
@@ -211,6 +223,20 @@ class WorthwhileDrafts:
         in_vain = sum([(1 - c.chance) * n for c, n in zip(candidates, lengths, strict=True)])
         saved_s = self._waits[True].seconds(rows) - self._waits[False].seconds(rows)
         return (seconds[-1] - seconds[0]) * in_vain / drafts > saved_s
+
+    def least_chance(self, candidates: Seq[Candidate], lengths: Seq[int], rows: int) -> float:
+        drafts, rows = sum(lengths), max(rows, 1)
+        seconds = self._seconds(rows, rows + drafts)
+        if seconds is None or not drafts:
+            return 0.0
+        expected, drafting_s = float(rows), 0.0
+        for each, length in zip(candidates, lengths, strict=True):
+            chances = [each.chance * each.rate**depth for depth in range(1, length + 1)]
+            expected += self._trust.ratio * sum(chances)
+            drafting_s = max(drafting_s, length * each.token_s)
+        added_s = self._added * (seconds[-1] - seconds[0])
+        step_s = seconds[0] + added_s + drafting_s
+        return expected / step_s * added_s / drafts
 
     def observe_wait(self, seconds: float, rows: int, *, read: bool = True) -> None:
         """Record how long the device waited for a step.

@@ -64,6 +64,8 @@ class Drafting:
         """Time of the last plan for which the engine asked `wants_tokens`."""
         self._step_s = 0.0
         """Seconds between the last two of these times."""
+        self.least_chance = 0.0
+        """Least probability of a guess that is worth its row, by the last `worth_guessing`."""
         self._asking, self._guessing = Pauses(lengths, PATIENCE), Pauses(lengths)
         """Pauses between questions to drafters ahead, and between those whether a head should
         guess.
@@ -249,16 +251,15 @@ class Drafting:
         state.foreseen[grade] = Foreseen(len(progress.tokens), draft.tokens, grade)
 
     def foresee(self, sequence: Sequence, guesses: tuple[int, ...]) -> None:
-        """Take in what a step guessed after a sequence's tokens, if the step that follows is
-        already in flight.
-        """
+        """Take in what a step guessed after a sequence's tokens, if the next step runs already."""
         state, drafts, head = sequence.drafting, sequence.progress.drafts, self._head
         if state is None or head is None or not drafts:
             return
         grade = head.name, 0
         if drafts[0].drafter == head.name:
             drafts[0] = drafts[0]._replace(tokens=guesses[: len(drafts[0].tokens)])
-        state.foreseen[grade] = Foreseen(len(sequence.progress.tokens), guesses, grade)
+        tokens = tuple([max(token, ~token) for token in guesses])  # also those not verified
+        state.foreseen[grade] = Foreseen(len(sequence.progress.tokens), tokens, grade)
 
     def worth_guessing(self, running: Seq[Sequence]) -> int:
         """Return how many tokens the draft head should guess in the next step for the step after
@@ -285,6 +286,8 @@ class Drafting:
         choose = self._lengths.choose
         length = max(choose(candidates, len(running), beginning=beginning, ahead=ahead))
         self._guessed[drafter.name] = length
+        lengths = [length] * len(candidates)
+        self.least_chance = self._lengths.least_chance(candidates, lengths, len(running))
         if paused and not length:
             return 0
         self._trust(drafter, asked=length > 0, steps=steps)
@@ -323,7 +326,7 @@ class Drafting:
         Args:
             draft: what was verified.
         """
-        state, drafts = sequence.drafting, len(draft.tokens)
+        state, drafts = sequence.drafting, len([token for token in draft.tokens if token >= 0])
         if state is None:
             return
         if drafts:

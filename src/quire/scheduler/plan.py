@@ -220,6 +220,9 @@ class StepPlan:
         forgotten: items whose features, complete or not, are dropped.
         encoding: the encoders' work, done before the rows that may need it.
         guess: number of tokens that the draft head guesses after each sampled one.
+        least_chance: least probability of a guess that is worth a row, all guesses before it
+            included. If the executor leaves rows out, less likely ones come as `~token`: they are
+            not verified. 0 if all are worth it.
         follows: whether `ScheduledSequence.follows` is true of a sequence.
     """
 
@@ -230,6 +233,7 @@ class StepPlan:
     forgotten: tuple[MediaKey, ...] = ()
     encoding: tuple[EncoderWork, ...] = ()
     guess: int = 0
+    least_chance: float = 0.0
     follows: bool = False
 
     @cached_property
@@ -288,7 +292,8 @@ class StepResult:
     Attributes:
         vectors: results of sequences whose task is a vector.
         features: bytes of the completed features, by item.
-        guesses: the tokens that the draft head guessed to follow the last kept one.
+        guesses: the tokens that the draft head guessed to follow the last kept one; `~token` for
+            guesses that are not worth a row.
         seconds: how long the step ran.
         graphed: whether its layers ran as a CUDA graph.
         recorded: whether a graph was recorded or verified for it first, which takes long.

@@ -33,6 +33,17 @@ class HeadDrafter(LookupDrafter):
         """Store the guesses of the last step, by sequence number."""
         self._guesses = guesses
 
+    def left_out(self, plan: StepPlan) -> int:
+        """Return how many rows of a step that is done were left out, because their guesses are
+        unlikely. Call it before `take` for that step.
+        """
+        count = 0
+        for each in plan.sequences if plan.follows else ():
+            if each.count > 1 and not (each.tokens or each.run):
+                guessed = self._guesses.get(each.number, ())[: each.count - 1]
+                count += len([token for token in guessed if token < 0])
+        return count
+
     def observe(self, plan: StepPlan, result: StepResult, known_s: float) -> None:
         """Record what the guesses of a finished step cost.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -20,7 +20,7 @@ from quire.executor.factory import open_executor
 from quire.executor.segments.executor import SegmentExecutor
 from quire.executor.segments.runner import open_segments
 from quire.models.weights.loader import LoadedModel, open_model
-from quire.scheduler.draft_lengths import EveryDraft
+from quire.scheduler.draft_lengths import Candidate, EveryDraft
 from quire.scheduler.drafts import Draft, Drafter, DraftQuery, LookupDrafter
 from quire.scheduler.plan import StepPlan
 from quire.speculation.heads import HeadDrafter
@@ -67,14 +67,28 @@ class Expected(LookupDrafter):
         )
 
 
+class LikelyDrafts(EveryDraft):
+    """Verifies the drafts that are at least as likely as is asked for."""
+
+    def __init__(self, least: float) -> None:
+        self._least = least
+
+    def least_chance(
+        self, candidates: Sequence[Candidate], lengths: Sequence[int], rows: int
+    ) -> float:
+        return self._least
+
+
 DRAFTERS = ("head", "expected", "both")
 
 
 class Follows:
-    """Counts plans whose rows follow drafts, and those of them that were built ahead."""
+    """Counts plans whose rows follow drafts, those of them that were built ahead, and the rows that
+    were left out.
+    """
 
     def __init__(self) -> None:
-        self.plans = self.ahead = 0
+        self.plans = self.ahead = self.left_out = 0
 
 
 def answers(
@@ -82,11 +96,13 @@ def answers(
     requests: list[Request],
     plain: Mapping[str, Answer] | None = None,
     drafters: str = "head",
+    least_chance: float = 0.0,
 ) -> tuple[dict[str, Answer], Follows]:
     """Return answers, and how many steps followed drafts.
 
     Args:
         plain: the answers without drafts; None for no drafters.
+        least_chance: see `StepPlan`.
     """
     config, own = replace(CONFIG, speculate="off"), list[Drafter]()
     guesser = None
@@ -98,9 +114,8 @@ def answers(
             own.append(HeadDrafter())
             guesser = open_drafters(loaded, replace(config, speculate="mtp")).guesser
     opener = partial(open_executor, segments=open_segments(loaded.model))
-    engine = assemble(
-        loaded, config, None, own, EveryDraft(), guesser=guesser, open_executor=opener
-    )
+    lengths = LikelyDrafts(least_chance)
+    engine = assemble(loaded, config, None, own, lengths, guesser=guesser, open_executor=opener)
     executor, counted = engine._executor, Follows()
     assert isinstance(executor, SegmentExecutor)
     follows = executor._follows
@@ -111,6 +126,15 @@ def answers(
         return ahead
 
     executor._follows = watched
+    if (head := engine._head) is not None:
+        left_out = head.left_out
+
+        def left(plan: StepPlan) -> int:
+            rows = left_out(plan)
+            counted.left_out += rows
+            return rows
+
+        head.left_out = left  # type: ignore[method-assign]
     found: dict[str, Answer] = {each.id: ([], []) for each in requests}
     for each in requests:
         engine.add(each)
@@ -168,3 +192,17 @@ def test_rows_that_are_many_follow_once_the_drafts_are_read(
     drafted, counted = answers(loaded, asked, plain, drafters)
     assert drafted == plain
     assert counted.plans - counted.ahead > 20
+
+
+@pytest.mark.parametrize("names", [("drawn",), ("greedy", "drawn", "logprobs")])
+def test_rows_of_unlikely_guesses_are_left_out(loaded: LoadedModel, names: Sequence[str]) -> None:
+    asked = [request(name, KINDS[name]) for name in names]
+    plain, _ = answers(loaded, asked)
+    every, steps = answers(loaded, asked, plain)
+    likely, fewer = answers(loaded, asked, plain, least_chance=0.35)
+    assert likely == every == plain
+    assert steps.left_out == 0
+    assert fewer.left_out > fewer.ahead / 2
+    none, counted = answers(loaded, asked, plain, least_chance=1.1)
+    assert none == plain
+    assert counted.left_out > 3 * counted.ahead

@@ -24,6 +24,28 @@ array first_different(const array& tokens, const array& drafts, const std::vecto
     }, {int32}, (int64_t)tokens.size())[0];
 }
 
+// Guesses [N, count] as far as the product of their chances is at least `least`; ~guess, which is negative, from there
+// on.
+array likely_only(const array& guesses, const array& chances, float least) {
+    using namespace mlx::core;
+    require(guesses.dtype() == int32 && chances.dtype() == float32 && guesses.ndim() == 2 &&
+                guesses.shape() == chances.shape(),
+            "each guess has a chance");
+    return operation("quire::likely_only", {guesses.shape()}, {guesses, chances},
+                     [least](const std::vector<array>& in, std::vector<array>& out) {
+        return [least, guesses = in[0].data<int32_t>(), chances = in[1].data<float>(), rows = in[0].shape(0),
+                count = in[0].shape(1), to = out[0].data<int32_t>()] {
+            for (int row = 0; row < rows; row++) {
+                float chance = 1;
+                for (int i = row * count; i < (row + 1) * count; i++) {
+                    chance *= chances[i];
+                    to[i] = chance >= least ? guesses[i] : ~guesses[i];
+                }
+            }
+        };
+    }, {int32})[0];
+}
+
 // Tokens [T] of a step's rows. Row t has `known[t]` if `places[t]` is -1, else a token of that sequence of the step
 // before, int32 [T]: the sampled one that it goes on from, `tokens[kept[place]]`, or its guess number `known[t]` from 1.
 array followed_tokens(const array& tokens, const array& kept, const array& guesses, const std::vector<int32_t>& known,
@@ -84,6 +106,7 @@ array moved_back(const array& numbers, const array& rejected, const std::vector<
 
 void bind_drafts(nb::module_& m) {
     m.def("first_different", &first_different, nb::arg("tokens"), nb::arg("drafts"), nb::arg("starts"));
+    m.def("likely_only", &likely_only, nb::arg("guesses"), nb::arg("chances"), nb::arg("least"));
     m.def("followed_tokens", &followed_tokens, nb::arg("tokens"), nb::arg("kept"), nb::arg("guesses"),
           nb::arg("known"), nb::arg("places"));
     m.def("rows_rejected", &rows_rejected, nb::arg("kept"), nb::arg("lasts"), nb::arg("places"));

@@ -31,6 +31,10 @@ class KernelDraws(DrawingOperations):
         rows: mx.array = self._ops.first_different(tokens, drafts, starts)
         return rows
 
+    def likely_only(self, guesses: mx.array, chances: mx.array, least: float) -> mx.array:
+        kept: mx.array = self._ops.likely_only(guesses, chances, least)
+        return kept
+
     def draw(self, logits: mx.array, rows: Sequence[Draw]) -> mx.array:
         tokens: mx.array = self._ops.draw(logits.astype(mx.float32), list(rows))
         return tokens

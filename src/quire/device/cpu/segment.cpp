@@ -1,6 +1,8 @@
 #include "segment.h"
 
+#include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <mutex>
 
 namespace quire {
@@ -155,7 +157,49 @@ int64_t SegmentBody::work(const Frame& frame) const {
     return all;
 }
 
+// Gathers what is given of the rows that have a token; returns their numbers, none if no row is left out.
+std::vector<int32_t> SegmentBody::leave_out(Frame& frame) const {
+    const auto* tokens = (const int32_t*)frame.values[*tokens_];
+    std::vector<int32_t> kept;
+    for (int32_t row = 0; row < frame.rows; row++)
+        if (tokens[row] >= 0) kept.push_back(row);
+    if (kept.empty() || (int64_t)kept.size() == frame.rows || !frame.state_rows.empty()) return {};
+    const auto gathered = [&](const void* from, int64_t width) {
+        auto& own = frame.gathered.emplace_back(kept.size() * width);
+        for (size_t i = 0; i < kept.size(); i++)
+            std::memcpy(own.data() + i * width, (const int32_t*)from + kept[i] * width, width * 4);
+        return own.data();
+    };
+    for (const int value : given_) frame.values[value] = (float*)gathered(frame.values[value], widths_[value]);
+    if (frame.keys) frame.keys = gathered(frame.keys, 1);
+    for (Tables& group : frame.groups) {
+        group.first = gathered(group.first, 1);
+        group.last = gathered(group.last, 1);
+        auto& starts = frame.gathered.emplace_back(group.rows, group.rows + group.sequences + 1);
+        for (int32_t& start : starts)
+            start = (int32_t)(std::lower_bound(kept.begin(), kept.end(), start) - kept.begin());
+        group.rows = starts.data();
+    }
+    frame.rows = (int64_t)kept.size();
+    return kept;
+}
+
+// Puts the outputs of the computed rows at their places among `rows`.
+void SegmentBody::spread(const Frame& frame, const std::vector<int32_t>& kept, int64_t rows) const {
+    for (const int value : outputs_) {
+        const int64_t width = widths_[value];
+        float* out = frame.values[value];
+        int64_t end = rows;
+        for (size_t i = kept.size(); i-- > 0; end = kept[i]) {
+            if (kept[i] != (int64_t)i) std::memcpy(out + kept[i] * width, out + i * width, width * 4);
+            std::fill(out + (kept[i] + 1) * width, out + end * width, 0.0f);
+        }
+    }
+}
+
 void SegmentBody::run(Frame& frame) const {
+    const int64_t rows = frame.rows;
+    const std::vector<int32_t> computed = tokens_ ? leave_out(frame) : std::vector<int32_t>();
     // Steps of few rows come by the hundred a second; the memory of others goes back to MLX.
     constexpr int64_t kKept = 1 << 20;
     thread_local std::vector<float> kept;
@@ -180,6 +224,7 @@ void SegmentBody::run(Frame& frame) const {
         }
         if (measures) stopwatch.add(instructions_[stage.begin]->kind());
     }
+    if (!computed.empty()) spread(frame, computed, rows);
 }
 
 void SegmentBody::run_rows(const Stage& stage, const Instruction* next, Frame& frame) const {

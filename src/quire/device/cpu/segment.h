@@ -50,6 +50,7 @@ struct Frame {
     const int32_t* keys;           // of each row its own key, [T]
     std::vector<StateArray> states;
     std::vector<StateRows> state_rows;  // by group of recurrent layers
+    std::vector<std::vector<int32_t>> gathered;  // what is given of the computed rows, if some are left out
     float* arranged = nullptr;  // rows for the next product, if the stage before it arranged them
 
     float* at(int value, int64_t row) const { return values[value] + row * strides[value]; }
@@ -102,6 +103,8 @@ public:
     // Number an array that all rows read.
     int constant(const array& whole);
     void output(int value, const std::vector<int>& shape);
+    // Leaves out rows whose token, a given value, is negative: no draft that is worth its row. Their outputs are zeros.
+    void leave_out_by(int tokens) { tokens_ = tokens; }
     void add(std::unique_ptr<const Instruction> instruction) { instructions_.push_back(std::move(instruction)); }
     // Decides where values lie. Nothing is added afterwards.
     void finish();
@@ -127,6 +130,8 @@ private:
     enum class Kind { given, computed, constant, output };
     int number(int64_t width, Kind kind, bool integers = false);
     void run_rows(const Stage& stage, const Instruction* next, Frame& frame) const;
+    std::vector<int32_t> leave_out(Frame& frame) const;
+    void spread(const Frame& frame, const std::vector<int32_t>& kept, int64_t rows) const;
 
     Instructions instructions_;
     std::vector<Stage> stages_;
@@ -137,6 +142,7 @@ private:
     std::vector<int> given_, outputs_;
     std::vector<std::vector<int>> output_shapes_;
     int64_t floats_ = 0;  // a row of all computed values together
+    std::optional<int> tokens_;
 };
 
 // Seconds that segments took since `measure_segments(true)`, by kind of instruction; "between": from the end of one run

@@ -18,6 +18,7 @@ void bind_segments(nb::module_& m) {
              nb::arg("width"), nb::arg("integers") = false)
         .def("constant", [](Segment& s, const array& whole) { return s.body->constant(whole); })
         .def("output", [](Segment& s, int value, const std::vector<int>& shape) { s.body->output(value, shape); })
+        .def("leave_out_by", [](Segment& s, int tokens) { s.body->leave_out_by(tokens); })
         .def("finish", [](Segment& s) { s.body->finish(); })
         .def("run", &Segment::run, nb::arg("given"), nb::arg("tables") = std::vector<TableArrays>(),
              nb::arg("keys") = nb::none(), nb::arg("pools") = nb::list(), nb::arg("states") = nb::list(),

@@ -81,6 +81,31 @@ private:
     int64_t width_;
 };
 
+// The place of the largest of each row, and its share of the row's softmax.
+class LikeliestRows : public RowInstruction {
+public:
+    LikeliestRows(int x, int out, int chances, int64_t width)
+        : RowInstruction({x}, {out, chances}, 20 * width), width_(width) {}
+    void run_rows(const Frame& frame, int64_t begin, int64_t end) const override {
+        constexpr float kLog2E = 1.44269504088896341f;
+        const int64_t blocks = (width_ + kSampledTogether - 1) / kSampledTogether;
+        float* weights = scratch(width_ + 2 * blocks);
+        float* sums = weights + width_;
+        for (int64_t row = begin; row < end; row++) {
+            const float* x = frame.at(reads[0], row);
+            const int64_t best = kernels().best(x, width_);
+            kernels().weigh_logits(x, width_, x[best], kLog2E, 0, weights, sums);
+            float whole = 0;
+            for (int64_t block = 0; block < blocks; block++) whole += sums[2 * block];
+            *(int32_t*)frame.at(writes[0], row) = (int32_t)best;
+            *frame.at(writes[1], row) = 1 / whole;
+        }
+    }
+
+private:
+    int64_t width_;
+};
+
 // Rows of several values side by side.
 class JoinRows : public RowInstruction {
 public:
@@ -119,6 +144,9 @@ void bind_segment_rows(SegmentClass& segment) {
         }, nb::arg("x"), nb::arg("out"), nb::arg("activation"))
         .def("best", [](Segment& s, int x, int out) { s.add<BestRows>(x, out, s.body->width(x)); }, nb::arg("x"),
              nb::arg("out"))
+        .def("likeliest", [](Segment& s, int x, int out, int chances) {
+            s.add<LikeliestRows>(x, out, chances, s.body->width(x));
+        }, nb::arg("x"), nb::arg("out"), nb::arg("chances"))
         .def("join", [](Segment& s, const std::vector<int>& values, int out) {
             std::vector<int64_t> widths;
             for (const int value : values) widths.push_back(s.body->width(value));

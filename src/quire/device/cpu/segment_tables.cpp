@@ -5,6 +5,8 @@
 namespace quire {
 namespace {
 
+// Instructions take a negative token, which stands for none, as token 0.
+
 // Rows of a table of affine codes, by tokens. As MLX decodes them: a code times the scale, plus the bias, both rounded.
 class EmbedRows : public RowInstruction {
 public:
@@ -17,7 +19,7 @@ public:
         const int64_t words = w_.depth * w_.bits / 32, groups = w_.depth / w_.group;
         std::vector<uint32_t> codes(words + 1);
         for (int64_t row = begin; row < end; row++) {
-            const int64_t token = tokens[row];
+            const int64_t token = std::max(tokens[row], 0);
             for (int64_t i = 0; i < words; i++) codes[i] = ((const uint32_t*)w_.values)[place(token, i, words)];
             float* to = frame.at(writes[0], row);
             for (int64_t group = 0; group < groups; group++) {
@@ -58,7 +60,7 @@ public:
     void run_rows(const Frame& frame, int64_t begin, int64_t end) const override {
         const auto* tokens = (const int32_t*)frame.values[reads[0]];
         for (int64_t row = begin; row < end; row++) {
-            const int64_t first = tokens[row] * width_;
+            const int64_t first = std::max(tokens[row], 0) * width_;
             float* to = frame.at(writes[0], row);
             if (table_.itemsize() == 4) {
                 std::memcpy(to, table_.data<char>() + first * 4, width_ * 4);

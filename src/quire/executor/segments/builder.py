@@ -47,7 +47,7 @@ _READ_AS = {
 """Types that instructions read, where they are not float32."""
 _MAKES = {
     "best": (mx.int32,),
-    **dict.fromkeys(("route", "embed", "Concatenate", *RESHAPES), _ANY),
+    **dict.fromkeys(("likeliest", "route", "embed", "Concatenate", *RESHAPES), _ANY),
 }
 """Likewise, what they compute."""
 
@@ -99,6 +99,7 @@ class SegmentBuilder(StateInstructions, TableInstructions):
             "add_low_rank": self._add_low_rank,
             "embed": self._embed,
             "best": self._best,
+            "likeliest": self._likeliest,
             "Concatenate": self._join,
             "AsType": self._floats,
             "rms_norm": self._rms_norm,
@@ -166,6 +167,9 @@ class SegmentBuilder(StateInstructions, TableInstructions):
                 place = self._copied(place)
             taken.add(place.value)
             self._native.output(place.value, list(shape))
+        tokens = self._given.get(self._program.fields.get("tokens", -1))
+        if tokens is not None:
+            self._native.leave_out_by(tokens)
         self._native.finish()
         return Segment(
             self._native,

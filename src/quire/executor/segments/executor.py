@@ -12,7 +12,7 @@ from quire.executor.computed import Computed
 from quire.executor.eager import EagerExecutor
 from quire.executor.guessing import Guesser
 from quire.executor.inputs import StepInputs
-from quire.executor.segments.runner import StepSegments
+from quire.executor.segments.runner import FEW_ROWS, StepSegments
 from quire.models.base import LanguageModel
 
 
@@ -36,6 +36,8 @@ class SegmentExecutor(EagerExecutor):
         places = guesser is None or not guesser.behind  # else its rows are placed by the host
         if places and others.get("observe") is None:  # positions of observed logits are the host's
             others["follows"] = segments.follows
+            self.most_following = FEW_ROWS
+            self.leaves_out = guesser is not None and guesser.weighs
         super().__init__(model, pools, logits=segments.logits_of, **others)
         self.segments = segments
         self._adapted: WeakKeyDictionary[Factors, StepSegments | None] = WeakKeyDictionary()

@@ -34,7 +34,7 @@ from quire.scheduler.plan import ScheduledSequence, StepPlan
 
 log = logging.getLogger("quire.engine")
 
-_FEW_ROWS = 16
+FEW_ROWS = 16
 """Rows up to which kernels multiply by vectors, in other code than more rows."""
 
 
@@ -173,7 +173,7 @@ class StepSegments:
         count = sum([each.count for each in rows])
         if not self._moves or not self.agrees.get((Attends.INSIDE, _size(count))):
             return False
-        if count > _FEW_ROWS:
+        if count > FEW_ROWS:
             return False
         sampling = [row for each in rows for row in each.sampling]
         plain = rows[0].format.scheme == "plain" and may_move(sampling)
@@ -258,7 +258,7 @@ class _SegmentRows:
         self._move = None if following is None else following.moved
         self._few: RowLists | None = None
         with_media = [each for each in inputs.sequences if each.media]
-        if len(inputs.tokens) <= _FEW_ROWS and not with_media:
+        if len(inputs.tokens) <= FEW_ROWS and not with_media:
             behind = 0 if following is None else following.behind
             self._few = RowLists(inputs.sequences, behind)
 
@@ -333,4 +333,4 @@ def _goes_on(each: ScheduledSequence) -> bool:
 def _size(rows: int) -> str:
     if rows == 1:
         return "one row"
-    return "few rows" if rows <= _FEW_ROWS else "many rows"
+    return "few rows" if rows <= FEW_ROWS else "many rows"

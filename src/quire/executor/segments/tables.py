@@ -33,6 +33,10 @@ class TableInstructions(SegmentValues):
     def _best(self, node: Node) -> None:
         self._native.best(self._whole(node.inputs[0]), self._new(node.outputs[0]))
 
+    def _likeliest(self, node: Node) -> None:
+        logits = self._whole(node.inputs[0])
+        self._native.likeliest(logits, *map(self._new, node.outputs))
+
     def _join(self, node: Node) -> None:
         if node.arguments[0] != 1:
             raise UnsupportedNode("joins of rows, or of inner axes")
