@@ -53,7 +53,13 @@ def load(engine: Engine, streams: int, tokens: int, seed: int) -> Row:
     observe, order = budget.observe, list[dict[str, Any]]()
 
     def observed(
-        decode_rows: int, chunks: int, prompt_rows: int, seconds: float, *, graphed: bool = False
+        decode_rows: int,
+        chunks: int,
+        prompt_rows: int,
+        seconds: float,
+        *,
+        keys: int = 0,
+        graphed: bool = False,
     ) -> None:
         rows = decode_rows + prompt_rows
         kind = "both" if decode_rows and prompt_rows else "read" if prompt_rows else "generate"
@@ -61,7 +67,7 @@ def load(engine: Engine, streams: int, tokens: int, seed: int) -> Row:
         parts[f"{kind} {size}"].append((rows, seconds))
         order.append({"rows": rows, "generating": decode_rows, "graphed": graphed})
         order[-1] |= {"ms": round(seconds * 1e3, 1)}
-        observe(decode_rows, chunks, prompt_rows, seconds, graphed=graphed)
+        observe(decode_rows, chunks, prompt_rows, seconds, keys=keys, graphed=graphed)
 
     pools, resizes = engine._executor.pools, list[float]()  # type: ignore[attr-defined]
     resize = pools.resize
