@@ -1,6 +1,7 @@
 """Runs Quire's engine on a model, without HTTP: `engine.py FOLDER OUT [what]`.
 
-What: `reference` for MLX's own operations alone; `page-4` and the like for a KV format; `quick`
+What: `reference` for MLX's own operations alone; `mac` for these and the portable attention kernel,
+which is what a Mac runs; `page-4` and the like for a KV format; `quick`
 without the long prompts; `once` instead of three times; `tokens-256` for answers of so many; `kv-8`
 for 8 GB of KV cache; `widths-1,256` for so many streams at once; `batch-invariant` as the server's
 setting of that name.
@@ -18,13 +19,17 @@ from typing import Any
 from workload import LONG, bursts, drawn, kv_gigabytes, tokens_asked, widths_asked
 
 from quire.attention.backend import Backends
+from quire.attention.paged.portable import PortableBackend
+from quire.attention.paged.target import CUDA
 from quire.attention.reference import ReferenceBackend
 from quire.core.config import EngineConfig
 from quire.core.kv_choice import parse_format
 from quire.core.kv_format import KVFormat
 from quire.core.processes import freeze_heap
 from quire.core.request import Request, SamplingParams
-from quire.device.device import current_device
+from quire.device.device import Metal, current_device
+from quire.device.dtypes import DTYPES
+from quire.device.metal.operations import MetalOperations
 from quire.device.operations import Operations
 from quire.engine.engine import Engine
 from quire.engine.factory import open_engine
@@ -36,6 +41,15 @@ def without_kernels() -> None:
     eager.open_backends = lambda: Backends([ReferenceBackend()])  # type: ignore[assignment]
     factory.open_cuda_graphs = lambda *_, **__: None  # type: ignore[attr-defined]
     current_device().operations = Operations()
+
+
+def as_on_a_mac() -> None:
+    """Use what the Metal device uses from now on: MLX's operations, attention's portable kernel."""
+    without_kernels()
+    backends = [PortableBackend(CUDA, DTYPES.values()), ReferenceBackend()]
+    eager.open_backends = lambda: Backends(backends)  # type: ignore[assignment]
+    device = current_device()
+    device.operations, device.compiles_steps = MetalOperations(), Metal.compiles_steps
 
 
 def run(engine: Engine, prompts: list[tuple[int, ...]], tokens: int, name: str) -> dict[str, Any]:
@@ -82,6 +96,8 @@ def run(engine: Engine, prompts: list[tuple[int, ...]], tokens: int, name: str) 
 def main(folder: str, out: Path, what: list[str]) -> None:
     if "reference" in what:
         without_kernels()
+    if "mac" in what:
+        as_on_a_mac()
     named = [part for part in what if part.startswith(("page", "turbo", "uniform"))]
     format = parse_format(named[0]) if named else KVFormat()
     started = time.perf_counter()
