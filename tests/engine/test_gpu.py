@@ -26,7 +26,7 @@ from quire.models.vision.gemma4 import (
 )
 from quire.models.weights.loader import open_model
 from tests.engine.test_image_parity import FAMILIES, requests
-from tests.support.parity import SCENARIOS, alone, assert_same, prompts
+from tests.support.parity import SCENARIOS, TOLERANCE, alone, assert_same, prompts
 from tests.support.tiny_models import CONFIGS, tiny_model, write_model
 
 pytestmark = [
@@ -35,15 +35,15 @@ pytestmark = [
 ]
 
 
-def check_matrix(folder: Path, wanted: list[Request]) -> None:
-    """Every scenario gives each request what it gets alone."""
+def check_matrix(folder: Path, wanted: list[Request], tolerance: float = TOLERANCE) -> None:
+    """Every scenario gives each request what it gets alone, in float32 without TF32."""
     assert mx.metal.is_available() or os.environ.get("MLX_ENABLE_TF32") == "0"
     loaded = open_model(str(folder), dtype="float32")
     config = EngineConfig(str(folder), kv_memory=64 << 20, prefix_cache=False)
     expected = alone(loaded, config, wanted)
     for scenario in SCENARIOS.values():
         got = scenario(loaded, config, wanted)
-        assert_same(got, expected, [request.id for request in wanted])
+        assert_same(got, expected, [request.id for request in wanted], tolerance)
 
 
 @pytest.mark.parametrize("family", CONFIGS)
@@ -53,7 +53,10 @@ def test_as_if_alone_on_this_gpu(tmp_path: Path, family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_images_as_if_alone_on_this_gpu(tmp_path: Path, family: str) -> None:
-    check_matrix(write_model(tmp_path, FAMILIES[family]), requests(family))
+    """Rows of Gemma 4's encoder, whose scores are not scaled, move by 1e-5 with the number of items
+    that are encoded at once, those of others by 5e-7; logits then move by up to 3e-4.
+    """
+    check_matrix(write_model(tmp_path, FAMILIES[family]), requests(family), 10 * TOLERANCE)
 
 
 @pytest.mark.parametrize(

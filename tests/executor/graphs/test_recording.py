@@ -27,6 +27,7 @@ from quire.device.weights import PackedWeight, Packing
 from quire.executor.graphs.attention.coded_pools import PagePool
 from quire.executor.graphs.attention.pool_kinds import kind_of
 from quire.executor.graphs.attention.pools import LayerPool, PlainPool
+from quire.executor.graphs.coverage import Survey
 from quire.executor.graphs.graph_cache import MAX_ROWS
 from quire.executor.graphs.layout import (
     InputLayout,
@@ -489,11 +490,23 @@ def test_what_thread_blocks_keep_fits_the_card(card: Card) -> None:
         assert max(asked) <= card.shared
 
 
-def test_weights_that_are_not_packed_are_refused() -> None:
+def test_a_model_in_float32_is_refused() -> None:
+    """Attention reads and writes keys in bfloat16, and such a model has pools of float32."""
     model = build(FAMILIES["llama"] | {"intermediate_size": 1024})
     use_device_products(model)
-    with pytest.raises(UnsupportedNode, match=r"a product with a matrix of mlx\.core\.float32"):
-        _record(model)
+    layout, body = KVLayout.of(model.layout), recordable(trace(model).body)
+    inputs = InputLayout(len(layout.groups), MAX_ROWS, 100, id)
+    states = unplaced_states(layout, mx.float32)
+    survey = Survey(Recorder(8, id, inputs, H200), pools_of(layout), layout, states)
+    given = {
+        name: Place(at, Buffer(at, 4 * MAX_ROWS))
+        for name, at in (("tokens", inputs.tokens), ("positions", inputs.positions))
+    }
+    survey.record(body, given, [Buffer(3, 0)])
+    refused = [reason for node, reason in survey.unsupported if node.uses_pools]
+    assert refused == 2 * ["attention of mlx.core.float32"]
+    reasons = {reason for _, reason in survey.unsupported}
+    assert "a product with a matrix of mlx.core.float32" in reasons
 
 
 def test_last_products_of_experts_may_read_the_tiles_at_their_start() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -24,7 +25,9 @@ from tests.executor.graphs.recorded import opened, served
 from tests.executor.graphs.test_recording import FAMILIES
 from tests.support.emulated_card import EmulatedCompiler, emulate_card
 from tests.support.emulated_metal import why_not
+from tests.support.grown import grown_config
 from tests.support.parity import prompts
+from tests.support.seeing import CONFIGS as SEEING
 
 emulated = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
@@ -85,10 +88,12 @@ def test_experts_of_equal_score_replace_each_other_whatever_their_weights() -> N
         assert max(relative_error(*each) for each in pairs) > 0.1
 
 
-def checked(wholes: list[CUDAGraphs], family: str, config: EngineConfig = PLAIN) -> list[bool]:
+def checked(
+    wholes: list[CUDAGraphs], family: str | dict[str, Any], config: EngineConfig = PLAIN
+) -> list[bool]:
     """Return whether graphs of the steps of a request passed, by their number of rows."""
     wanted = [replace(each, max_tokens=3) for each in prompts([3])]
-    served(opened(FAMILIES[family]), wanted, config)
+    served(opened(FAMILIES[family] if isinstance(family, str) else family), wanted, config)
     (whole,) = wholes
     return list(whole.verified.values())
 
@@ -144,6 +149,18 @@ def test_results_that_only_rounding_makes_differ_agree(
     emulate_card(monkeypatch)
     monkeypatch.setattr(agreement, "_TOLERANCE", 1e-6)
     found = checked(wholes, "llama", replace(PLAIN, kv_format=format, kv_skip_layers=()))
+    assert found
+    assert all(found)
+
+
+@emulated
+def test_nodes_that_read_positions_of_three_axes_are_held_against_mlx(
+    wholes: list[CUDAGraphs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emulate_card(monkeypatch)
+    monkeypatch.setattr(agreement, "_TOLERANCE", 1e-6)
+    text = grown_config(SEEING["qwen2_vl"]["text_config"])
+    found = checked(wholes, SEEING["qwen2_vl"] | {"text_config": text})
     assert found
     assert all(found)
 

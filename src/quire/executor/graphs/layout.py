@@ -163,18 +163,19 @@ class InputLayout:
         return self._groups[number]
 
     def array(self, at: int) -> mx.array:
-        """Return the integers of all rows that stand at one of the addresses: `[max_rows]`."""
+        """Return the memory of all rows' inputs that begin at one of the addresses, as int32:
+        `[max_rows]`, and `[max_rows * axes]` of positions that have axes.
+        """
         start = self.index(at)
-        return self._memory[start : start + self.max_rows]
+        each = max(1, self.axes) if at == self.positions else 1
+        return self._memory[start : start + self.max_rows * each]
 
     def positions_of(self, rows: int) -> mx.array:
         """Return the positions of rows that graphs read, as programs have them: int32 `[T]`, or
         float32 `[T, axes]`.
         """
-        start = self.index(self.positions)
-        if not self.axes:
-            return self._memory[start : start + rows]
-        return self._memory[start : start + rows * self.axes].view(mx.float32).reshape(rows, -1)
+        found = self.array(self.positions)
+        return found.view(mx.float32).reshape(-1, self.axes)[:rows] if self.axes else found[:rows]
 
     def has_tiles(self, rows: Sequence[ScheduledSequence], max_rows: int, block_size: int) -> bool:
         """Return whether a graph of `max_rows` rows has as many tiles as a step's readers of

@@ -340,7 +340,7 @@ def replayed(program: Program, inputs: FlatRows) -> mx.array:
 
 def _fields(program: Program, inputs: FlatRows, rows: int) -> dict[str, mx.array]:
     """Return a step's inputs by the names that programs have for them."""
-    found = {"tokens": inputs.tokens, "positions": inputs.positions.T}
+    found = {"tokens": inputs.tokens}
     if inputs.adapted is not None:
         found[NUMBERS] = inputs.adapted.numbers
     if inputs.hidden is not None:
@@ -348,10 +348,13 @@ def _fields(program: Program, inputs: FlatRows, rows: int) -> dict[str, mx.array
     if inputs.media is not None:
         found["media.placed"] = inputs.media.placed
         found |= {f"media.{n}": each for n, each in enumerate(inputs.media.levels)}
-    absent = program.fields.keys() - found.keys()
-    for name in absent:
+    sizes = dict.fromkeys(program.symbols, rows)
+    for name in program.fields.keys() - found.keys():
         value = program.values[program.fields[name]]
-        found[name] = mx.zeros(
-            bound(value.shape, dict.fromkeys(program.symbols, rows)), value.dtype
-        )
+        shape = bound(value.shape, sizes)
+        if name == "positions":  # those without axes are the same in each
+            own = inputs.positions.T.reshape(rows, *((-1,) * (len(shape) - 1)))
+            found[name] = mx.broadcast_to(own.astype(value.dtype), shape)
+        else:
+            found[name] = mx.zeros(shape, value.dtype)
     return found

@@ -45,6 +45,8 @@ class AttentionRecording(IndexerRecording):
         sinks = attend.weight("sinks")
         if "sinks" in attend.roles or (sinks is not None and sinks.dtype != mx.bfloat16):
             raise UnsupportedNode("attention with sinks that are no weights in bfloat16")
+        if (dtype := self._program.values[attend.outputs[0]].dtype) != mx.bfloat16:
+            raise UnsupportedNode(f"attention of {dtype}")
         layer = own["layer"]
         spec = self._layout.groups[self._layout.group[layer]].spec.attention
         assert spec is not None, "layers that attend keep keys"
