@@ -16,7 +16,7 @@ PACKED = ("gpt_oss_packed", "qwen3_5_moe_packed", "gemma4_ple_packed")
     [
         ("llama", "plain"),
         ("llama", "plain 1"),
-        ("llama_of_many_tokens", "plain 256"),
+        pytest.param("llama_of_many_tokens", "plain 256", marks=SLOW),  # a minute
         pytest.param("gpt_oss", "plain 32 again", marks=SLOW),
         pytest.param("gpt_oss", "plain 32", marks=SLOW),
         *(pytest.param(each, "plain", marks=SLOW) for each in PACKED),
