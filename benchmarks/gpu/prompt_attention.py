@@ -58,6 +58,7 @@ def inputs(
     given += [score_numbers(scale, None), mx.zeros_like(q)]
     count = len(cut) * tiling.heads
     given += [mx.zeros((count * tiles.piece,), mx.uint8), mx.zeros((count,), mx.int32)]
+    given += tiles.maps
     plain = [
         x[mx.array(order)].swapaxes(0, 1).reshape(1, shape.kv_heads, -1, shape.key_dim)[:, :, :keys]
         for x in (k, v)

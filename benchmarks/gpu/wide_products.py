@@ -25,11 +25,12 @@ import numpy as np
 
 from quire.device.activations import Gating
 from quire.device.cuda import driver, warpgroup_gemm, wide_gemm
+from quire.device.cuda.boxes import memory_map
 from quire.device.cuda.compiled import compiler
 from quire.device.cuda.cublas import LibraryProduct
 from quire.device.cuda.driver import Graph, Launch
 from quire.device.cuda.extension import load_extension
-from quire.device.cuda.warpgroup_gemm import WarpgroupGemm
+from quire.device.cuda.warpgroup_gemm import WarpgroupGemm, copies_boxes
 from quire.device.cuda.wide_gemm import WideGemm
 from quire.executor.graphs.products import product_kernels
 from quire.executor.graphs.rows.regions import RowKernel, row_kernel
@@ -58,6 +59,7 @@ class Product:
     shared: int
     sums: int
     flags: int
+    box: int
     chosen: bool
     by_library: bool = False
 
@@ -98,6 +100,8 @@ def measured(product: Product) -> dict[str, Any]:
     together = [mx.zeros_like(y) for _ in range(2 * product.by_library * product.gated)]
     if product.sums:
         together = [mx.zeros((product.sums // 4,)), mx.zeros((product.flags,), mx.uint32)]
+    if product.box:
+        together.append(memory_map(product.inputs, product.box))
     mx.eval(x, y, count, weights, together)
     launches = list[Launch]()
     for number in range(LAUNCHES):
@@ -191,6 +195,7 @@ def _cut(
             gemm.shared,
             gemm.sums(grid[0]) if isinstance(gemm, WarpgroupGemm) else 0,
             gemm.flags(grid[0]) if isinstance(gemm, WarpgroupGemm) else 0,
+            gemm.cut.rows if isinstance(gemm, WarpgroupGemm) and copies_boxes(gemm) else 0,
             cut == cuts[0],
         )
     module.chosen = choose
@@ -219,7 +224,15 @@ def cublas(rows: int, inputs: int, outputs: int) -> float:
 
 def library_product(product: Product) -> Product:
     """Return a product as cuBLASLt computes it."""
-    none = {"source": "", "grid": (1, 1, 1), "threads": 1, "shared": 0, "sums": 0, "flags": 0}
+    none = {
+        "source": "",
+        "grid": (1, 1, 1),
+        "threads": 1,
+        "shared": 0,
+        "sums": 0,
+        "flags": 0,
+        "box": 0,
+    }
     return replace(product, name="cuBLASLt", by_library=True, **none)
 
 

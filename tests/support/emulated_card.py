@@ -15,6 +15,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from quire.device.cuda import boxes
 from quire.device.cuda.driver import Card, Launch, LibraryFunction, Source
 from quire.device.cuda.inboxes import Inboxes, inbox_bytes
 from quire.device.device import CUDA, current_device
@@ -164,6 +165,12 @@ def emulate_ranks(
     monkeypatch.setattr(extension, "meet", ranks.meet)
 
 
+def emulate_boxes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let kernels copy boxes of matrices anywhere: the emulation of `copy_box` reads no map."""
+    monkeypatch.setattr(boxes, "encoded", lambda columns, rows: np.zeros(32, np.uint32))
+    monkeypatch.setattr(boxes, "reaches", lambda address: True)
+
+
 def emulate_card(monkeypatch: pytest.MonkeyPatch) -> EmulatedExtension:
     """Let engines opened from now on graph their steps, verified against precise ones."""
     compiler = EmulatedCompiler()
@@ -186,4 +193,5 @@ def emulate_card(monkeypatch: pytest.MonkeyPatch) -> EmulatedExtension:
     for module in (step_graphs, coding_check, placing, proposals):
         monkeypatch.setattr(module, "Graph", EmulatedGraph)
     monkeypatch.setattr(proposals, "graph_microseconds", lambda graph, times: 1.0)
+    emulate_boxes(monkeypatch)
     return extension

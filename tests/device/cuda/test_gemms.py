@@ -20,7 +20,13 @@ from quire.device.cuda.driver import Card
 from quire.device.cuda.extension import load_extension
 from quire.device.cuda.row_layout import RowLayout
 from quire.device.cuda.skinny_gemm import SkinnyGemm, takes_digits
-from quire.device.cuda.warpgroup_gemm import EXPERT_TILES, Cut, WarpgroupGemm, takes_interleaved
+from quire.device.cuda.warpgroup_gemm import (
+    EXPERT_TILES,
+    Cut,
+    WarpgroupGemm,
+    copies_boxes,
+    takes_interleaved,
+)
 from quire.device.cuda.wide_gemm import ROWS, WideGemm
 from quire.device.gpu_kernels import kernel_text
 from quire.device.weights import FP4, FP8, PackedWeight, Packing
@@ -208,6 +214,8 @@ def test_products_are_those_of_the_weights(packing: Packing, card: Card) -> None
     assert error(y, x.astype(mx.float32) @ numbers.T + offsets.astype(mx.float32)) < 4e-3
 
 
+NO_MAP = mx.zeros((1,))
+"""In place of a map, which the emulation of `copy_box` does not read."""
 ALL_CUT, MIXED = (Card(n, 227 << 10, warpgroups=True) for n in (5, 4))
 """Cards whose thread blocks have parts of tiles and middles of tiles of others; and parts of
 tiles, then whole ones.
@@ -263,6 +271,28 @@ def test_warpgroups_are_launched_for_more_rows_than_there_are(cut: Cut, rows: in
     run(source, gemm, [number(rows), x, *weight, y, sums, flags], grid)
     assert not flags.any().item()
     assert error(y[:rows], x[:rows].astype(mx.float32) @ numbers.T) < 4e-3 if rows else not y.any()
+
+
+def test_rows_copied_in_boxes_are_multiplied_alike(
+    monkeypatch: pytest.MonkeyPatch, cut: Cut
+) -> None:
+    """The bits are those of rows that threads copy; tiles may be filled in part."""
+    rows, most_rows, inputs, outputs = 300, 512, 256, 144
+    *weight, _ = matrix(outputs, inputs, AFFINE, 0)
+    x, found = random(most_rows, inputs, seed=1), list[mx.array]()
+    for fewest in (2 * most_rows, most_rows):
+        monkeypatch.setattr(warpgroup_gemm, "_FEWEST_IN_BOXES", fewest)
+        gemm = warpgroups(inputs, outputs, AFFINE, most_rows, sharing=True)
+        assert copies_boxes(gemm) == (fewest == most_rows)
+        grid = gemm.grid(sum(product_kernels.parts(gemm, (outputs,))))
+        together = [
+            mx.zeros((gemm.sums(grid[0]) // 4,)),
+            mx.zeros((gemm.flags(grid[0]),), mx.uint32),
+        ]
+        found.append(mx.zeros((rows, outputs), mx.bfloat16))
+        given = [number(rows), x, *weight, found[-1], *together, *[NO_MAP] * copies_boxes(gemm)]
+        run(product_kernels.linear(gemm, (outputs,), offsets=False), gemm, given, grid)
+    assert mx.array_equal(*found)
 
 
 @pytest.mark.parametrize("rows", everyday([1, 3, 20], (3,).__contains__))

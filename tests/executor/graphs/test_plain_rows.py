@@ -16,7 +16,7 @@ from quire.device.cuda.driver import Card
 from quire.executor.graphs.attention import attention_recorder
 from quire.executor.graphs.graph_cache import MAX_ROWS
 from tests.executor.graphs.layers import HeldLayer, normal
-from tests.support.emulated_card import SMALL
+from tests.support.emulated_card import SMALL, emulate_boxes
 from tests.support.emulated_metal import why_not
 
 SCALE = 0.1
@@ -77,6 +77,7 @@ def test_thread_blocks_of_warpgroups_share_the_keys_of_prompts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Beside a row that generates, and a prompt of which no key is shared."""
+    emulate_boxes(monkeypatch)
     cuts = _noted_cuts(monkeypatch)
     tables = [(0,), tuple(range(1, 17)), (17, 18)]
     assert _error_beside_prompts(2, tables, [7, 900, 0], [1, 90, 70], HOPPER) < 1e-2
@@ -88,6 +89,7 @@ def test_thread_blocks_share_the_keys_of_single_rows_beside_prompts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A row with many keys, one with few, a prompt, and three drafted rows with many keys."""
+    emulate_boxes(monkeypatch)
     cuts = _noted_cuts(monkeypatch)
     monkeypatch.setattr(tiling, "_MANY_KEYS", 500)
     tables = [tuple(range(16)), (16,), (17, 18), tuple(range(19, 30))]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 from typing import ClassVar
 
 import mlx.core as mx
 
 from quire.attention.paged.cuda import Shape, source
 from quire.attention.paged.tiling import Tiling
+from quire.device.cuda.boxes import memory_map
 from quire.device.cuda.driver import Card
 from quire.device.cuda.wgmma import multiplying
 from quire.device.gpu_kernels import kernel_text
@@ -51,6 +53,22 @@ class PromptTiles:
         return 1 if self.share > 1 else 2
 
     @property
+    def box(self) -> int:
+        """Number of keys of a block that the card copies at a time by itself; 0 if it does not."""
+        found = gcd(self.keys, self.shape.block_size)
+        return found if found % 8 == 0 else 0
+
+    @property
+    def maps(self) -> tuple[mx.array, mx.array]:
+        """Maps of keys and of values for `copy_box`; of none if the card copies no boxes."""
+        if not self.box:
+            return mx.zeros((1,)), mx.zeros((1,))
+        key_map, value_map = (
+            memory_map(n, self.box) for n in (self.shape.key_dim, self.shape.value_dim)
+        )
+        return key_map, value_map
+
+    @property
     def shared(self) -> int:
         """Bytes of shared memory that `prompts.cuh` lays out."""
         dims = self.shape.key_dim + self.shape.value_dim
@@ -68,6 +86,7 @@ class PromptTiles:
         """The constants of the source, beside those of the shape."""
         registers = {"TAKEN": 232, "KEPT": 40}  # of a thread that multiplies, and that copies
         own = {"WARPGROUPS": 2, "SHARING": self.share, "KEYS": self.keys, "STAGES": self.stages}
+        own["BOX"] = self.box
         return {**self.shape.defines(1, split=False), **own, **registers}
 
     @property

@@ -27,6 +27,10 @@ rows, that takes longer than it saves (benchmarks/results/gpu-h100-2026-11-27-mx
 """
 _MOST_INTERLEAVED = 64
 """Most rows of a tile of which products read interleaved rows; larger ones were not measured."""
+_FEWEST_IN_BOXES = 1024
+"""Fewest rows that the card copies by itself: with fewer it gains nothing, or loses 2 to 6%
+(benchmarks/results/gpu-h100-2026-11-28-boxes.json).
+"""
 _COSTS_OF_CODES = {
     (256, 2): (0.78, 8.4),
     (128, 4): (0.89, 11.2),
@@ -208,6 +212,7 @@ class WarpgroupGemm:
             "GATED": int(self.gated),
             "EXPERTS": int(self.experts),
             "SHARING": int(self.sharing),
+            "X_BOXES": int(copies_boxes(self)),
             "TURNS_X": int(_turns_x(self)),
             "INTERLEAVED": int(_turns_x(self) or self.layout is RowLayout.INTERLEAVED),
             "LEAST_STEPS": _LEAST_STEPS,
@@ -234,6 +239,14 @@ def _resident(gemm: WarpgroupGemm, cut: Cut) -> int | None:
 def _at_once(gemm: WarpgroupGemm, cut: Cut) -> int:
     """Return how many thread blocks of a cut the card runs at a time."""
     return (_resident(gemm, cut) or 1) * gemm.card.multiprocessors
+
+
+def copies_boxes(gemm: WarpgroupGemm) -> bool:
+    """Return whether the card copies tiles of x by itself. Then there are as many rows in memory as
+    the GEMM is launched for.
+    """
+    shares = gemm.sharing and gemm.rows >= _FEWEST_IN_BOXES
+    return shares and not gemm.experts and gemm.rows % gemm.cut.rows == 0
 
 
 def takes_interleaved(gemm: WarpgroupGemm) -> bool:

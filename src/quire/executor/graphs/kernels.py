@@ -138,12 +138,14 @@ class PromptKernel(NamedTuple):
     Attributes:
         shared: bytes of shared memory.
         piece: bytes of the sums of a tile's piece; 0 if it attends to whole tiles only.
+        maps: of keys and of values, if it has sums.
     """
 
     source: str
     threads: int
     shared: int
     piece: int = 0
+    maps: tuple[mx.array, ...] = ()
 
 
 def attend_many(shape: paged.Shape, card: Card, *, value_in_key: bool) -> PromptKernel:
@@ -152,15 +154,17 @@ def attend_many(shape: paged.Shape, card: Card, *, value_in_key: bool) -> Prompt
     if tiles is None:
         source = attend_tiles(shape, value_in_key=value_in_key)
         return PromptKernel(source, paged.LANES, paged.shared_memory(shape, shape.many_tiles))
-    return PromptKernel(attend_prompts(tiles), tiles.threads, tiles.shared, piece=tiles.piece)
+    source = attend_prompts(tiles)
+    return PromptKernel(source, tiles.threads, tiles.shared, piece=tiles.piece, maps=tiles.maps)
 
 
 def attend_prompts(tiles: PromptTiles) -> str:
     """Return the source of attention by warpgroups. Parameters as of `attend_tiles`, then sums of
-    pieces, and for each tile and head 0.
+    pieces, for each tile and head 0, and maps of keys and of values.
     """
+    sums, maps = ["float* sums", "int* stored"], ["const void* k_map", "const void* v_map"]
     return source_text(
-        [*_tile_parameters(tiles.shape), "float* sums", "int* stored"],
+        [*_tile_parameters(tiles.shape), *sums, *maps],
         paged.source("prompts"),
         tiles.threads,
         defines=tiles.defines,

@@ -8,18 +8,19 @@ from dataclasses import dataclass, field, replace
 import mlx.core as mx
 import numpy as np
 
+from quire.device.cuda import boxes
 from quire.device.cuda.cublas import Library
 from quire.device.cuda.driver import Card, Function, Launch, Source
 from quire.device.cuda.inboxes import Inboxes
 from quire.device.cuda.skinny_gemm import VAST, SkinnyGemm, suit_digits
-from quire.device.cuda.warpgroup_gemm import EXPERT_TILES, WarpgroupGemm
+from quire.device.cuda.warpgroup_gemm import EXPERT_TILES, WarpgroupGemm, copies_boxes
 from quire.device.cuda.wide_gemm import ROWS, WideGemm
 from quire.device.gpu_kernels import in_device_memory
 from quire.device.weights import Packing
 from quire.executor.graphs import device_memory
 from quire.executor.graphs.attention.workspaces import Workspaces
 from quire.executor.graphs.layout import InputLayout
-from quire.executor.graphs.operands import ProductMatrix
+from quire.executor.graphs.operands import ProductMatrix, UnsupportedNode
 from quire.executor.graphs.products.product_kernels import Gemm
 
 EXPERT_TILE = 8
@@ -345,12 +346,22 @@ class Recorder:
         reads: Sequence[Buffer],
         writes: Sequence[Buffer],
     ) -> None:
-        """Add the kernel of a product, with memory for sums if its thread blocks share tiles."""
+        """Add the kernel of a product, with memory for sums if its thread blocks share tiles.
+
+        Args:
+            arguments: the first two are the number of rows and the rows.
+
+        Raises:
+            UnsupportedNode: see `box_map`.
+        """
         sums: list[Buffer] = []
         if isinstance(gemm, WarpgroupGemm) and gemm.sharing:
             sums = [self.buffer(gemm.sums(grid[0]), reads)]
             flags = self.constant(mx.zeros((gemm.flags(grid[0]),), mx.uint32))
             arguments = [*arguments, sums[0].address, flags]
+            if copies_boxes(gemm):
+                made = boxes.memory_map(gemm.inputs, gemm.cut.rows)
+                arguments.append(box_map(self, made, arguments[1:2]))
         self.add(
             source,
             grid,
@@ -412,3 +423,14 @@ class Recorder:
 
 def _address_table(addresses: Sequence[int]) -> mx.array:
     return in_device_memory(mx.array(np.array(addresses, np.int64)))
+
+
+def box_map(recorder: Recorder, made: mx.array, matrices: Iterable[int]) -> int:
+    """Return the address of a map from `memory_map`, by which these matrices are copied.
+
+    Raises:
+        UnsupportedNode: the map does not reach one of them.
+    """
+    if not all(map(boxes.reaches, matrices)):
+        raise UnsupportedNode(f"matrices that lie at no multiple of {boxes.BASE} bytes")
+    return recorder.constant(made)

@@ -38,24 +38,44 @@
       for (int slab = 0; slab < K_DIM / 64; slab++)
         copy_ahead(memory + slab * Q_SLAB + m * 8 + (piece ^ m & 7), at + slab * 8);
     }
-    // Items are the keys of a pass, then its values, and so on.
-    int stage = 0, odd = 1;
-    #pragma unroll 1
-    for (int item = 0; item < 2 * passes; item++) {
-      const int of_values = item & 1, place = 2 * stage + of_values;
-      if (item >= 2 * STAGES) await_barrier(free + place, odd);
-      uint4* const to = of_values ? v_tiles + stage * V_STAGE : k_tiles + stage * K_STAGE;
-      const uint4* const from = (const uint4*)(of_values ? values : keys) + piece;
-      const int row_pieces = (of_values ? V_DIM : K_DIM) / 8;
+    const auto copy_rows = [&](uint4* to, const T* matrix, int row_pieces, int pass_key) {
       #pragma unroll 4
       for (int i = 0; i < KEYS / 16; i++) {
-        const int row = own / 8 + i * 16, key = max(min((begin + item / 2) * KEYS + row, high - 1), low);
+        const int row = own / 8 + i * 16, key = max(min(pass_key + row, high - 1), low);
         const size_t block = blocks[key / BLOCK];
-        const uint4* const at = from + ((block * KV_HEADS + kv_head) * BLOCK + key % BLOCK) * row_pieces;
+        const uint4* const at = (const uint4*)matrix + piece + ((block * KV_HEADS + kv_head) * BLOCK + key % BLOCK) * row_pieces;
         #pragma unroll
         for (int slab = 0; slab < (K_DIM > V_DIM ? K_DIM : V_DIM) / 64; slab++)
           if (slab * 8 < row_pieces) copy_ahead(to + slab * SLAB + row * 8 + (piece ^ row & 7), at + slab * 8);
       }
+    };
+#if BOX
+    const auto copy_boxes = [&](uint4* to, bool of_values, int pass_key, unsigned long long* barrier) {
+      const int columns = of_values ? V_DIM : K_DIM;
+      const T* const matrix = of_values ? values : keys;
+      const void* const map = of_values ? v_map : k_map;
+      expect(barrier, KEYS * columns * 2);
+      #pragma unroll 1
+      for (int n = 0; n < KEYS; n += BOX) {
+        const int key = pass_key + n, row = (blocks[key / BLOCK] * KV_HEADS + kv_head) * BLOCK + key % BLOCK;
+        #pragma unroll 1
+        for (int slab = 0; slab < columns / 64; slab++)
+          copy_box<BOX>(to + slab * SLAB + n * 8, map, matrix, columns, slab * 64, row, barrier);
+      }
+    };
+#endif
+    // Items are the keys of a pass, then its values, and so on. The card copies those of whole passes in boxes.
+    int stage = 0, odd = 1;
+    #pragma unroll 1
+    for (int item = 0; item < 2 * passes; item++) {
+      const int of_values = item & 1, place = 2 * stage + of_values, pass_key = (begin + item / 2) * KEYS;
+      if (item >= 2 * STAGES) await_barrier(free + place, odd);
+      uint4* const to = of_values ? v_tiles + stage * V_STAGE : k_tiles + stage * K_STAGE;
+      const bool in_boxes = BOX && pass_key >= low && pass_key + KEYS <= high;
+      if (!in_boxes) copy_rows(to, of_values ? values : keys, (of_values ? V_DIM : K_DIM) / 8, pass_key);
+#if BOX
+      if (in_boxes && own == 0) copy_boxes(to, of_values, pass_key, full + place);
+#endif
       arrive_with_copies(full + place);
       if (of_values && ++stage == STAGES) stage = 0, odd ^= 1;
     }

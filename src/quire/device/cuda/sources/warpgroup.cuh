@@ -40,6 +40,21 @@ __device__ __forceinline__ void arrive_with_copies(unsigned long long* barrier) 
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];"
     :: "r"((unsigned)__cvta_generic_to_shared(barrier)) : "memory");
 }
+// Lets a turn of a barrier end only when so many bytes of boxes have arrived.
+__device__ __forceinline__ void expect(unsigned long long* barrier, int bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;"
+    :: "r"((unsigned)__cvta_generic_to_shared(barrier)), "r"(bytes) : "memory");
+}
+// Copies a box of a matrix to a tile, in the background: BOX_ROWS rows of 64 columns, as `map` has it, which is of all
+// memory as matrices of so many columns: see `boxes.py`.
+template <int BOX_ROWS>
+__device__ __forceinline__ void copy_box(void* to, const void* map, const void* matrix, int /*columns*/, int column,
+                                         int row, unsigned long long* barrier) {
+  const unsigned long long at = ((unsigned long long)matrix >> 8) - 1;
+  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];"
+    :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(map), "r"(column), "r"(row), "r"((int)(at & 0x7FFFFFFF)),
+       "r"((int)(at >> 31)), "r"((unsigned)__cvta_generic_to_shared(barrier)) : "memory");
+}
 __device__ __forceinline__ void await_barrier(unsigned long long* barrier, int odd) {
   int ended;
   do {

@@ -9,6 +9,7 @@
   // With EXPERTS, W is a matrix an expert, and a tile is pairs of row and expert: expert, first
   // place, count; tiles without pairs are the last ones. Thread blocks make one tile after the other. The kernel of
   // first products waits for the tiles. That of the last ones starts only when those have waited.
+  // With X_BOXES, the card copies a step of x by itself, see `copy_box`.
   // With INTERLEAVED, of codes of 4 bits that are floats, a lane unpacks 16 neighbouring columns of a row of W, in pairs
   // four apart. The columns of x lie in that order, see `interleaved.cuh`; with TURNS_X, the copying threads put them
   // in it. With Y_INTERLEAVED, so do those of y.
@@ -24,6 +25,9 @@
 #endif
 #ifndef SHARING
 #define SHARING 0
+#endif
+#ifndef X_BOXES
+#define X_BOXES 0
 #endif
 #ifndef TURNS_X
 #define TURNS_X 0
@@ -209,8 +213,13 @@
         }
         w_at += TEAMS * CODES;
       };
-      const auto copy_x = [&](int to) {
-#if EXPERTS && FIRST
+      const auto copy_x = [&](int to, [[maybe_unused]] int step) {
+#if X_BOXES
+        if (own > 0) return;
+        expect(full + to, X_STEP * 16);
+        copy_box<ROWS>(memory + to * STAGE, x_map, x, X_ROW, (now.begin + step) * 64, first, full + to);
+        return;
+#elif EXPERTS && FIRST
         #pragma unroll
         for (int i = 0; i < X_COPIES; i++)
           if (x_row + i * X_PASS < there) copy_of_line(x_to + to * STAGE + i * TEAM, x_at + x_from[i]);
@@ -242,7 +251,7 @@
       for (; step < now.steps; step += TEAMS) {
         if (copied * TEAMS + team >= STAGES) await_barrier(free + stage, odd);
         if (step >= early) copy_w(stage);
-        copy_x(stage);
+        copy_x(stage, step);
         if (AS_COPIED) arrive_with_copies(full + stage);
         else end_turn();
         if ((stage += TEAMS) >= STAGES) stage -= STAGES, odd ^= 1;

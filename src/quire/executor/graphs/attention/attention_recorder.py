@@ -12,7 +12,7 @@ from quire.executor.graphs import kernels
 from quire.executor.graphs.attention.chosen_keys import COPYING_THREADS, ChosenKeys, blocks_of_row
 from quire.executor.graphs.attention.layer_attention import LayerAttention
 from quire.executor.graphs.layout import GroupInputs
-from quire.executor.graphs.recorder import Buffer, Recorder
+from quire.executor.graphs.recorder import Buffer, Recorder, box_map
 
 _INVARIANT_ROWS = 8
 """Number of rows that decides how keys are split in batch-invariant graphs of any size."""
@@ -192,6 +192,7 @@ class AttentionRecorder:
             count = max(1, shape.blocks * tiling.most_shared)
             sums.append(recorder.buffer(kernel.piece * count, [self.q]))
             arguments += [sums[0].address, recorder.constant(mx.zeros((count,), mx.int32))]
+            arguments += [box_map(recorder, made, arrays) for made in kernel.maps]
         self.add(
             kernel.source,
             (tiling.room(recorder.max_rows), shape.blocks, 1),

@@ -10,7 +10,7 @@ from quire.device.cuda.inboxes import Inboxes
 from quire.device.cuda.packed import ACTIVATIONS, product_functions
 from quire.device.cuda.row_layout import RowLayout
 from quire.device.cuda.skinny_gemm import SkinnyGemm
-from quire.device.cuda.warpgroup_gemm import WarpgroupGemm
+from quire.device.cuda.warpgroup_gemm import WarpgroupGemm, copies_boxes
 from quire.device.cuda.wide_gemm import WideGemm
 from quire.device.gpu_kernels import kernel_text
 from quire.executor.graphs.kernels import source_text
@@ -269,6 +269,7 @@ def _product(
     if isinstance(gemm, WarpgroupGemm):
         head += gemm.functions
         parameters = [*parameters, *["float* sums", "unsigned* flags"] * gemm.sharing]
+        parameters += ["const void* x_map"] * copies_boxes(gemm)
     head += functions
     # Kernels of experts' last products read the tiles before they wait for the first ones.
     late = not isinstance(gemm, WideGemm) and gemm.experts and "FIRST" in more
