@@ -342,7 +342,7 @@ async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest
     note_ignored(request.scope, tools.left_out)
     return _ReadRequest(
         await context.prepare(fields.generation(context, request, tools)),
-        replace(tools, templates=()),
+        replace(tools, templates=()) if tools.templates else tools,
         stream=fields.stream is True,
         usage=fields.stream_usage(),
         logprobs=fields.logprobs is True,

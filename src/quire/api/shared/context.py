@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -232,8 +231,10 @@ class Context:
             ClientDisconnect: the client left.
         """
         if self.jobs is None or len(body) <= _SMALL:
-            with suppress(NeedsJob):
+            try:
                 return await reader(self, request, body)
+            except NeedsJob:
+                pass
         assert self.jobs is not None, "nothing is elsewhere without jobs"
         known = self.job_media.answers | dict(answers or {})
         work = self.jobs.run(
