@@ -22,7 +22,7 @@ from quire.api import server
 from quire.api.app import build_app
 from quire.core.config import EngineConfig, ModelConfig, ServerConfig
 from quire.demo import MODEL_DIR
-from quire.serving.engine_client import WORKER
+from quire.serving.engine_process import WORKER
 from quire.serving.models import Models
 from tests.support.cutting import CutOff, Way
 from tests.support.waiting import HANG_S

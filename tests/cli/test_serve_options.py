@@ -244,6 +244,31 @@ def test_help_needs_no_web_server() -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
+_WHEN_STARTED = """
+import sys
+from quire.cli import main, serve
+
+def start(config, *_):
+    sys.exit(f"imported: {sorted({'uvicorn', 'quire.api.app'} & sys.modules.keys())}")
+
+serve.start_engine = start
+main(["serve", *sys.argv[1:]])
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [((), "imported: []"), (("--host", "0.0.0.0", "--wrong"), "imported")],
+    ids=["served", "refused"],
+)
+def test_the_engine_starts_before_the_http_side_is_imported(
+    options: tuple[str, ...], said: str
+) -> None:
+    command = [sys.executable, "-c", _WHEN_STARTED, *options]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (said in ran.stderr) == (not options), ran.stderr
+
+
 def test_defaults_of_sampling() -> None:
     assert config().sampling_defaults == "model"
     assert config().sampling_overrides == {}

@@ -7,7 +7,7 @@ import contextlib
 import errno
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -22,12 +22,14 @@ from quire.core.errors import QuireError
 from quire.core.logs import announce
 from quire.core.messages import Progress
 from quire.core.processes import allow_many_descriptors, freeze_heap
-from quire.serving.engine_client import WORKER, MakeRoom, ProcessEngine
+from quire.serving.engine_client import MakeRoom, ProcessEngine
+from quire.serving.engine_process import WORKER, EngineProcess
 from quire.serving.model import Loaded
 from quire.serving.models import Models, OnProgress, Opener
 from quire.serving.tasks import cancel_and_wait
 
 _LAST_WORD_S = 2.0  # for /health to say that the engine is gone
+_NONE_STARTED: Iterator[EngineProcess] = iter(())
 
 
 def serve(
@@ -38,6 +40,7 @@ def serve(
     memory: int | None = None,
     on_progress: Callable[[str, Progress | None], None] = lambda name, progress: None,
     opener: Opener | None = None,
+    started: EngineProcess | None = None,
 ) -> int:
     """Serve until interrupted. Return 1 if the only engine broke down.
 
@@ -48,6 +51,7 @@ def serve(
         memory: bytes for all loaded models together; None means the machine's memory.
         on_progress: called with a model's name and its loading progress; with None at the end.
         opener: opens a model; by default as an engine on this machine.
+        started: process of the only model's engine, which is opening it already.
 
     Raises:
         QuireError: the address cannot be bound, or a model cannot be opened.
@@ -64,7 +68,13 @@ def serve(
                     config,
                     listener,
                     opener=opener
-                    or partial(_open, worker, on_progress, several=len(model_configs) > 1),
+                    or partial(
+                        _open,
+                        worker,
+                        on_progress,
+                        several=len(model_configs) > 1,
+                        started=iter([] if started is None else [started]),
+                    ),
                     memory=memory,
                 )
             )
@@ -151,11 +161,13 @@ async def _open(
     make_room: MakeRoom,
     *,
     several: bool = False,
+    started: Iterator[EngineProcess] = _NONE_STARTED,
 ) -> Loaded:
     """Start a model's engine on this machine, and the service in front of it.
 
     Args:
         several: whether the server has other models, whose streams must not wait meanwhile.
+        started: engines' processes that are opening the model already; each is used once.
 
     Raises:
         ModelError: it cannot be opened.
@@ -174,6 +186,7 @@ async def _open(
         log_format=config.log_format,
         on_progress=tell,
         make_room=make_room,
+        started=next(started, None),
     )
     give_up = client.give_up if several else None
     return await open_service(client, model_config, client.broken, tokenizer_apart=give_up)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar
 
@@ -10,9 +12,12 @@ from quire.cli.loading import OnProgress, loading
 from quire.cli.model_configs import TableError, model_configs
 from quire.cli.server_options import ServerOptions
 from quire.cli.settings import Command, config_file
+from quire.core.config import ModelConfig, ServerConfig
 from quire.core.errors import QuireError
 from quire.core.logs import write_logs
 from quire.core.model_place import check_places
+from quire.core.processes import allow_many_descriptors
+from quire.serving.engine_process import EngineProcess, start_engine
 
 if TYPE_CHECKING:
     from quire.serving.models import Opener
@@ -43,7 +48,24 @@ class ServeCommand(ServerOptions, Command):
             configs = model_configs(self, server)
         except TableError as error:
             raise QuireError(f"{config_file(self.config)}: {error}") from error
-        # Here, because every command loads this module and no other needs a web server.
+        for each in configs:
+            check_places(each.engine)
+        with contextlib.ExitStack() as ending:
+            started = None
+            if len(configs) == 1 and self.replicas is None:
+                started = _started(*configs)
+                ending.callback(started.end)
+            return self._serve(configs, server, on_progress, started)
+
+    def _serve(
+        self,
+        configs: Sequence[ModelConfig],
+        server: ServerConfig,
+        on_progress: OnProgress,
+        started: EngineProcess | None,
+    ) -> int:
+        # Here, because every command loads this module and no other needs a web server. The modules
+        # take seconds to import, in which the engine starts.
         from quire.api.server import serve
         from quire.api.shared.auth import check_exposure
         from quire.serving.mcp import check_usable
@@ -51,12 +73,18 @@ class ServeCommand(ServerOptions, Command):
 
         check_exposure(server, allow_anyone=self.allow_anyone)
         check_usable(server.mcp_servers, asked=server.mcp)
-        for each in configs:  # what is wrong is known before anything is started
-            check_places(each.engine)
+        for each in configs:  # what is wrong is known before a model is loaded
             if each.serving.dialect:
                 named(each.serving.dialect)
         opener = None if self.replicas is None else self._replicated(len(configs))
-        return serve(configs, server, memory=self.memory, on_progress=on_progress, opener=opener)
+        return serve(
+            configs,
+            server,
+            memory=self.memory,
+            on_progress=on_progress,
+            opener=opener,
+            started=started,
+        )
 
     def _replicated(self, models: int) -> Opener:
         """Return the opener of a model that is served by replicas.
@@ -73,3 +101,9 @@ class ServeCommand(ServerOptions, Command):
 
         assert self.replicas is not None
         return local_opener(Scaling(self.replicas, self.max_replicas))
+
+
+def _started(model: ModelConfig) -> EngineProcess:
+    """Start the engine of a model."""
+    allow_many_descriptors()  # which its process inherits
+    return start_engine(model.engine, model.serving.log_level, model.serving.log_format)

@@ -13,7 +13,6 @@ import logging
 import math
 import socket
 import subprocess
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from time import perf_counter
 from typing import Any
@@ -33,7 +32,6 @@ from quire.core.messages import (
     Cached,
     FromEngine,
     NeedsRoom,
-    Open,
     Progress,
     Ready,
     Refused,
@@ -45,13 +43,11 @@ from quire.core.messages import (
 )
 from quire.core.processes import wait_or_kill
 from quire.core.request import Failure, FinishReason, Request
+from quire.serving.engine_process import WORKER, EngineProcess, start_engine
 from quire.serving.tasks import cancel_and_wait, to_the_end
 from quire.serving.ticket import Ticket
 
 log = logging.getLogger("quire.process")
-
-WORKER = "quire.engine.worker"
-"""The module that the engine's process runs."""
 
 _GRACE_S = 5.0
 _MISSED_HEARTBEATS = 4
@@ -115,35 +111,27 @@ class ProcessEngine:
         log_format: str = "text",
         on_progress: Callable[[Progress | None], None] = lambda progress: None,
         make_room: MakeRoom = refuse,
+        started: EngineProcess | None = None,
     ) -> ProcessEngine:
         """Start the process and wait until the model is open.
 
         Args:
-            worker: the module that the process runs. A module that registers families of its own
-                must end by calling `quire.engine.worker.main`.
+            worker: see `start_engine`.
             timeout_s: seconds without an answer or work after which requests in flight fail.
             on_progress: called with the progress of loading; with None once the model is open or
                 has failed.
             make_room: called before weights are read if the model does not fit; the engine waits
                 meanwhile.
+            started: a process that was told to open `config` already; None starts one.
 
         Raises:
             ModelError: it cannot be opened, or the process hangs.
         """
-        ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", worker, str(theirs.fileno())]
-        with contextlib.ExitStack() as unless_started, theirs:
-            unless_started.callback(ours.close)
-            # In a group of its own, which a terminal's Ctrl-C does not reach: this process decides.
-            process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, process_group=0
-            )
-            unless_started.pop_all()
-        ours.setblocking(False)
-        engine = cls(process, ours, timeout_s)
+        own = started or start_engine(config, log_level, log_format, worker)
+        own.pipe.setblocking(False)
+        engine = cls(own.process, own.pipe, timeout_s)
         engine._on_progress = on_progress
-        engine._loop.add_reader(ours, engine._read)
-        engine._send(Open(config, log_level, log_format))
+        engine._loop.add_reader(own.pipe, engine._read)
         try:
             await engine._open(make_room)
         except BaseException:
