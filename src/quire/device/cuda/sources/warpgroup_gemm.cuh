@@ -56,7 +56,8 @@
   // A stage is full when the copying threads say so, and free when the other warps do.
   unsigned long long* const full = (unsigned long long*)(memory + STAGES * STAGE);
   unsigned long long* const free = full + STAGES;
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, quad = lane & 3, r = lane >> 2;
+  const int lane = threadIdx.x & 31, quad = lane & 3, r = lane >> 2;
+  const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x >> 5, 0);  // so the compiler knows it is the same in all lanes
 #if EXPERTS
 #if FIRST
   READY;
@@ -486,7 +487,7 @@
       #pragma unroll
       for (int i = 0; i < 4; i++) {
         float& own = acc[4 * j + i];
-        own *= SUM_FACTOR;
+        own *= PAIR_FACTOR;
 #if OFFSETS
         if (offsets_of[i / 2]) own = (float)(T)own + offset[i / 2];
 #endif
