@@ -493,6 +493,30 @@ def test_every_float_code_is_exact(
     assert mx.where(tiny, mx.abs(y) < _TINY, y == expected).all().item()
 
 
+@pytest.mark.parametrize("group_size", everyday([32, 64, 128], (64).__eq__))
+def test_warpgroups_round_integers_of_4_bits_once(group_size: int, cut: Cut) -> None:
+    """Rows of the identity give code times scale plus bias, by scales from 2^-50 to 2^50."""
+    outputs, inputs, rows = 256, max(64, group_size), 64
+    generator = np.random.default_rng(0)
+    codes = mx.array(generator.integers(0, 1 << 32, (outputs, inputs // 8), "u4"))
+    shape = outputs, inputs // group_size
+    powers = np.resize(np.arange(-50, 51), shape)
+    scales, biases = (
+        mx.array((generator.normal(size=shape) * 2.0**powers).astype(np.float32)).astype(
+            mx.bfloat16
+        )
+        for _ in range(2)
+    )
+    weight = PackedWeight(codes, scales, biases, Packing(group_size, 4, "affine"))
+    y = mx.zeros((rows, outputs), mx.bfloat16)
+    gemm = warpgroups(inputs, outputs, weight.packing, rows)
+    source = product_kernels.linear(gemm, (outputs,), offsets=False)
+    grid = gemm.grid(sum(product_kernels.parts(gemm, (outputs,))))
+    x = mx.eye(inputs)[:rows].astype(mx.bfloat16)
+    run(source, gemm, [number(rows), x, codes, scales, biases, y], grid)
+    assert mx.array_equal(y, weight.unpacked(mx.float32)[:, :rows].T.astype(mx.bfloat16))
+
+
 @pytest.mark.parametrize("hopper", [False, True])
 @pytest.mark.parametrize("rows", everyday([1, 3, 20, 70], (1, 3, 70).__contains__))
 @pytest.mark.parametrize(
