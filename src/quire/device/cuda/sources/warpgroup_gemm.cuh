@@ -276,7 +276,7 @@
   READY;
 #endif
   // Words of scales in a step, and the steps that four lanes load them for.
-  constexpr int EACH = BITS < 16 && TWO_WORDS ? 2 : 1, AHEAD = 4 / EACH;
+  constexpr int EACH = BITS < 16 && TWO_WORDS ? 2 : 1, AHEAD = 4 / EACH, UNROLLED = ROWS == 256 ? 1 : AHEAD;
 #if BITS < 16
   const int groups = K / GROUP;
   // Scale and bias of a row of W as one word; of floats all scales of 64 columns. The four lanes of a row load those
@@ -334,7 +334,7 @@
       for (int half = 0; half < 2; half++) words_of[half] = joined_scales(next_scales[half], FLOATS ? 0 : next_biases[half]);
       load_scales(now, ahead + AHEAD);
 #endif
-      #pragma unroll
+      #pragma unroll UNROLLED
       for (int i = 0; i < AHEAD; i++) {
         if (ahead + i >= steps) break;
         await_barrier(full + stage, odd);
