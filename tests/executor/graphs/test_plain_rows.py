@@ -143,3 +143,13 @@ def test_thread_blocks_share_the_keys_of_rows(sinks: bool) -> None:
     weights = normal((16,), 99) if sinks else None
     metadata = layer.metadata(reached, [1] * 3)
     assert layer.error(metadata, layer.projected(3, 16), SCALE, weights) < 1e-2
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+def test_half_the_splits_share_many_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 splits of eight KV heads do not run at a time, so 17 of them share 4,101 keys, not 33."""
+    monkeypatch.setattr(paged.Shape, "splits", lambda self, tiles: 64)
+    layer = HeldLayer(FullKV(8, 64), KVFormat(), [tuple(range(65))], blocks=65)
+    layer.write(layer.metadata([0], [4100]), layer.projected(4100, 8))
+    metadata, projected = layer.metadata([4100], [1]), layer.projected(1, 8)
+    assert layer.error(metadata, projected, SCALE) < 1e-2

@@ -93,6 +93,7 @@ def attend(
     stride = shape.key_dim if value_in_key else shape.value_dim
     more = {"READY": "wait_for_others()", "ORDERED": int(ordered), "V_STRIDE": stride}
     more |= {"MOST_TILES": most_tiles, "STORES_DIGITS": int(stores_digits)}
+    more["ROW_BLOCKS"] = shape.blocks
     defines: Mapping[str, object] = {**shape.defines(1, split=True), **more}
     head = digits_head(stores_digits) + "".join(map(paged.source, ("tensor", "warps", "units")))
     return source_text(
@@ -198,6 +199,7 @@ def combine(
     head = digits_head(stores_digits) + paged.source("units") + paged.source("splits")
     place = f"((size_t)tile[0] * {shape.heads} + blockIdx.x % {shape.heads})"
     defines = {**joined_defines(shape), "PLACE": place, "STORES_DIGITS": int(stores_digits)}
+    defines["ROW_BLOCKS"] = shape.blocks
     return source_text(parameters, body, paged.LANES, defines=defines, head=head)
 
 
