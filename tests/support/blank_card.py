@@ -22,6 +22,7 @@ from quire.executor.graphs import encoders, graph_cache, opening, step_graphs
 from quire.executor.graphs.attention import formats
 from tests.device.cuda.cards import H200
 from tests.support.compiled_kernels import Needed
+from tests.support.emulated_card import emulate_boxes
 
 _FOUND = {
     Check.PRODUCTS_AGREE,
@@ -72,6 +73,7 @@ def open_blank_card(patch: pytest.MonkeyPatch, needed: Needed) -> None:
         patch.setattr(module, "compiler", lambda: _Compiler(needed))
     patch.setattr(opening, "load_extension", _Extension)
     patch.setattr(step_graphs, "Graph", _Graph)
+    emulate_boxes(patch)
     for name in ("_TOLERANCE", "_TOLERANCE_OF_TOKENS"):
         patch.setattr(agreement, name, float("inf"))
     patch.setattr(verified, "problem_of", _passed)

@@ -210,9 +210,11 @@ def test_engines_graph_encoders(
     monkeypatch.setattr(factory, "open_cuda_graphs", lambda *given, **named: None)
     recorded, observe = list[bool](), Engine._observe
 
-    def noted(self: Engine, plan: StepPlan, result: StepResult, waited_s: float | None) -> None:
+    def noted(
+        self: Engine, plan: StepPlan, result: StepResult, rows: int, waited_s: float | None
+    ) -> None:
         recorded.append(result.recorded)
-        observe(self, plan, result, waited_s)
+        observe(self, plan, result, rows, waited_s)
 
     monkeypatch.setattr(Engine, "_observe", noted)
     loaded = opened(FAMILIES["gemma4"], lambda model: None)

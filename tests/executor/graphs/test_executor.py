@@ -30,6 +30,7 @@ class _Graphs:
     """Runs the model in place of graphs, and makes one for each new number of rows."""
 
     behind = ()
+    placing = None
 
     def __init__(self) -> None:
         self._rows: set[int] = set()
