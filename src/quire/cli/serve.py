@@ -55,7 +55,7 @@ class ServeCommand(ServerOptions, Command):
             if len(configs) == 1 and self.replicas is None:
                 started = _started(*configs)
                 ending.callback(started.end)
-            return self._serve(configs, server, on_progress, started)
+            return self._serve(configs, server, on_progress, started=started)
 
     def _serve(
         self,

@@ -168,8 +168,8 @@ class HeadGuesser(Guesser):
         if not count:
             return None
         if kept is None:
-            return self.guesser(states.sampled, tokens, count, least_chance)
-        return self.guesser(states.sampled[kept], tokens[kept], count, least_chance)
+            return self.guesser(states.sampled, tokens, count, least=least_chance)
+        return self.guesser(states.sampled[kept], tokens[kept], count, least=least_chance)
 
 
 class LayerGuesser(Guesser):

@@ -127,7 +127,7 @@ class ProcessEngine:
         Raises:
             ModelError: it cannot be opened, or the process hangs.
         """
-        own = started or start_engine(config, log_level, log_format, worker)
+        own = started or start_engine(config, log_level, log_format, worker=worker)
         own.pipe.setblocking(False)
         engine = cls(own.process, own.pipe, timeout_s)
         engine._on_progress = on_progress

@@ -50,7 +50,7 @@ class Marks:
         ids = {added[marker]: marker for marker in known & added.keys()}
         of_parts = {added[part]: part for part in parts if part in added}
         spelled = SpelledMarkers(known - added.keys())
-        return cls(ids, of_parts, frozenset(ids.keys() | of_parts.keys()), spelled)
+        return cls(ids, of_parts, frozenset(ids.keys() | of_parts.keys()), spelled=spelled)
 
 
 class MarkerScanner:
