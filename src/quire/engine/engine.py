@@ -133,7 +133,7 @@ class Engine:
         self._waited_s: float | None = None
         """Seconds that the device waited for the running step; None if unknown."""
         self._unobserved: list[tuple[StepPlan, StepResult, int, float | None]] = []
-        """Finished steps to be recorded, with `_waited_s` of each."""
+        """Finished steps to be recorded, each with its computed rows and `_waited_s`."""
         self._faults = 0
         self._beside: list[Output] = []  # of accepted, refused and dropped requests
 

@@ -198,7 +198,7 @@ class EagerExecutor:
             if (mask := masks.get(each.number)) is not None:
                 place = step.rows.row_of[each.number]
                 rows[place] = rows[place]._replace(mask=mask)
-        drawn = self._drawn(waiting._replace(rows=rows), step.plan)
+        drawn = self._drawn(waiting._replace(rows=rows), step.plan.guess)
         written = self.pools.arrays(self._guessed_layers)
         if self._guesser is not None:
             written = [*written, *self._guesser.arrays]
@@ -366,7 +366,10 @@ class EagerExecutor:
         places = inputs.wanted_rows
         rows = rows if places is None else [places[row] for row in rows]
         counts = [len(each.sampling) for each in sampling]
-        states = FinalStates(inputs, hidden, rows, counts=counts, sampled=own.hidden)
+        least = plan.least_chance if self.leaves_out else 0.0
+        states = FinalStates(
+            inputs, hidden, rows, counts=counts, sampled=own.hidden, least_chance=least
+        )
         return self._sample(done, own, states, before=before, plan=plan)
 
     def _sample(
@@ -400,20 +403,17 @@ class EagerExecutor:
         unsampled = Unsampled(logits, rows, states, moved=moved)
         if plan.awaits_masks:
             return done._replace(unsampled=unsampled)
-        return done._replace(drawn=self._drawn(unsampled, plan))
+        return done._replace(drawn=self._drawn(unsampled, plan.guess))
 
-    def _drawn(self, rows: Unsampled, plan: StepPlan) -> Drawn:
-        """Sample tokens, and run the draft head for `plan.guess` tokens after each of them."""
+    def _drawn(self, rows: Unsampled, guess: int) -> Drawn:
+        """Sample tokens, and run the draft head for `guess` tokens after each of them."""
         device = current_device()
         sampled = sample(rows.logits, list(rows.rows), moved=rows.moved)
         tokens = device.host_copy(sampled.tokens)
         if self._guesser is None:
             return Drawn(tokens, sampled)
         kept = rows.states.last_kept(tokens.array)
-        least = plan.least_chance if self.leaves_out else 0.0
-        guesses = self._guesser.guess(
-            rows.states, tokens.array, kept, count=plan.guess, least_chance=least
-        )
+        guesses = self._guesser.guess(rows.states, tokens.array, kept, count=guess)
         copy = None if guesses is None else device.host_copy(guesses)
         return Drawn(tokens, sampled, copy, kept=kept)
 

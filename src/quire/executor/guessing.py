@@ -35,6 +35,7 @@ class FinalStates(NamedTuple):
         rows: indices of the sampled rows among them.
         counts: number of sampled rows of each of the N sequences that sample, in order.
         sampled: `[R, hidden]`, of the sampled rows.
+        least_chance: see `StepPlan`; for guessers that weigh their guesses.
     """
 
     inputs: StepInputs
@@ -42,6 +43,7 @@ class FinalStates(NamedTuple):
     rows: Sequence[int]
     counts: Sequence[int]
     sampled: mx.array
+    least_chance: float = 0.0
 
     def last_kept(self, tokens: mx.array) -> mx.array | None:
         """Return which sampled row of each sequence the answer goes on from, int32 `[N]`.
@@ -96,13 +98,7 @@ class Guesser(ABC):
 
     @abstractmethod
     def guess(
-        self,
-        states: FinalStates,
-        tokens: mx.array,
-        kept: mx.array | None,
-        *,
-        count: int,
-        least_chance: float = 0.0,
+        self, states: FinalStates, tokens: mx.array, kept: mx.array | None, *, count: int
     ) -> mx.array | None:
         """Return tokens that may follow the last kept one of each sequence, int32 `[N, count]`.
 
@@ -111,7 +107,6 @@ class Guesser(ABC):
         Args:
             tokens: int32 `[R]`, the sampled ones.
             kept: see `FinalStates.last_kept`.
-            least_chance: see `StepPlan`; for guessers that weigh their guesses.
         """
 
     def read(self, inputs: StepInputs, hidden: mx.array) -> None:  # noqa: B027  # most need not
@@ -157,19 +152,14 @@ class HeadGuesser(Guesser):
         return True
 
     def guess(
-        self,
-        states: FinalStates,
-        tokens: mx.array,
-        kept: mx.array | None,
-        *,
-        count: int,
-        least_chance: float = 0.0,
+        self, states: FinalStates, tokens: mx.array, kept: mx.array | None, *, count: int
     ) -> mx.array | None:
         if not count:
             return None
+        least = states.least_chance
         if kept is None:
-            return self.guesser(states.sampled, tokens, count, least=least_chance)
-        return self.guesser(states.sampled[kept], tokens[kept], count, least=least_chance)
+            return self.guesser(states.sampled, tokens, count, least=least)
+        return self.guesser(states.sampled[kept], tokens[kept], count, least=least)
 
 
 class LayerGuesser(Guesser):
@@ -194,13 +184,7 @@ class LayerGuesser(Guesser):
         return count <= 1  # further guesses run eagerly, with tables of the host
 
     def guess(
-        self,
-        states: FinalStates,
-        tokens: mx.array,
-        kept: mx.array | None,
-        *,
-        count: int,
-        least_chance: float = 0.0,
+        self, states: FinalStates, tokens: mx.array, kept: mx.array | None, *, count: int
     ) -> mx.array | None:
         inputs, hidden, rows = states.inputs, states.hidden, states.rows
         assert hidden is not None, "models with a head compute all rows"
@@ -234,13 +218,7 @@ class LayersGuesser(LayerGuesser):
         return True
 
     def guess(
-        self,
-        states: FinalStates,
-        tokens: mx.array,
-        kept: mx.array | None,
-        *,
-        count: int,
-        least_chance: float = 0.0,
+        self, states: FinalStates, tokens: mx.array, kept: mx.array | None, *, count: int
     ) -> mx.array | None:
         inputs, rows = states.inputs, states.rows
         assert states.hidden is not None, "models with heads compute all rows"
@@ -303,13 +281,7 @@ class AssistantGuesser(Guesser):
         return True
 
     def guess(
-        self,
-        states: FinalStates,
-        tokens: mx.array,
-        kept: mx.array | None,
-        *,
-        count: int,
-        least_chance: float = 0.0,
+        self, states: FinalStates, tokens: mx.array, kept: mx.array | None, *, count: int
     ) -> mx.array | None:
         if not count:
             return None

@@ -69,13 +69,7 @@ class HiddenRows(Guesser):
     # -- what steps give -----------------------------------------------------------------------
 
     def guess(
-        self,
-        states: FinalStates,
-        tokens: mx.array,
-        kept: mx.array | None,
-        *,
-        count: int,
-        least_chance: float = 0.0,
+        self, states: FinalStates, tokens: mx.array, kept: mx.array | None, *, count: int
     ) -> None:
         assert states.hidden is not None, "models that give states compute all rows"
         self.read(states.inputs, states.hidden)
