@@ -61,6 +61,7 @@ def serve(
         contextlib.closing(_bind(config)) as listener,
         asyncio.Runner(loop_factory=_loop_factory()) as runner,
     ):
+        runner.get_loop()  # takes a moment, in which Ctrl-C must find no coroutine that waits
         try:
             return runner.run(
                 _serve(
