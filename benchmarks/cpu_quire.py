@@ -16,6 +16,11 @@ from quire.executor.factory import open_executor
 from quire.executor.segments.runner import open_segments
 from quire.models.weights.loader import open_model
 
+FIRST = 2
+"""Number of the first stream's request; prompts that are read alone come before."""
+ENDLESS = 1024
+"""Tokens that no stream reaches while it is measured."""
+
 
 def add(engine: Engine, number: int, length: int, tokens: int) -> None:
     """A greedy request with a prompt of its own."""
@@ -27,6 +32,18 @@ def finish(engine: Engine) -> None:
     """Serves what there is."""
     while engine.has_work:
         engine.step()
+
+
+def start(engine: Engine, streams: int) -> None:
+    """Add streams, and serve them until each has a token: from then on, steps are of all of them.
+
+    Streams begin one after the other, as their prompts fit steps, and so would end.
+    """
+    for number in range(streams):
+        add(engine, FIRST + number, SHORT, ENDLESS)
+    begun: set[str] = set()
+    while len(begun) < streams:
+        begun |= {output.request_id for output in engine.step() if output.token_ids}
 
 
 def measure(work: Work) -> Rates:
@@ -51,22 +68,19 @@ def measure(work: Work) -> Rates:
         with rates.timed("prompt", work.prompt):
             finish(engine)
     for streams in work.streams:
-        for number in range(streams):
-            add(engine, 2 + number, SHORT, work.tokens + 4)
-        done: dict[str, int] = {}
-        while len(done) < streams:
-            for output in engine.step():
-                if output.token_ids:
-                    done[output.request_id] = done.get(output.request_id, 0) + len(output.token_ids)
-        left = streams * (work.tokens + 4) - sum(done.values())
+        start(engine, streams)
         if kernels is not None:
             kernels.ops.measure_segments(True)
-        with rates.timed(str(streams), left):
-            finish(engine)
+        with rates.timed(str(streams), streams * work.tokens):
+            for _ in range(work.tokens):
+                produced = sum(len(output.token_ids) for output in engine.step())
+                assert produced == streams, "a step gives each stream one token"
         if kernels is not None:
-            steps = left / streams
             spent = kernels.ops.segment_seconds()
-            rates.parts[str(streams)] = {part: time / steps for part, time in spent.items()}
+            rates.parts[str(streams)] = {part: time / work.tokens for part, time in spent.items()}
+        for number in range(streams):
+            engine.abort(f"{FIRST + number}")
+        finish(engine)
     return rates
 
 
