@@ -241,6 +241,9 @@ def test_rm_deletes_from_the_cache_alone(
     assert "--yes" in capsys.readouterr().err
     assert main(["rm", "org/one", "--yes"]) == 0
     assert {each.repo_id for each in scan_cache_dir(tmp_path).repos} == {"org/two"}
+    monkeypatch.setattr("quire.cli.hub_cache.short_names", lambda: {"second:4b": "org/two"})
+    assert main(["rm", "second:4b", "--yes"]) == 0
+    assert not scan_cache_dir(tmp_path).repos
 
 
 def test_pull_says_why_not(capsys: pytest.CaptureFixture[str]) -> None:

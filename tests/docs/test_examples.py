@@ -41,7 +41,8 @@ PYTHON = {
 }
 """What the examples of a page build on, by page."""
 ELSEWHERE = re.compile(
-    r"^(\. |pip |python3 -m venv|.*quire launch|quire serve MODEL --stop-on-loop)"
+    r"^(\. |pip |python3 -m venv|.*quire launch|quire serve MODEL --stop-on-loop"
+    r"|export OPENAI_API_KEY|OPENAI_MODEL=coder qwen|cline|aider)"
 )
 """Commands that install something, or start an agent."""
 

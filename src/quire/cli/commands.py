@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, NoReturn
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from quire.cli.batch import BatchCommand
 from quire.cli.bench import BenchCommand
@@ -49,7 +49,9 @@ class CompletionCommand(Command):
     command: ClassVar[str] = "completion"
     summary: ClassVar[str] = "print a shell's completion script"
 
-    shell: Annotated[Literal["bash", "zsh", "fish"], Flag(positional=True)]
+    shell: Annotated[Literal["bash", "zsh", "fish"], Flag(positional=True)] = Field(
+        description="the shell that reads the script"
+    )
 
     def run(self) -> int:
         import shtab  # no other command needs it

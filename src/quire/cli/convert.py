@@ -56,8 +56,9 @@ class ConvertCommand(Command):
     )
     layers: Annotated[Names, Flag("LAYERS=BITS")] = Field(
         (),
-        description="other packings, the last that fits holds: embeddings, head, routers or a "
-        "pattern of names; =8 is affine, or a mode, or plain, as routers are unless named",
+        description="packings of single layers, separated by commas; the last that matches wins. "
+        "LAYERS: embeddings, head, routers, or a shell pattern of weights' names; BITS: a number, "
+        "a mode, or plain (not packed), which is the default of routers",
     )
     text: File | None = Field(
         None, description="evaluate on this text file; default: answers of built-in conversations"

@@ -46,7 +46,9 @@ class EvalKVCommand(Command):
         None, description="evaluate on this text file; default: answers of built-in conversations"
     )
     tokens: Count = Field(8192, description="approximate tokens of text to evaluate on")
-    formats: Annotated[Names, Flag("NAMES")] = Field(_FORMATS, description="with commas between")
+    formats: Annotated[Names, Flag("NAMES")] = Field(
+        _FORMATS, description="names of the measured formats, separated by commas"
+    )
     needles: Annotated[Numbers, Flag("LENGTHS")] = Field(
         (256, 1024), description="prompt lengths of the needle test in tokens, or none"
     )

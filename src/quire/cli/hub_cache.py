@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from quire.cli.settings import Command
-from quire.cli.short_names import resolve
+from quire.cli.short_names import resolve, short_names
 from quire.cli.values import Flag, Model
 from quire.core.errors import QuireError
 from quire.core.figures import size
@@ -26,7 +26,7 @@ class PullCommand(Command):
 
     names: Annotated[
         tuple[Model, ...], Flag("OWNER/NAME[:FILE.gguf]", positional=True, several=True)
-    ]
+    ] = Field(description="a hub id or a short name")
 
     def run(self) -> int:
         """Download each model, and print its location.
@@ -47,7 +47,9 @@ class RmCommand(Command):
     command: ClassVar[str] = "rm"
     summary: ClassVar[str] = "delete models from the hub's cache on this disk"
 
-    names: Annotated[tuple[Model, ...], Flag("OWNER/NAME", positional=True, several=True)]
+    names: Annotated[tuple[Model, ...], Flag("OWNER/NAME", positional=True, several=True)] = Field(
+        description="a hub id or a short name"
+    )
     yes: bool = Field(False, description="delete without asking")
 
     def run(self) -> int:
@@ -66,15 +68,17 @@ class RmCommand(Command):
                 "there is no Hugging Face cache on this disk, so there is nothing to delete"
             ) from error
         there = {each.repo_id: each for each in cache.repos if each.repo_type == "model"}
-        for name in self.names:
+        known = short_names()
+        names = [known.get(name, name) for name in self.names]
+        for name in names:
             if name not in there:
                 raise QuireError(
                     f"{name!r} is not in the Hugging Face cache; `quire models` lists the "
                     "models on this disk"
                 )
-        chosen = [there[name] for name in self.names]
+        chosen = [there[name] for name in names]
         total = size(sum(each.size_on_disk for each in chosen))
-        if not self.yes and not _sure(f"Delete {', '.join(self.names)} ({total})?"):
+        if not self.yes and not _sure(f"Delete {', '.join(names)} ({total})?"):
             return 1
         revisions = [revision.commit_hash for each in chosen for revision in each.revisions]
         cache.delete_revisions(*revisions).execute()

@@ -163,7 +163,9 @@ class LaunchCommand(ClientOptions, Command):
     command: ClassVar[str] = "launch"
     summary: ClassVar[str] = "start a coding agent that uses this server"
 
-    agent: Annotated[Literal["claude", "codex", "opencode"], Flag(positional=True)]
+    agent: Annotated[Literal["claude", "codex", "opencode"], Flag(positional=True)] = Field(
+        description="the agent's command, which must be installed"
+    )
     served_model: Annotated[str | None, Flag("NAME")] = Field(
         None, description="the model's name; default: the first that the server lists"
     )

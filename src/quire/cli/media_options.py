@@ -82,11 +82,14 @@ class _Limit(NamedTuple):
 
 def _limits() -> Iterator[_Limit]:
     for kind, each in inputs().items():
-        files = f"{each.plural} of a request, earlier messages included"
+        files = f"maximum number of {each.plural} in a request, earlier messages included"
         yield _Limit(
             kind, "files", f"max_{each.name}s", default=each.limits.files, description=files
         )
-        for limit, description in {"bytes": f"of one {each.noun}'s file", **each.bounds}.items():
+        for limit, description in {
+            "bytes": f"maximum size of one {each.noun}'s file",
+            **each.bounds,
+        }.items():
             default = getattr(each.limits.each, limit)
             yield _Limit(
                 kind, limit, f"max_{each.name}_{limit}", default=default, description=description

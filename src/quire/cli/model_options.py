@@ -163,16 +163,16 @@ class EngineOptions(ProcessorOptions):
     )
     speculate: Annotated[str, AfterValidator(check_speculate), Flag("MODE")] = Field(
         _ENGINE.speculate,
-        description="what guesses tokens, several of which a step verifies; the answers stay the "
-        "same: ngram is what stood behind the same tokens before, mtp a head of the model, too, "
-        "draft=MODEL a smaller model of the same vocabulary, too; auto is what the server has "
-        "without a setting: ngram, and a head in the folder draft_head; off is nothing",
+        description="how tokens are guessed, of which a step verifies several; answers stay the "
+        "same. ngram: by what followed the same tokens earlier; mtp: also by a head of the model; "
+        "draft=MODEL: also by a smaller model with the same vocabulary; auto: ngram, and a head in "
+        "the model's folder draft_head if there is one; off: not at all",
     )
     stop_on_loop: Annotated[int, AfterValidator(check_repeats), Flag("N")] | None = Field(
         None,
         description="end an answer that repeats a cycle of tokens N times, at least "
-        f"{MIN_REPEATS}; 0 is never; default: only answers that a schema or grammar binds, after "
-        "32 times and 512 tokens",
+        f"{MIN_REPEATS}; 0: never; default: only answers bound by a schema or grammar, after 32 "
+        "repeats and 512 tokens",
     )
 
 

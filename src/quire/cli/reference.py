@@ -59,6 +59,7 @@ def _section(command: type[Command]) -> Iterator[str]:
 def _usage(option: Option) -> str:
     choices = ",".join(option.choices)
     value = option.flag.metavar or (f"{{{choices}}}" if choices else option.name.upper())
+    value = value.replace("|", r"\|")
     if option.flag.positional:
         return value
     return option.spelling if option.field.annotation is bool else f"{option.spelling} {value}"

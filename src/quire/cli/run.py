@@ -37,7 +37,9 @@ class RunCommand(ClientOptions, Command):
     model: Annotated[Model, Flag("MODEL", positional=True)] = Field(
         description="a short name, a folder, a hub id or quire-demo"
     )
-    prompt: Annotated[tuple[str, ...], Flag("PROMPT", positional=True, several=True)] = ()
+    prompt: Annotated[tuple[str, ...], Flag("PROMPT", positional=True, several=True)] = Field(
+        (), description="what to ask; words are joined by blanks"
+    )
     system: Annotated[str, Flag("TEXT")] = Field("", description="system message")
     temperature: Annotated[float | None, Flag("N")] = Field(
         None, description="sampling temperature; default: the server's"

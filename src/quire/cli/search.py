@@ -45,7 +45,9 @@ class SearchCommand(TableOptions, Command):
     command: ClassVar[str] = "search"
     summary: ClassVar[str] = "find models on the hub, and list short names"
 
-    words: Annotated[tuple[str, ...], Flag("WORD", positional=True, several=True)] = ()
+    words: Annotated[tuple[str, ...], Flag("WORD", positional=True, several=True)] = Field(
+        (), description="part of a model's name; all words must occur in it"
+    )
     limit: Annotated[Count, Flag("N")] = Field(
         20, description="maximum number of models from the hub"
     )

@@ -103,7 +103,8 @@ class LimitOptions(Options):
     title: ClassVar[str] = "limits"
 
     max_concurrent: Count = Field(
-        _SERVER.max_concurrent, description="requests in flight, beyond which others get a 429"
+        _SERVER.max_concurrent,
+        description="maximum number of requests in flight; further ones get a 429",
     )
     request_timeout: Seconds | None = Field(
         None, description="time limit of a request; default: none"
@@ -117,8 +118,10 @@ class LimitOptions(Options):
         ge=1,  # steps take a part of a second, and so may a message
         description="time without a sign of work from the engine, after which requests get a 503",
     )
-    max_body: Bytes = Field(_SERVER.max_body_bytes, description="of one request")
-    max_messages: Count = Field(_SERVER.max_messages, description="of one request")
+    max_body: Bytes = Field(_SERVER.max_body_bytes, description="maximum size of a request's body")
+    max_messages: Count = Field(
+        _SERVER.max_messages, description="maximum number of messages in a request"
+    )
     stored_responses: Count = Field(
         _SERVER.stored_responses,
         description="number of responses, stored chats and conversations kept per API key",
@@ -130,7 +133,7 @@ class LimitOptions(Options):
     )
     files_bytes: Bytes = Field(
         _SERVER.files_bytes,
-        description="disk space of all such files, shared evenly among API keys",
+        description="disk space of the files below --files, shared evenly among API keys",
     )
     adapter_folder: Folder | None = Field(
         None,

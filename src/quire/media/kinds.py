@@ -184,7 +184,7 @@ KINDS: dict[str, Kind] = {
             plural="images",
             left_out="[An image stood here. The model that answers now sees none.]",
             limits=MediaLimits(64, FileLimits(20 << 20, pixels=50_000_000)),
-            bounds={"pixels": "width times height of one image"},
+            bounds={"pixels": "maximum width times height of one image"},
             working_bytes=lambda limits: _BYTES_A_PIXEL * limits.pixels,
             url_part="image_url",
             block="image",
@@ -205,7 +205,7 @@ KINDS: dict[str, Kind] = {
             plural="sounds",
             left_out="[A sound stood here. The model that answers now hears none.]",
             limits=MediaLimits(16, FileLimits(20 << 20, seconds=600.0)),
-            bounds={"seconds": "of one sound, or less where the model hears less"},
+            bounds={"seconds": "maximum length of one sound; models may hear less"},
             working_bytes=lambda limits: limits.bytes + round(_BYTES_A_SECOND * limits.seconds),
             url_part="audio_url",
             block="audio",
@@ -226,9 +226,9 @@ KINDS: dict[str, Kind] = {
             left_out="[A video stood here. The model that answers now watches none.]",
             limits=MediaLimits(4, FileLimits(100 << 20, pixels=10_000_000, seconds=600.0)),
             bounds={
-                "pixels": "width times height of one video's frames",
-                "seconds": "of one video",
-                "frames": "of one video that are shown to the model",
+                "pixels": "maximum width times height of one video's frames",
+                "seconds": "maximum length of one video",
+                "frames": "maximum frames of one video that the model is shown",
             },
             working_bytes=lambda limits: (
                 limits.bytes
@@ -257,7 +257,7 @@ _DOCUMENT = MediaInput(
     plural="documents",
     left_out="[A file stood here. The model that answers now reads none.]",
     limits=MediaLimits(8, FileLimits(32 << 20, pages=100)),
-    bounds={"pages": "of one document"},
+    bounds={"pages": "maximum pages of one document"},
 )
 
 
