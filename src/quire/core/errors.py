@@ -20,7 +20,7 @@ class RequestError(QuireError):
     Args:
         message: one sentence that names the field and the limit.
         param: the request field at fault, as the client spelled it.
-        code: a stable machine-readable word, e.g. `context_length_exceeded`.
+        code: a stable machine-readable word, e.g. `context_length_exceeded`; None for the class's.
 
     Attributes:
         overflow: tokens of the prompt, and the most that it may have, if that is what was wrong.
@@ -29,12 +29,14 @@ class RequestError(QuireError):
     overflow: tuple[int, int] | None = None
     status = 400
     type = "invalid_request_error"
+    code = "invalid_value"
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
-        self.code = code
+        if code is not None:
+            self.code = code
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without calling `__init__`, whose arguments differ between classes."""
@@ -121,6 +123,7 @@ class NotFound(RequestError):
 
     status = 404
     type = "not_found_error"
+    code = "not_found"
 
 
 class TooLarge(RequestError):
@@ -128,6 +131,7 @@ class TooLarge(RequestError):
 
     status = 413
     type = "request_too_large"
+    code = "request_too_large"
 
 
 class Overloaded(RequestError):

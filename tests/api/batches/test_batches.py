@@ -122,8 +122,14 @@ def test_files_are_kept_until_they_are_deleted(served: Served) -> None:
     for gone in (client.files.retrieve, client.files.content, client.files.delete):
         with pytest.raises(openai.NotFoundError):
             gone(ids[0])
-    with pytest.raises(openai.BadRequestError, match="batches only"):
+    with pytest.raises(openai.BadRequestError, match="batches only") as refused:
         client.files.create(file=b"x", purpose="vision")
+    assert (refused.value.param, refused.value.code) == ("purpose", "invalid_value")
+    with pytest.raises(openai.NotFoundError, match="no file 'file-x'") as missing:
+        client.batches.create(
+            input_file_id="file-x", endpoint="/v1/completions", completion_window="24h"
+        )
+    assert (missing.value.param, missing.value.code) == ("input_file_id", "not_found")
     for path in ("../in.jsonl", "file-", ids[1] + ".json"):
         assert HTTP.get(f"{served.url}/v1/files/{path}/content").status_code == 404
 
@@ -279,6 +285,20 @@ def test_messages_are_batched(served: Served) -> None:
     assert client.messages.batches.delete(batch.id).type == "message_batch_deleted"
     with pytest.raises(anthropic.NotFoundError):
         client.messages.batches.retrieve(batch.id)
+
+
+def test_requests_of_a_batch_of_messages_are_named_if_they_are_refused(served: Served) -> None:
+    asked = {"custom_id": "a", "params": {"max_tokens": 9, "messages": [], "model": NAME}}
+    streamed = {"custom_id": "b", "params": {**asked["params"], "stream": True}}  # type: ignore[dict-item]
+    for requests, said in (
+        ([asked, asked], "'requests[1].custom_id' is 'a', as is that of 'requests[0]'"),
+        ([asked, streamed], "'requests[1].params.stream' is true"),
+    ):
+        answer = HTTP.post(f"{served.url}/v1/messages/batches", json={"requests": requests})
+        error = answer.json()["error"]
+        assert answer.status_code == 400
+        assert said in error["message"]
+        assert error["details"] == {"error_code": "invalid_value"}
 
 
 def left_by_a_kill(folder: Path, status: str) -> str:

@@ -175,7 +175,7 @@ class Batches:
         """Answer `POST /v1/batches`."""
         files = self._offered.files(request)
         fields = await read_fields(self._server, request, BatchRequestFields)
-        files.files.get(fields.input_file_id, "file")
+        files.files.get(fields.input_file_id, "file", param="input_file_id")
         now, expiry = int(time.time()), fields.output_expires_after
         batch = BatchRecord(
             new_id("batch_"),

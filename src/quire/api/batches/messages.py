@@ -61,15 +61,7 @@ class MessageBatches:
         """Answer `POST /v1/messages/batches`."""
         files = self._offered.files(request)
         fields = await read_fields(self._server, request, MessageBatchRequest)
-        for each in fields.requests:
-            if each.params.get("stream"):
-                raise RequestError(
-                    f"'stream' of request '{each.custom_id}': a batch cannot stream.",
-                    param="requests",
-                )
-        ids = {each.custom_id for each in fields.requests}
-        if len(ids) < len(fields.requests):
-            raise RequestError("Two requests have the same 'custom_id'.", param="requests")
+        _check(fields.requests)
         lines = (
             compact({"custom_id": each.custom_id, "url": _ENDPOINT, "body": each.params}) + b"\n"
             for each in fields.requests
@@ -77,7 +69,7 @@ class MessageBatches:
         batch_id, now = new_id(_PREFIX), int(time.time())
         kept = files.add_file(lines, f"{batch_id}.jsonl", "batch")
         batch = BatchRecord(batch_id, now, _ENDPOINT, input_file_id=kept.id, expires_at=now + DAY_S)
-        batch = batch.becomes("in_progress", total=len(ids))
+        batch = batch.becomes("in_progress", total=len(fields.requests))
         files.batches.put(batch)
         self._offered.runner.run(caller_of(request.scope), batch)
         return JSONResponse(_body(request, batch))
@@ -131,6 +123,23 @@ class MessageBatches:
 
     def _named(self, request: Request) -> BatchRecord:
         return self._offered.files(request).batches.get(request.path_params["id"], "batch")
+
+
+def _check(requests: list[BatchedMessage]) -> None:
+    """Raise `RequestError` if a request streams, or has the `custom_id` of an earlier one."""
+    first: dict[str, int] = {}
+    for number, each in enumerate(requests):
+        if each.params.get("stream"):
+            raise RequestError(
+                f"'requests[{number}].params.stream' is true, but a batch cannot stream.",
+                param=f"requests[{number}].params.stream",
+            )
+        if first.setdefault(each.custom_id, number) != number:
+            raise RequestError(
+                f"'requests[{number}].custom_id' is '{each.custom_id}', as is that of "
+                f"'requests[{first[each.custom_id]}]': each request needs its own.",
+                param=f"requests[{number}].custom_id",
+            )
 
 
 def _results(files: CallerFiles, batch: BatchRecord) -> Iterator[dict[str, Any]]:

@@ -131,12 +131,12 @@ class Records(Generic[Kept]):
         """Yield the records, the newest first."""
         return iter(sorted(self._kept.values(), key=lambda r: (r.created_at, r.id), reverse=True))
 
-    def get(self, record_id: str, what: str) -> Kept:
-        """Return a record. Raise `NotFound` if there is none of this id."""
+    def get(self, record_id: str, what: str, *, param: str = "id") -> Kept:
+        """Return a record. Raise `NotFound` about the field `param` if there is none of this id."""
         record = self._kept.get(record_id)
         if record is None:
             raise NotFound(
-                f"There is no {what} '{record_id[:80]}' here.", param="id", code="not_found"
+                f"There is no {what} '{record_id[:80]}' here.", param=param, code="not_found"
             )
         return record
 
