@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -120,3 +121,13 @@ def test_steps_are_measured_up_to_the_time_aimed_at(
     plans.clear()
     measure_steps(loaded, replace(config, step_ms=1e-6))
     assert max(plan.prompt_rows for plan in plans) == 2
+
+
+def test_eight_steps_of_each_number_of_drafts_are_measured(
+    loaded: LoadedModel, plans: list[StepPlan]
+) -> None:
+    config = EngineConfig("", kv_memory=64 << 20, max_sequences=2, max_step_tokens=70)
+    measure_steps(loaded, replace(config, step_ms=1e-6))
+    steps = Counter(plan.decode_rows for plan in plans if not plan.prompt_rows)
+    # Eight each, and one more wherever an answer with more drafts ends.
+    assert {rows: steps[rows] for rows in (4, 8, 16)} == {4: 10, 8: 9, 16: 8}

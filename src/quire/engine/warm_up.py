@@ -43,8 +43,12 @@ _BEGINNING = 16
 """Number of streams that begin in a step at least. Budgets let 32 begin, of four prompt tokens."""
 _ADAPTED = 64
 """Number of rows of the largest CUDA graph with adapters."""
-_DRAFTS, _DRAFTED_TOKENS = (1, 3, 7, 15), 24
-"""Numbers of drafts in the measured steps, and tokens of the answer that they belong to."""
+_DRAFTS = (1, 3, 7, 15)
+"""Numbers of drafts in the measured steps."""
+_DRAFTED_STEPS = 8
+"""Number of measured steps of each number of drafts. `StepTimes` keeps the last five; the first
+ones may load kernels.
+"""
 _STRIDE = 7919
 """Difference of two tokens of these drafts."""
 _GREEDY = SamplingParams(temperature=0.0)
@@ -152,9 +156,9 @@ def measure_steps(
         )
         stream = replace(
             _request("drafted", 1, vocabulary=vocabulary, sampling=_GREEDY),
-            max_tokens=_DRAFTED_TOKENS,
+            max_tokens=1 + _DRAFTED_STEPS + drafts,  # the first token is the prompt's
         )
-        if drafting.info.context_length > _DRAFTED_TOKENS:
+        if drafting.info.context_length > stream.max_tokens:
             _serve(drafting, _Round([stream]))
     mx.clear_cache()
     return engine.step_times
