@@ -67,7 +67,7 @@ def test_a_server_for_strangers_needs_a_key_or_a_second_word(host: str) -> None:
     check_exposure(ServerConfig(host=host, api_keys=("k",)), allow_anyone=False)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost", "unix:/run/q"])
 def test_this_machine_may_be_served_without_a_key(host: str) -> None:
     check_exposure(ServerConfig(host=host), allow_anyone=False)
 

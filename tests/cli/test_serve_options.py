@@ -174,6 +174,18 @@ def test_an_address_to_bind_may_be_written_as_in_a_url(written: str) -> None:
     assert config("--host", written).host == "::1"
 
 
+@pytest.mark.parametrize(("path", "size"), [("", 0), ("/" + "q" * 200, 201)])
+def test_the_path_of_a_unix_socket_has_a_length_that_the_system_takes(
+    path: str, size: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert config("--host", "unix:/run/quire.sock").host == "unix:/run/quire.sock"
+    with pytest.raises(SystemExit):
+        config("--host", f"unix:{path}")
+    shown = capsys.readouterr().err
+    assert "--host" in shown
+    assert f"a path of {size} bytes; that of a Unix socket has 1 to 10" in shown
+
+
 def test_origins_are_such_as_browsers_send() -> None:
     given = ("http://LOCALHOST:3000/", "tauri://localhost", "app://obsidian.md", "null")
     named = config(*(each for origin in given for each in ("--cors-origin", origin)))

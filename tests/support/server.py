@@ -16,6 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.api.connections import LimitedProtocol
+from quire.api.listening import url_of
 from quire.core.config import EngineConfig, ModelConfig, ServerConfig
 from quire.core.messages import Progress
 from quire.serving.assembly import assemble
@@ -99,9 +100,9 @@ class InFlight:
 
 
 @contextmanager
-def serving(app: ASGIApp) -> Iterator[str]:
+def serving(app: ASGIApp, listener: socket.socket | None = None) -> Iterator[str]:
     """Serves `app` and gives its URL; raises if it does not start or stop in time."""
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = listener or socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(app, log_level="warning", access_log=False, http=LimitedProtocol)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
@@ -110,7 +111,7 @@ def serving(app: ASGIApp) -> Iterator[str]:
     if not thread.is_alive():
         raise RuntimeError("the server did not start")
     try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield url_of(listener)
     finally:
         server.should_exit = True
         thread.join(HANG_S)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import errno
 import secrets
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -15,10 +13,10 @@ import uvicorn
 
 from quire.api.app import build_app
 from quire.api.connections import LimitedProtocol
+from quire.api.listening import bound, listen, url_of
 from quire.api.opening import open_service
 from quire.api.stopping import StoppingServer, StopSignal, until_stop_signal
 from quire.core.config import ModelConfig, ServerConfig
-from quire.core.errors import QuireError
 from quire.core.logs import announce
 from quire.core.messages import Progress
 from quire.core.processes import allow_many_descriptors, freeze_heap
@@ -58,7 +56,7 @@ def serve(
     """
     allow_many_descriptors()
     with (
-        contextlib.closing(_bind(config)) as listener,
+        bound(config.host, config.port) as listener,
         asyncio.Runner(loop_factory=_loop_factory()) as runner,
     ):
         runner.get_loop()  # takes a moment, in which Ctrl-C must find no coroutine that waits
@@ -83,26 +81,6 @@ def serve(
             return 128 + stop.number
 
 
-def _bind(config: ServerConfig) -> socket.socket:
-    """Bind the address before the model is opened, so that a used port is reported at once.
-
-    Raises:
-        QuireError: the address cannot be bound.
-    """
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((config.host, config.port))
-    except OSError as error:
-        listener.close()
-        taken = error.errno == errno.EADDRINUSE
-        hint = "; --port takes another, --port 0 a free one" if taken else ""
-        what = f"cannot bind {config.host}:{config.port}: {error.strerror}{hint}"
-        raise QuireError(what) from error
-    return listener
-
-
 async def _serve(
     model_configs: Sequence[ModelConfig],
     config: ServerConfig,
@@ -123,6 +101,7 @@ async def _serve(
     app = build_app(models, config)  # before a model is loaded: a folder may be of no use
     try:
         await until_stop_signal(models.open())
+        listen(listener)  # whoever reads that it serves may connect at once
     except BaseException:
         await models.close()
         raise
@@ -139,19 +118,21 @@ async def _serve(
         config.stop_grace_s,
     )
     watch = asyncio.create_task(_stop_when_broken(models, server))
-    listener.listen()  # whoever reads the next line may connect at once
-    host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
     names = ", ".join(model.name for model in models)
-    base = f"http://{shown}:{port}"
-    page = f", with a page for browsers at {base}" if config.page else ""
-    announce(f"quire serves {names} at {base}/v1{page}")
+    announce(f"quire serves {names} at {_described(url_of(listener), page=config.page)}")
     if config.mcp_servers:
         offered = ", ".join(each.name for each in config.mcp_servers)
         announce(f"MCP servers whose tools clients may call: {offered}")
     await server.serve(sockets=[listener])
     await cancel_and_wait(watch)
     return 1 if models.broken.is_set() else 0
+
+
+def _described(url: str, *, page: bool) -> str:
+    """Return where clients find the server, and browsers its page."""
+    if not url.startswith("http"):
+        return url  # a path, which those append that connect to it
+    return f"{url}/v1, with a page for browsers at {url}" if page else f"{url}/v1"
 
 
 async def _open(

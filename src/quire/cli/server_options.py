@@ -170,7 +170,8 @@ class ServerOptions(
     host: Host = Field(
         _SERVER.host,
         min_length=1,
-        description=f"address to listen on; default: {_SERVER.host}, this machine only",
+        description="address to listen on, or unix:PATH for a Unix socket; "
+        f"default: {_SERVER.host}, this machine only",
     )
     port: Port = Field(_SERVER.port, description="port to listen on; 0: a free one")
     served_name: Annotated[str | None, Flag("NAME")] = Field(

@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from quire.core.unix_sockets import LONGEST_PATH, unix_path
+
 
 def _plain(value: object) -> str:
     if isinstance(value, tuple):
@@ -92,6 +94,19 @@ def _possible(path: PathT) -> PathT:
     return path
 
 
+def _host(text: str) -> str:
+    path = unix_path(text)
+    if path is None:
+        return text.removeprefix("[").removesuffix("]")
+    size = len(os.fsencode(path))
+    if not 0 < size <= LONGEST_PATH:
+        raise ValueError(
+            f"{text[:80]!r} has a path of {size} bytes; that of a Unix socket has 1 to "
+            f"{LONGEST_PATH}, e.g. unix:/run/quire/quire.sock"
+        )
+    return text
+
+
 def _named(model: str) -> str:
     if not model:
         raise ValueError("the name of the model is empty")
@@ -164,8 +179,8 @@ Bytes = Annotated[
     Flag("BYTES", shown=_as_bytes),
 ]
 """Written as `8GB`, `512MiB` or `1000`."""
-Host = Annotated[str, AfterValidator(lambda text: text.removeprefix("[").removesuffix("]"))]
-"""An IPv6 address may have the brackets that it has in a URL."""
+Host = Annotated[str, AfterValidator(_host)]
+"""An IPv6 address may have the brackets that it has in a URL; `unix:PATH` is a Unix socket."""
 HttpUrl = Annotated[str, AfterValidator(_http_url), Flag("URL")]
 PossiblePath = Annotated[Path, AfterValidator(_possible)]
 File = Annotated[PossiblePath, Flag("FILE")]

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from quire.api.shared.errors import error_response, failure_of
 from quire.core.config import ServerConfig
 from quire.core.errors import AuthenticationError, QuireError
+from quire.core.unix_sockets import unix_path
 
 OPEN_PATHS = frozenset({"/health", "/ping"})
 METRICS_PATH = "/metrics"
@@ -121,7 +122,7 @@ def check_exposure(config: ServerConfig, *, allow_anyone: bool) -> None:
 
 def is_loopback(host: str) -> bool:
     """Return whether a host to bind can be reached from this machine only."""
-    if host == "localhost":
+    if host == "localhost" or unix_path(host) is not None:
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
