@@ -29,7 +29,7 @@ from quire.cache.formats.registry import make_store
 from quire.core.kv_choice import parse_format
 from quire.core.kv_format import KVFormat
 from quire.device.cuda.compiled import compiler
-from quire.device.cuda.driver import Graph, Launch
+from quire.device.cuda.driver import Graph, Launch, card
 from quire.device.cuda.extension import load_extension
 from quire.device.gpu_kernels import in_device_memory
 from quire.device.weights import random_codes
@@ -105,7 +105,7 @@ def pair(
         arrays = [random_like(kept, mx.bfloat16) for _ in range(2)]
         first = [q, *arrays, tiles, table, numbers, *found, result]
         second = [count, *found, tiles, result]
-        sources = kernels.attend(shape), kernels.combine(shape, splits)
+        sources = kernels.attend(shape, card()), kernels.combine(shape, splits, card())
         shared, grid = cuda.single_memory(shape), (rows, parts, splits)
     elif format.scheme == "page":
         arrays = store.arrays()[:-2]

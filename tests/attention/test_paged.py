@@ -26,6 +26,7 @@ from quire.device.gpu_kernels import Kernel as DeviceKernel
 from quire.executor.graphs import kernels as decode
 from quire.executor.graphs.recorder import Kernel
 from tests.attention.rows import HandRows
+from tests.device.cuda.cards import H200, RTX_3060
 from tests.executor.graphs.emulated import bits_of
 from tests.support.emulated_cuda import emulate
 from tests.support.emulated_metal import guarded, why_not
@@ -110,6 +111,12 @@ def test_launches_depend_on_rows_and_not_on_lengths() -> None:
     assert [shape.splits(tiles) for tiles in (1, 8, 32, 200)] == [64, 8, 2, 1]
     long = SHAPES[2]
     assert [long.splits(tiles) for tiles in (1, 2, 8, 24, 32)] == [48, 24, 6, 2, 1]
+
+
+def test_a_card_runs_at_least_one_split_of_a_row_at_a_time() -> None:
+    eight, many = SHAPES[0], cuda.Shape(mx.bfloat16, 128, 128, 96, 1, 64, False, False)
+    found = [[each.splits_at_once(card) for card in (H200, RTX_3060)] for each in (eight, many)]
+    assert found == [[49, 10], [4, 1]]
 
 
 @pytest.mark.slow

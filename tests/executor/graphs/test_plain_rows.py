@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -12,8 +13,10 @@ from quire.attention.paged.tiling import Tiling
 from quire.cache.specs import AttentionSpec, FullKV, WindowKV
 from quire.core.arrays import Ints
 from quire.core.kv_format import KVFormat
+from quire.device.cuda import boxes
 from quire.device.cuda.driver import Card
 from quire.executor.graphs.attention import attention_recorder
+from quire.executor.graphs.attention.attention_recorder import AttentionRecorder
 from quire.executor.graphs.graph_cache import MAX_ROWS
 from tests.executor.graphs.layers import HeldLayer, normal
 from tests.support.emulated_card import SMALL, emulate_boxes
@@ -82,6 +85,24 @@ def test_thread_blocks_of_warpgroups_share_the_keys_of_prompts(
     tables = [(0,), tuple(range(1, 17)), (17, 18)]
     assert _error_beside_prompts(2, tables, [7, 900, 0], [1, 90, 70], HOPPER) < 1e-2
     assert max(cuts[0][:, 5] & 255) > 2
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+def test_prompts_over_keys_that_boxes_do_not_reach_are_copied_by_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    emulate_boxes(monkeypatch)
+    monkeypatch.setattr(boxes, "reaches", lambda address: False)
+    sources, add = list[str](), AttentionRecorder.add
+
+    def noted(self: AttentionRecorder, source: str, *given: Any, **options: Any) -> None:
+        sources.append(source)
+        add(self, source, *given, **options)
+
+    monkeypatch.setattr(AttentionRecorder, "add", noted)
+    tables = [(0,), tuple(range(1, 4)), (4, 5)]
+    assert _error_beside_prompts(2, tables, [7, 90, 0], [1, 90, 70], HOPPER) < 1e-2
+    assert ["#define BOX 0\n" in each for each in sources] == [False, True]
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())

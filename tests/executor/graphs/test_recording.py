@@ -20,6 +20,7 @@ from quire.cache.formats.base import LayerShape
 from quire.cache.formats.registry import make_store
 from quire.cache.specs import AttentionSpec, FullKV, KVLayout, WindowKV
 from quire.core.kv_format import KVFormat
+from quire.device.cuda import boxes
 from quire.device.cuda.cublas import Library
 from quire.device.cuda.driver import Card
 from quire.device.cuda.skinny_gemm import VAST, SkinnyGemm
@@ -53,6 +54,7 @@ from tests.attention.rows import HandRows
 from tests.device.cuda.cards import CARDS, H200, RTX_4090
 from tests.engine.rows import scheduled
 from tests.executor.graphs.layers import empty_step
+from tests.support.emulated_card import emulate_boxes
 from tests.support.grown import grown
 from tests.support.nvrtc import assert_compiles
 from tests.support.packed_models import experts_in_mxfp4, packed_model
@@ -451,6 +453,20 @@ def test_heads_are_recorded(family: str) -> None:
     recording = Recording(recorder, {}, KVLayout.of(()), states={})
     recording.record(head, {"hidden": Place(hidden.address, hidden)}, [Buffer(4, 0)])
     assert len(recorder.kernels) == 2, "a product, and what makes float32 of it"
+
+
+@pytest.mark.parametrize("aligned", [True, False])
+def test_products_of_rows_that_no_box_reaches_are_recorded(
+    aligned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads copy these rows."""
+    emulate_boxes(monkeypatch)
+    monkeypatch.setattr(boxes, "reaches", lambda address: aligned)
+    kernels, _ = recorded(FAMILIES["llama"], 1024)
+    sources = [str(each.source) for each in kernels]
+    assert sum("#define SHARING 1" in each for each in sources) == 8
+    assert sum("#define X_BOXES 1" in each for each in sources) == (8 if aligned else 0)
+    assert [len(_parameters(each)) for each in kernels] == [len(each.arguments) for each in kernels]
 
 
 def test_warpgroups_multiply_by_heads_from_16_rows_on() -> None:

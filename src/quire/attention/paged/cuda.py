@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from quire.attention.backend import Scoring
 from quire.attention.paged.tiles import score_numbers
+from quire.device.cuda.driver import Card
 from quire.device.gpu_kernels import Kernel, cuda_kernel, kernel_text
 
 LANES = 128  # threads of a thread block
@@ -20,6 +21,10 @@ each.
 """
 _MULTIPROCESSORS = 132
 """Multiprocessors of an H100 or H200."""
+_RESIDENT = 3
+"""Thread blocks of single rows that a multiprocessor runs at a time where that is the compiler's
+choice.
+"""
 
 VALUE_DIMS = (64, 128, 256, 512)
 """Sizes of values that kernels over coded blocks take."""
@@ -92,6 +97,10 @@ class Shape:
         than eight query heads in a tile a third block would get too few.
         """
         return None if self.value_dim <= 128 else 3 if self.part <= 8 else 2
+
+    def splits_at_once(self, card: Card) -> int:
+        """Return the most splits of one row whose thread blocks a card runs at a time."""
+        return max(1, card.multiprocessors * (self.resident or _RESIDENT) // self.blocks)
 
     def defines(self, tiles: int, *, split: bool) -> dict[str, int]:
         """Return the constants of the kernel's source."""

@@ -20,9 +20,14 @@ _DIMS = (64, 128, 256, 512)
 
 @dataclass(frozen=True, slots=True)
 class PromptTiles:
-    """Constants and launch of `prompts.cuh`."""
+    """Constants and launch of `prompts.cuh`.
+
+    Attributes:
+        in_boxes: whether keys and values lie where the card can copy boxes of them by itself.
+    """
 
     shape: Shape
+    in_boxes: bool = True
 
     threads: ClassVar[int] = 3 * 128
     """Two warpgroups that multiply, and one that copies."""
@@ -56,7 +61,7 @@ class PromptTiles:
     def box(self) -> int:
         """Number of keys of a block that the card copies at a time by itself; 0 if it does not."""
         found = gcd(self.keys, self.shape.block_size)
-        return found if found % 8 == 0 else 0
+        return found if self.in_boxes and found % 8 == 0 else 0
 
     @property
     def maps(self) -> tuple[mx.array, mx.array]:

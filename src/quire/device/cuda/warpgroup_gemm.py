@@ -86,6 +86,7 @@ class WarpgroupGemm:
         sharing: whether thread blocks have equal shares of all tiles' columns, and add up what they
             have of one tile. They need memory for that: see `sums` and `flags`.
         layout: of the rows that it reads: interleaved if `takes_interleaved`; None for plain rows.
+        in_boxes: whether x lies where the card can copy boxes of it by itself.
     """
 
     inputs: int
@@ -100,6 +101,7 @@ class WarpgroupGemm:
     tile: int = 64
     sharing: bool = False
     layout: RowLayout | None = None
+    in_boxes: bool = True
 
     source: ClassVar[str] = "warpgroup_gemm.cuh"
 
@@ -245,7 +247,7 @@ def copies_boxes(gemm: WarpgroupGemm) -> bool:
     """Return whether the card copies tiles of x by itself. Then there are as many rows in memory as
     the GEMM is launched for.
     """
-    shares = gemm.sharing and gemm.rows >= _FEWEST_IN_BOXES
+    shares = gemm.in_boxes and gemm.sharing and gemm.rows >= _FEWEST_IN_BOXES
     return shares and not gemm.experts and gemm.rows % gemm.cut.rows == 0
 
 

@@ -7,6 +7,7 @@ step; a kernel is launched for the rows that its graph was recorded for.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -69,6 +70,7 @@ def source_text(
 
 def attend(
     shape: paged.Shape,
+    card: Card,
     *,
     ordered: bool = False,
     most_tiles: int = 0,
@@ -93,7 +95,7 @@ def attend(
     stride = shape.key_dim if value_in_key else shape.value_dim
     more = {"READY": "wait_for_others()", "ORDERED": int(ordered), "V_STRIDE": stride}
     more |= {"MOST_TILES": most_tiles, "STORES_DIGITS": int(stores_digits)}
-    more["ROW_BLOCKS"] = shape.blocks
+    more["SPLITS_AT_ONCE"] = shape.splits_at_once(card)
     defines: Mapping[str, object] = {**shape.defines(1, split=True), **more}
     head = digits_head(stores_digits) + "".join(map(paged.source, ("tensor", "warps", "units")))
     return source_text(
@@ -149,12 +151,19 @@ class PromptKernel(NamedTuple):
     maps: tuple[mx.array, ...] = ()
 
 
-def attend_many(shape: paged.Shape, card: Card, *, value_in_key: bool) -> PromptKernel:
-    """Return the kernel of attention of several rows of a sequence."""
+def attend_many(
+    shape: paged.Shape, card: Card, *, value_in_key: bool, in_boxes: bool
+) -> PromptKernel:
+    """Return the kernel of attention of several rows of a sequence.
+
+    Args:
+        in_boxes: see `PromptTiles`.
+    """
     tiles = prompt_tiles(shape, card, value_in_key=value_in_key)
     if tiles is None:
         source = attend_tiles(shape, value_in_key=value_in_key)
         return PromptKernel(source, paged.LANES, paged.shared_memory(shape, shape.many_tiles))
+    tiles = replace(tiles, in_boxes=in_boxes)
     source = attend_prompts(tiles)
     return PromptKernel(source, tiles.threads, tiles.shared, piece=tiles.piece, maps=tiles.maps)
 
@@ -174,7 +183,12 @@ def attend_prompts(tiles: PromptTiles) -> str:
 
 
 def combine(
-    shape: paged.Shape, splits: int, *, tiles_are_made: bool = False, stores_digits: bool = False
+    shape: paged.Shape,
+    splits: int,
+    card: Card,
+    *,
+    tiles_are_made: bool = False,
+    stores_digits: bool = False,
 ) -> str:
     """Return the source that combines splits.
 
@@ -199,7 +213,7 @@ def combine(
     head = digits_head(stores_digits) + paged.source("units") + paged.source("splits")
     place = f"((size_t)tile[0] * {shape.heads} + blockIdx.x % {shape.heads})"
     defines = {**joined_defines(shape), "PLACE": place, "STORES_DIGITS": int(stores_digits)}
-    defines["ROW_BLOCKS"] = shape.blocks
+    defines["SPLITS_AT_ONCE"] = shape.splits_at_once(card)
     return source_text(parameters, body, paged.LANES, defines=defines, head=head)
 
 

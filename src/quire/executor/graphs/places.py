@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import mlx.core as mx
 
+from quire.device.cuda import boxes
 from quire.device.cuda.row_layout import RowLayout
+from quire.device.cuda.warpgroup_gemm import WarpgroupGemm, copies_boxes
 from quire.device.cuda.wide_gemm import WideGemm
 from quire.executor.graphs.operands import PARTS, Part, UnsupportedNode, row_width
 from quire.executor.graphs.products.product_kernels import Gemm
@@ -250,7 +252,8 @@ class ValueRecording:
         )
 
     def _fitting(self, gemm: Gemm, x: int | None = None) -> Gemm:
-        """Return a product that reads the rows of `x` in its layout, if they were written so.
+        """Return a product that reads the rows of `x` in its layout, if they were written so, and
+        in boxes only if the card can copy these by itself.
 
         Raises:
             UnsupportedNode: the card has too little shared memory for it.
@@ -258,6 +261,8 @@ class ValueRecording:
         layout = layout_for(gemm)
         if x is not None and layout and (self._uses.source(x), layout) in self._laid_out:
             gemm = with_layout(gemm, layout)
+        if isinstance(gemm, WarpgroupGemm) and copies_boxes(gemm) and x is not None:
+            gemm = replace(gemm, in_boxes=boxes.reaches(self._place(x).address))
         if not gemm.fits:
             shared = self._recorder.card.shared
             raise UnsupportedNode(

@@ -20,7 +20,7 @@ from quire.device.weights import Packing
 from quire.executor.graphs import device_memory
 from quire.executor.graphs.attention.workspaces import Workspaces
 from quire.executor.graphs.layout import InputLayout
-from quire.executor.graphs.operands import ProductMatrix, UnsupportedNode
+from quire.executor.graphs.operands import ProductMatrix
 from quire.executor.graphs.products.product_kernels import Gemm
 
 EXPERT_TILE = 8
@@ -350,9 +350,6 @@ class Recorder:
 
         Args:
             arguments: the first two are the number of rows and the rows.
-
-        Raises:
-            UnsupportedNode: see `box_map`.
         """
         sums: list[Buffer] = []
         if isinstance(gemm, WarpgroupGemm) and gemm.sharing:
@@ -360,8 +357,7 @@ class Recorder:
             flags = self.constant(mx.zeros((gemm.flags(grid[0]),), mx.uint32))
             arguments = [*arguments, sums[0].address, flags]
             if copies_boxes(gemm):
-                made = boxes.memory_map(gemm.inputs, gemm.cut.rows)
-                arguments.append(box_map(self, made, arguments[1:2]))
+                arguments.append(self.constant(boxes.memory_map(gemm.inputs, gemm.cut.rows)))
         self.add(
             source,
             grid,
@@ -423,14 +419,3 @@ class Recorder:
 
 def _address_table(addresses: Sequence[int]) -> mx.array:
     return in_device_memory(mx.array(np.array(addresses, np.int64)))
-
-
-def box_map(recorder: Recorder, made: mx.array, matrices: Iterable[int]) -> int:
-    """Return the address of a map from `memory_map`, by which these matrices are copied.
-
-    Raises:
-        UnsupportedNode: the map does not reach one of them.
-    """
-    if not all(map(boxes.reaches, matrices)):
-        raise UnsupportedNode(f"matrices that lie at no multiple of {boxes.BASE} bytes")
-    return recorder.constant(made)

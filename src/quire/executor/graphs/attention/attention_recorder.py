@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from quire.attention.paged import cuda as paged
+from quire.device.cuda import boxes
 from quire.executor.graphs import kernels
 from quire.executor.graphs.attention.chosen_keys import COPYING_THREADS, ChosenKeys, blocks_of_row
 from quire.executor.graphs.attention.layer_attention import LayerAttention
 from quire.executor.graphs.layout import GroupInputs
-from quire.executor.graphs.recorder import Buffer, Recorder, box_map
+from quire.executor.graphs.recorder import Buffer, Recorder
 
 _INVARIANT_ROWS = 8
 """Number of rows that decides how keys are split in batch-invariant graphs of any size."""
@@ -153,6 +154,7 @@ class AttentionRecorder:
         few = self.has_tiles and recorder.max_rows >= _MOSTLY_PROMPTS
         source = kernels.attend(
             shape,
+            recorder.card,
             ordered=self.has_tiles,
             most_tiles=recorder.inputs.max_rows if few else 0,
             value_in_key=self.layer.value_in_key,
@@ -170,7 +172,7 @@ class AttentionRecorder:
         )
         if parts:
             combine = kernels.combine(
-                shape, splits, tiles_are_made=made, stores_digits=stores_digits
+                shape, splits, recorder.card, tiles_are_made=made, stores_digits=stores_digits
             )
             self.add_up(parts, combine, given=[rows.tiles], after=rows.written)
 
@@ -186,13 +188,18 @@ class AttentionRecorder:
         arguments = [self.q.address, *arrays, tiles, self.table]
         arguments += [self.inputs.visible, self.numbers, *self.ending]
         tiling = recorder.inputs.tilings[self.group]
-        kernel = kernels.attend_many(shape, recorder.card, value_in_key=self.layer.value_in_key)
+        kernel = kernels.attend_many(
+            shape,
+            recorder.card,
+            value_in_key=self.layer.value_in_key,
+            in_boxes=all(map(boxes.reaches, arrays)),
+        )
         sums = list[Buffer]()
         if kernel.piece:
             count = max(1, shape.blocks * tiling.most_shared)
             sums.append(recorder.buffer(kernel.piece * count, [self.q]))
             arguments += [sums[0].address, recorder.constant(mx.zeros((count,), mx.int32))]
-            arguments += [box_map(recorder, made, arrays) for made in kernel.maps]
+            arguments += map(recorder.constant, kernel.maps)
         self.add(
             kernel.source,
             (tiling.room(recorder.max_rows), shape.blocks, 1),
