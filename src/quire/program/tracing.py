@@ -18,7 +18,7 @@ from quire.device.rotation import Rotate
 from quire.device.weights import ExpertMatrices, GatedExperts, PackedWeight, PlainExperts
 from quire.models.base import ForwardContext, LanguageModel
 from quire.models.media_rows import MediaRows
-from quire.program.values import Weight
+from quire.program.values import Program, Weight
 
 Output = tuple[tuple[int, ...], mx.Dtype]
 
@@ -246,6 +246,26 @@ class Variant:
             for level in range(self.levels):
                 made[f"media.{level}"] = mx.zeros((rows, self.media), dtype=self.dtype)
         return made
+
+
+def position_axes(program: Program) -> int:
+    """Return the axes of positions as a program declares them; see `Variant`."""
+    _, *axes = program.values[program.fields["positions"]].shape
+    return axes[0] if axes and isinstance(axes[0], int) else 0
+
+
+def declared_positions(positions: mx.array, axes: int) -> mx.array:
+    """Return a step's positions as a program with so many axes declares them: int32 `[T]`, or
+    float32 `[T, axes]`.
+
+    Args:
+        positions: `[T]`, the same in each axis, or `[axes, T]`; if the program has none, all axes
+            must agree.
+    """
+    if not axes:
+        return (positions[0] if positions.ndim > 1 else positions).astype(mx.int32)
+    rows = positions.shape[-1]
+    return mx.broadcast_to(positions.T.reshape(rows, -1).astype(mx.float32), (rows, axes))
 
 
 class TracedStep(ForwardContext):

@@ -42,7 +42,8 @@ from quire.executor.graphs.step_graphs import Addresses, RecordedStep, StepGraph
 from quire.executor.inputs import FlatRows
 from quire.program.low_rank import NUMBERS
 from quire.program.trace import HIDDEN, StepPrograms
-from quire.program.values import Node, Program, Value, bound
+from quire.program.tracing import position_axes
+from quire.program.values import Node, Program, Value
 from quire.program.wanted_rows import FIELD as WANTED_ROWS
 
 log = logging.getLogger("quire.engine")
@@ -105,8 +106,7 @@ class GraphCache:
         runner = DeviceRunner(self._compiler, extension)
         least = None if batch_invariant else least_library_rows(programs.body)
         self.library = None if least is None else open_library(runner, card(), least)
-        positions = programs.body.values[programs.body.fields["positions"]].shape
-        self._axes = bound(positions, {"T": 1})[1] if len(positions) > 1 else 0
+        self._axes = position_axes(programs.body)
         hidden = programs.body.values[programs.body.outputs[0]]
         self.hidden = _rows_of(hidden)
         self._read = {

@@ -236,14 +236,10 @@ def step_numbers(
     prompts = {number: PromptRows.of(each) if coded else None for number, each in found.items()}
     tables = [each.block_table for each in found.values()]
     tables += [each.table for each in prompts.values() if each is not None]
-    if sum(map(len, tables)) > memory.entries:
+    entries = sum(map(len, tables))
+    if entries > memory.entries:
         return None
-    inputs = step_type(memory.max_rows, len(layout.groups), memory.axes)
-    start = 0 if tokens is None else memory.max_rows
-    first = start + inputs.itemsize // 4
-    numbers = np.zeros(first + sum(map(len, tables)), np.int32)
-    numbers[: len(tokens or ())] = tokens or ()
-    step: StepRecord = np.ndarray(1, inputs, numbers, offset=4 * start)
+    step, numbers = _empty_step(memory, layout, tokens, entries=entries)
     step["rows"][0, 0] = count = sum(each.count for each in rows)
     if memory.tilings:
         _write_wanted(step, range(count) if wanted is None else wanted)
@@ -255,8 +251,23 @@ def step_numbers(
         return None
     if not _write_groups(step, memory, found, prompts=prompts, max_rows=max_rows):
         return None
-    numbers[first:] = np.concatenate(tables) if tables else ()
+    if tables:
+        np.concatenate(tables, out=numbers[len(numbers) - entries :])
     return numbers
+
+
+def _empty_step(
+    memory: InputLayout, layout: KVLayout, tokens: Sequence[int] | None, entries: int
+) -> tuple[StepRecord, Ints]:
+    """Return the record of a step's inputs, to be filled, and its memory, which has the tokens, if
+    they are given, before it, and room for block table entries behind it.
+    """
+    inputs = step_type(memory.max_rows, len(layout.groups), memory.axes)
+    start = 0 if tokens is None else memory.max_rows
+    numbers = np.zeros(start + inputs.itemsize // 4 + entries, np.int32)
+    if tokens is not None:
+        numbers[: len(tokens)] = tokens
+    return np.ndarray(1, inputs, numbers, offset=4 * start), numbers
 
 
 def _write_groups(

@@ -29,6 +29,7 @@ from quire.executor.kept_states import KeptStates
 from quire.program.low_rank import NUMBERS
 from quire.program.replay import run_node
 from quire.program.trace import HIDDEN
+from quire.program.tracing import declared_positions, position_axes
 from quire.program.values import Node, Program, bound
 
 log = logging.getLogger("quire.engine")
@@ -219,17 +220,20 @@ class StepCheck:
 
     def _differing_input(self, layout: InputLayout) -> str | None:
         """Return which of the rows' tokens and positions differ from the step's, if any do: nodes
-        that read them agree on both sides. Positions without axes are the same in each.
+        that read them agree on both sides.
         """
         tokens, rows = self._inputs.tokens, len(self._inputs.tokens)
         pairs = {
             "tokens": (layout.array(layout.tokens)[:rows], tokens),
-            "positions": (layout.positions_of(rows), self._inputs.positions.T),
+            "positions": (
+                layout.positions_of(rows),
+                declared_positions(self._inputs.positions, layout.axes),
+            ),
         }
         differing = [
             name
             for name, (found, expected) in pairs.items()
-            if not mx.all(found.reshape(rows, -1) == expected.reshape(rows, -1)).item()
+            if not mx.array_equal(found, expected).item()
         ]
         return f"other {' and '.join(differing)}" if differing else None
 
@@ -340,7 +344,8 @@ def replayed(program: Program, inputs: FlatRows) -> mx.array:
 
 def _fields(program: Program, inputs: FlatRows, rows: int) -> dict[str, mx.array]:
     """Return a step's inputs by the names that programs have for them."""
-    found = {"tokens": inputs.tokens}
+    positions = declared_positions(inputs.positions, position_axes(program))
+    found = {"tokens": inputs.tokens, "positions": positions}
     if inputs.adapted is not None:
         found[NUMBERS] = inputs.adapted.numbers
     if inputs.hidden is not None:
@@ -351,10 +356,5 @@ def _fields(program: Program, inputs: FlatRows, rows: int) -> dict[str, mx.array
     sizes = dict.fromkeys(program.symbols, rows)
     for name in program.fields.keys() - found.keys():
         value = program.values[program.fields[name]]
-        shape = bound(value.shape, sizes)
-        if name == "positions":  # those without axes are the same in each
-            own = inputs.positions.T.reshape(rows, *((-1,) * (len(shape) - 1)))
-            found[name] = mx.broadcast_to(own.astype(value.dtype), shape)
-        else:
-            found[name] = mx.zeros(shape, value.dtype)
+        found[name] = mx.zeros(bound(value.shape, sizes), value.dtype)
     return found
