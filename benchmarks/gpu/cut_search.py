@@ -19,12 +19,13 @@ from typing import Any
 from unittest.mock import patch
 
 import mlx.core as mx
-from lone_step import Clock, LoneStep, Part, by_kind
+from lone_step import LoneStep, Part, by_kind, microseconds
 from shapes import SHAPES
 
 from quire.device.cuda import skinny_gemm
 from quire.device.cuda.driver import Graph
 from quire.device.cuda.skinny_gemm import Cut, SkinnyGemm
+from quire.device.cuda.timing import graph_microseconds
 from quire.executor.graphs import device_memory
 from quire.executor.graphs.recorder import Buffer, Kernel, Recorder
 
@@ -78,8 +79,8 @@ class Search:
         best: cuts other than the step's own, by kind of product.
     """
 
-    def __init__(self, step: SearchedStep, clock: Clock, seconds: float) -> None:
-        self._step, self._clock = step, clock
+    def __init__(self, step: SearchedStep, seconds: float) -> None:
+        self._step = step
         self._end = time.monotonic() + seconds
         self._kernels = [part.kernel for part in step.parts]
         kinds = by_kind(step.parts)
@@ -134,11 +135,10 @@ class Search:
 
     def _ratio(self, best: Graph, other: Graph, rounds: int = ROUNDS) -> float:
         """Return the other's time over that of the best, each launched in turns."""
-        self._clock.launch(other, 2)
         ratios = list[float]()
         for number in range(rounds):
             pair = (best, other) if number % 2 else (other, best)
-            took = {id(each): self._clock.took(each, LAUNCHES) for each in pair}
+            took = {id(each): graph_microseconds(each, LAUNCHES) for each in pair}
             ratios.append(took[id(other)] / took[id(best)])
             if number >= LEAST_ROUNDS - 1 and statistics.median(ratios) > GIVEN_UP:
                 break
@@ -174,7 +174,7 @@ class Search:
     def result(self) -> dict[str, Any]:
         ratio = self._ratio(self._own, self._graph, rounds=3 * ROUNDS)
         return {
-            "us": [self._clock.microseconds(each) for each in (self._own, self._graph)],
+            "us": [microseconds(each) for each in (self._own, self._graph)],
             "best over its own": round(ratio, 4),
             "own": {kind: _cut_of(self._kernels[own[0]]) for kind, own in self._numbers.items()},
             "best": self.best,
@@ -198,7 +198,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=90, help="of the search")
     asked = parser.parse_args()
     step = SearchedStep.of_shape(asked.shape, asked.folder, asked.rows)
-    search = Search(step, Clock(), asked.seconds)
+    search = Search(step, asked.seconds)
     better = True
     while better and not search.is_over:
         better = False

@@ -34,12 +34,14 @@ import numpy as np
 from shapes import SHAPES, write
 from step_kernels import named
 
+from quire.cache.blocks import PoolKey, Resize
 from quire.cache.specs import KVLayout
 from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.device.cuda import driver, skinny_gemm
 from quire.device.cuda.driver import Graph, driver_call
 from quire.device.cuda.skinny_gemm import Cut, SkinnyGemm
+from quire.device.cuda.timing import graph_microseconds
 from quire.device.device import open_device
 from quire.executor.factory import open_pools
 from quire.executor.graphs.graph_cache import GraphCache
@@ -115,37 +117,16 @@ class Part(NamedTuple):
     bytes: int
 
 
-class Clock:
-    """Launches graphs on a stream of its own, and times them by events."""
+def microseconds(graph: Graph) -> float:
+    """Return the median time of a launch among others."""
+    found = [graph_microseconds(graph, REPEATS) for _ in range(ROUNDS)]
+    return round(statistics.median(found), 2)
 
-    def __init__(self) -> None:
-        self._stream, self._events = ctypes.c_void_p(), [ctypes.c_void_p(), ctypes.c_void_p()]
-        driver_call("cuStreamCreate", ctypes.byref(self._stream), 1)
-        for event in self._events:
-            driver_call("cuEventCreate", ctypes.byref(event), 0)
 
-    def launch(self, graph: Graph, count: int = 1) -> None:
-        for _ in range(count):
-            driver_call("cuGraphLaunch", ctypes.c_void_p(graph.handle), self._stream)
-
-    def wait(self) -> None:
-        driver_call("cuStreamSynchronize", self._stream)
-
-    def took(self, graph: Graph, count: int) -> float:
-        """Return the microseconds of so many launches."""
-        driver_call("cuEventRecord", self._events[0], self._stream)
-        self.launch(graph, count)
-        driver_call("cuEventRecord", self._events[1], self._stream)
-        self.wait()
-        took = ctypes.c_float()
-        driver_call("cuEventElapsedTime", ctypes.byref(took), *self._events)
-        return took.value * 1e3
-
-    def microseconds(self, graph: Graph) -> float:
-        """Return the median time of a launch among others."""
-        self.launch(graph, 3)
-        found = [self.took(graph, REPEATS) / REPEATS for _ in range(ROUNDS)]
-        return round(statistics.median(found), 2)
+def launched(graph: Graph) -> None:
+    """Launch a graph once, and wait for it."""
+    driver_call("cuGraphLaunch", ctypes.c_void_p(graph.handle), None)
+    driver_call("cuCtxSynchronize")
 
 
 class LoneStep:
@@ -169,12 +150,11 @@ class LoneStep:
             raise SystemExit("no step of this model is recorded here")
         self.cache: GraphCache = graphs._cache
         self.rows, blocks = rows, CONTEXT // config.block_size + 1
-        for number in range(len(layout.groups)):
-            pool = pools.kv(number, PLAIN)
-            pool.resize(rows * blocks, (), tails=False)
-            drawn = [mx.random.normal(each.shape).astype(each.dtype) for each in pool.arrays()]
-            pool.replace(iter(drawn))
-            mx.eval(pool.arrays())
+        for group in layout.groups:
+            count = rows * blocks if group.spec.recurrent is None else rows
+            pools.resize(Resize(PoolKey(group.index, PLAIN), count))
+        pools.replace(map(drawn_like, pools.arrays()))
+        mx.eval(pools.arrays())
         pointer = self.cache._extension.pointer
         weights = named_parameters(loaded.model).values()
         self.weights = {pointer(each): each for each in weights}
@@ -207,7 +187,9 @@ class LoneStep:
         tokens = [17 + n for n in range(self.rows)]
         sequences = []
         for n, token in enumerate(tokens):
-            ids = BlockIds(array("i", range(n * blocks, (n + 1) * blocks)), blocks)
+            own = BlockIds(array("i", range(n * blocks, (n + 1) * blocks)), blocks)
+            slot = BlockIds(array("i", [n]), 1)
+            tables = [own if each.spec.recurrent is None else slot for each in layout.groups]
             sequences.append(
                 ScheduledSequence(
                     id=str(n),
@@ -217,7 +199,7 @@ class LoneStep:
                     count=1,
                     tokens=array("i", [token]),
                     positions=range(CONTEXT, CONTEXT + 1),
-                    placement=KVPlacement((ids,) * len(layout.groups), {}),
+                    placement=KVPlacement(tuple(tables)),
                 )
             )
         inputs, rows = self.cache.inputs(self.rows), self.rows
@@ -311,6 +293,13 @@ class LoneStep:
         return found
 
 
+def drawn_like(array: mx.array) -> mx.array:
+    """Return random numbers; zeros in place of integers, which count what waits beside states."""
+    if not mx.issubdtype(array.dtype, mx.floating):
+        return mx.zeros_like(array)
+    return mx.random.normal(array.shape).astype(array.dtype)
+
+
 def simple(parameters: Sequence[str], body: Sequence[str], threads: int) -> str:
     """Return the source of a kernel of this benchmark."""
     head = f'extern "C" __global__ void __launch_bounds__({threads})'
@@ -368,30 +357,30 @@ def by_kind(parts: Sequence[Part]) -> Mapping[str, list[int]]:
     return found
 
 
-def kinds(step: LoneStep, clock: Clock, whole: float) -> list[dict[str, Any]]:
+def kinds(step: LoneStep, whole: float) -> list[dict[str, Any]]:
     """Time each kind of kernel alone, and the step without it."""
     kernels, rows = [part.kernel for part in step.parts], []
     for kind, numbers in by_kind(step.parts).items():
         own = set(numbers)
         gone = [number in own for number in range(len(kernels))]
         row: dict[str, Any] = {"kind": kind, "count": len(numbers)}
-        alone = clock.microseconds(step.graph(in_a_chain([kernels[n] for n in numbers])))
+        alone = microseconds(step.graph(in_a_chain([kernels[n] for n in numbers])))
         row["alone, us each"] = round(alone / len(numbers), 2)
         read = sum(step.parts[n].bytes for n in numbers)
         if read:
             row["MB each"] = round(read / len(numbers) / 1e6, 2)
             row["alone, GB/s"] = round(read / alone / 1e3)
-        left = clock.microseconds(step.graph(without(kernels, gone)))
+        left = microseconds(step.graph(without(kernels, gone)))
         row["step without, us less each"] = round((whole - left) / len(numbers), 2)
         some = [waiting(each) if out else each for each, out in zip(kernels, gone, strict=True)]
-        empty = clock.microseconds(step.graph(some))
+        empty = microseconds(step.graph(some))
         row["emptied, us less each"] = round((whole - empty) / len(numbers), 2)
         rows.append(row)
         print(row, flush=True)
     return rows
 
 
-def chains(step: LoneStep, clock: Clock) -> dict[str, float]:
+def chains(step: LoneStep) -> dict[str, float]:
     """Time chains of kernels that compute nothing."""
     kernels = [part.kernel for part in step.parts]
     products = [part for part in step.parts if part.bytes]
@@ -411,28 +400,28 @@ def chains(step: LoneStep, clock: Clock) -> dict[str, float]:
             for part in step.parts
         ]
         made[f"read {'before' if early else 'after'} waiting, others empty"] = in_a_chain(both)
-    found = {name: clock.microseconds(step.graph(each)) for name, each in made.items()}
-    found["products alone, chained"] = clock.microseconds(
+    found = {name: microseconds(step.graph(each)) for name, each in made.items()}
+    found["products alone, chained"] = microseconds(
         step.graph(in_a_chain([part.kernel for part in products]))
     )
     return found
 
 
-def orders(step: LoneStep, clock: Clock) -> dict[str, Any]:
+def orders(step: LoneStep) -> dict[str, Any]:
     """Time the step with other dependencies, and compare its logits."""
     kernels = [part.kernel for part in step.parts]
     with patch.object(driver, "_capability", lambda: 80):
         one_by_one = step.graph(kernels)
-    found: dict[str, Any] = {"no kernel starts early": clock.microseconds(one_by_one)}
+    found: dict[str, Any] = {"no kernel starts early": microseconds(one_by_one)}
     expected = step.logits()
     for name, own in (("as it is", kernels), ("in a chain", in_a_chain(kernels))):
-        took = clock.microseconds(step.graph(own))
+        took = microseconds(step.graph(own))
         found[name] = {"us": took, "same bits": bool((step.logits() == expected).all())}
     print(found, flush=True)
     return found
 
 
-def triggers(step: LoneStep, clock: Clock, whole: float) -> list[dict[str, Any]]:
+def triggers(step: LoneStep, whole: float) -> list[dict[str, Any]]:
     """Time the step in which one kind of kernel lets others start later, by microseconds each."""
     kernels, rows = [part.kernel for part in step.parts], []
 
@@ -463,14 +452,14 @@ def triggers(step: LoneStep, clock: Clock, whole: float) -> list[dict[str, Any]]
             other = list(kernels)
             for n in numbers:
                 other[n] = replace(kernels[n], source=changed)
-            took = clock.microseconds(step.graph(other))
+            took = microseconds(step.graph(other))
             row[name] = round((whole - took) / len(numbers), 2)
         rows.append(row)
         print(row, flush=True)
     return rows
 
 
-def stamped(step: LoneStep, clock: Clock) -> list[dict[str, Any]]:
+def stamped(step: LoneStep) -> list[dict[str, Any]]:
     """Return, by kind, what the card's clock says of a kernel's stages, in microseconds."""
     count = len(step.parts)
     memory = mx.zeros((count, 8), mx.uint64)
@@ -502,16 +491,14 @@ def stamped(step: LoneStep, clock: Clock) -> list[dict[str, Any]]:
         kernels.append(replace(part.kernel, source=source, arguments=arguments))
     step.compile([each.source for each in kernels])
     graph = step.graph(kernels)
-    clock.launch(graph, 3)
-    clock.wait()
+    launched(graph)
     start = np.array([[2**63, 2**63, 0, 0, 0, 0, 0, 0]] * count, np.uint64)
     sums: dict[str, list[list[float]]] = defaultdict(list)
     wholes = []
     for _ in range(STAMPED):
         place = ctypes.c_uint64(base)
         driver_call("cuMemcpyHtoD_v2", place, start.tobytes(), ctypes.c_size_t(start.nbytes))
-        clock.launch(graph)
-        clock.wait()
+        launched(graph)
         found = np.zeros((count, 8), np.uint64)
         driver_call(
             "cuMemcpyDtoH_v2",
@@ -541,7 +528,7 @@ def stamped(step: LoneStep, clock: Clock) -> list[dict[str, Any]]:
     return rows
 
 
-def cuts(step: LoneStep, clock: Clock, whole: float) -> list[dict[str, Any]]:
+def cuts(step: LoneStep, whole: float) -> list[dict[str, Any]]:
     """Time the step with another cut of one kind of product."""
     made = {cut: step.with_cut(cut) for cut in CUTS}
     step.compile([part.kernel.source for parts in made.values() for part in parts])
@@ -560,7 +547,7 @@ def cuts(step: LoneStep, clock: Clock, whole: float) -> list[dict[str, Any]]:
                 own = parts[n].kernel
                 # Buffers are others in another recording: the step's own arguments.
                 other[n] = replace(own, arguments=kernels[n].arguments, after=kernels[n].after)
-            saved = (whole - clock.microseconds(step.graph(other))) / len(numbers)
+            saved = (whole - microseconds(step.graph(other))) / len(numbers)
             found.append((round(saved, 2), cut))
         best = sorted(found, reverse=True)
         rows.append({"kind": kind, "us less each": [(saved, *cut) for saved, cut in best]})
@@ -579,9 +566,8 @@ def main() -> None:
     parser.add_argument("--brief", action="store_true", help="no chains, no kernels left out")
     asked = parser.parse_args()
     step = LoneStep.of_shape(asked.shape, asked.folder, asked.rows, asked.layers)
-    clock = Clock()
     graph = step.graph([part.kernel for part in step.parts])
-    whole = clock.microseconds(graph)
+    whole = microseconds(graph)
     found: dict[str, Any] = {
         "shape": asked.shape,
         "rows": asked.rows,
@@ -596,15 +582,15 @@ def main() -> None:
         found[name] = measured()
         asked.out.write_text(json.dumps(found, indent=1))
 
-    add("orders", lambda: orders(step, clock))
-    add("stamps", lambda: stamped(step, clock))
-    add("triggers", lambda: triggers(step, clock, whole))
+    add("orders", lambda: orders(step))
+    add("stamps", lambda: stamped(step))
+    add("triggers", lambda: triggers(step, whole))
     if asked.cuts:
-        add("cuts", lambda: cuts(step, clock, whole))
+        add("cuts", lambda: cuts(step, whole))
     if not asked.brief:
-        add("chains", lambda: chains(step, clock))
+        add("chains", lambda: chains(step))
         print(found["chains"], flush=True)
-        add("kinds", lambda: kinds(step, clock, whole))
+        add("kinds", lambda: kinds(step, whole))
 
 
 if __name__ == "__main__":
