@@ -123,6 +123,7 @@ def test_a_second_signal_ends_answers_with_an_error(tmp_path: Path) -> None:
         assert flight.answer.error is not None
         assert "shutting down" in flight.answer.error["message"]
         lines = child.log.read_text().splitlines()
+    assert "quire: 1 answer did not finish: ended with an error" in lines
     assert len(lines) < 8, lines
     assert not any("Traceback" in line for line in lines)
 

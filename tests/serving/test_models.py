@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from dataclasses import dataclass, field
 from functools import cache
@@ -102,7 +103,7 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def test_concurrent_requests_load_a_model_once() -> None:
+def test_concurrent_requests_load_a_model_once(caplog: pytest.LogCaptureFixture) -> None:
     async def check() -> None:
         house = House()
         models = house.models("a", "b")
@@ -116,7 +117,9 @@ def test_concurrent_requests_load_a_model_once() -> None:
         await models.close()
         assert not house.there
 
-    virtual_time.run(check())
+    with caplog.at_level(logging.INFO, "quire.models"):
+        virtual_time.run(check())
+    assert caplog.messages == [f"loaded b in {LOAD_S:.1f} s"]
 
 
 def test_a_cancelled_request_does_not_stop_a_shared_load() -> None:

@@ -108,8 +108,9 @@ class StoppingServer(uvicorn.Server):
         self.should_exit = True
         text = "stopping"
         if count := len(self.server_state.tasks):
-            answers = "1 answer has" if count == 1 else f"{count} answers have"
-            text += f": {answers} {self._grace_s:g} s to finish; press Ctrl-C again to stop now"
+            have = "has" if count == 1 else "have"
+            text += f": {_answers(count)} {have} {self._grace_s:g} s to finish; "
+            text += "press Ctrl-C again to stop now"
         _say(text)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -124,13 +125,17 @@ class StoppingServer(uvicorn.Server):
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._now.wait(), self._grace_s)
         if count := len(self.server_state.tasks):
-            _say(f"ending {count} with an error")
+            _say(f"{_answers(count)} did not finish: ended with an error")
         closing = asyncio.create_task(self._models.close())
         await asyncio.sleep(_LAST_WRITES_S)
         for connection in list(self.server_state.connections):
             if (transport := getattr(connection, "transport", None)) is not None:
                 transport.abort()  # its reader does not read
         await closing
+
+
+def _answers(count: int) -> str:
+    return "1 answer" if count == 1 else f"{count} answers"
 
 
 def _say(text: str) -> None:

@@ -216,12 +216,15 @@ class Models:
         """Load a model. Unload others to make room, as long as there are any."""
         room = Room(model, self._models, evictions=self._evictions, memory=self._memory, turn=turn)
         engine = await room.config()
+        now = asyncio.get_running_loop().time
+        started = now()
         while model.loaded is None:
             config = replace(model.config, engine=engine)
             try:
                 model.loaded = await self._opener(config, model.show_progress, room.make)
             except NoRoom as error:  # it needs more than its engine had asked for
                 engine = await room.make(error)
+        log.info("loaded %s in %.1f s", model.name, now() - started)
         if self._observer is not None:
             model.observe(self._observer)
         model.problem, model.idle_unload_s = None, model.config.idle_unload_s

@@ -116,7 +116,7 @@ def check_exposure(config: ServerConfig, *, allow_anyone: bool) -> None:
         return
     raise QuireError(
         f"Binding {config.host} lets other machines connect, and no API key is set. "
-        "Set --api-key, or add --allow-anyone to serve everybody without a key."
+        "Set --api-key-file, or add --allow-anyone to serve everybody without a key."
     )
 
 
