@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
@@ -212,6 +212,26 @@ class ImageProcessor(MediaProcessor):
         Raises:
             RequestError: the picture cannot be resized to a size that the model takes.
         """
+
+
+OpenImages = Callable[[Values, Values], ImageProcessor]
+"""Opens an image processor from the processor's settings and the model's configuration."""
+
+
+def open_by_model(openers: Mapping[str, OpenImages]) -> OpenImages:
+    """Return a function that opens the processor of the model's `model_type`.
+
+    It is for settings that name the same processor for models whose pictures are prepared in
+    different ways. It raises `ModelError` if the `model_type` is unknown.
+    """
+
+    def open(settings: Values, config: Values) -> ImageProcessor:
+        opener = openers.get(str(config.value("model_type")))
+        if opener is None:
+            raise config.error("model_type", f"whose pictures are not known (known: {[*openers]})")
+        return opener(settings, config)
+
+    return open
 
 
 class WholeImageProcessor(ImageProcessor):

@@ -14,7 +14,12 @@ import PIL.Image
 
 from quire.core.media import CLIP_COLOURS, MediaItem
 from quire.core.values import Values
-from quire.media.processors.base import Placeholders, WholeImageProcessor, check_pixels
+from quire.media.processors.base import (
+    Placeholders,
+    WholeImageProcessor,
+    check_pixels,
+    open_by_model,
+)
 from quire.media.processors.qwen import LOW_DETAIL, check_stretch, patches, resized
 from quire.media.processors.tiles import check_room, side_of
 from quire.media.source import Detail
@@ -111,21 +116,11 @@ class LightOnImageProcessor(PixtralImageProcessor):
         return super().open(settings, config)
 
 
-_BY_MODEL: dict[str, type[PixtralImageProcessor]] = {
-    "lighton_ocr": LightOnImageProcessor,
-    "llava": Pixtral12BImageProcessor,
-    "mistral3": PixtralImageProcessor,
-}
-"""Processors by `model_type`; the settings of all these models name the same processor."""
-
-
-def open_pixtral(settings: Values, config: Values) -> PixtralImageProcessor:
-    """Open the processor of a model whose settings name Pixtral's.
-
-    Raises:
-        ModelError: as `PixtralImageProcessor.open`, or the `model_type` is unknown.
-    """
-    kind = _BY_MODEL.get(str(config.value("model_type")))
-    if kind is None:
-        raise config.error("model_type", f"whose pictures are not known (known: {[*_BY_MODEL]})")
-    return kind.open(settings, config)
+open_pixtral = open_by_model(
+    {
+        "lighton_ocr": LightOnImageProcessor.open,
+        "llava": Pixtral12BImageProcessor.open,
+        "mistral3": PixtralImageProcessor.open,
+    }
+)
+"""Opens the processor of a model whose settings name Pixtral's."""

@@ -10,7 +10,7 @@ import PIL.Image
 
 from quire.core.media import EVEN_COLOURS
 from quire.core.values import Values
-from quire.media.processors.base import BILINEAR, Placeholders, check_pixels
+from quire.media.processors.base import BILINEAR, Placeholders, check_pixels, open_by_model
 from quire.media.processors.qwen import QwenImageProcessor
 
 _MOST_PATCHES = 36_864
@@ -122,23 +122,10 @@ def filling(height: int, width: int, patch: int, maximum: float) -> tuple[int, i
     return rows * patch, columns * patch
 
 
-_BY_MODEL: dict[str, type[Siglip2ImageProcessor]] = {
-    "phi4-siglip": PhiImageProcessor,
-    "youtu_vl": YoutuImageProcessor,
-}
-"""Processors by `model_type`; the settings of both models name the same processor."""
-
-
-def open_siglip2(settings: Values, config: Values) -> Siglip2ImageProcessor:
-    """Open the processor of a model whose settings name SigLIP 2's.
-
-    Raises:
-        ModelError: as `Siglip2ImageProcessor.open`, or the `model_type` is unknown.
-    """
-    kind = _BY_MODEL.get(str(config.value("model_type")))
-    if kind is None:
-        raise config.error("model_type", f"whose pictures are not known (known: {[*_BY_MODEL]})")
-    return kind.open(settings, config)
+open_siglip2 = open_by_model(
+    {"phi4-siglip": PhiImageProcessor.open, "youtu_vl": YoutuImageProcessor.open}
+)
+"""Opens the processor of a model whose settings name SigLIP 2's."""
 
 
 def shrunk(height: int, width: int, cell: int, maximum: float) -> tuple[int, int]:
