@@ -41,8 +41,8 @@ def test_an_object_with_backend_and_environment(tmp_path: Path) -> None:
 
 def test_processes_of_a_machine_are_counted(tmp_path: Path) -> None:
     found = read_hosts(written(tmp_path, [*TWO, TWO[0], TWO[1]]))
-    assert [found.place(rank) for rank in range(4)] == [0, 0, 1, 1]
-    assert found.beside(0) == 2
+    assert [found.local_rank(rank) for rank in range(4)] == [0, 0, 1, 1]
+    assert found.local_size(0) == 2
     assert found.hosts[2].ssh == "127.0.0.1"  # the first host's machine is this one
 
 

@@ -1,4 +1,4 @@
-"""Times in transcripts; see `core.request.Timestamps`."""
+"""Constrains the times in transcripts by the rules of `core.request.Timestamps`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from quire.core.request import Timestamps
 
 
 class TimestampState:
-    """The state of one transcript: which tokens may come after the times so far."""
+    """The times of one transcript so far, and the tokens that may follow them. A segment is a start
+    time, its text, and an end time.
+    """
 
     def __init__(self, rules: Timestamps, vocab_size: int) -> None:
         self._rules = rules
@@ -27,18 +29,18 @@ class TimestampState:
     def mask(self) -> TokenMask:
         """Return the mask of tokens that may come next."""
         rules, latest = self._rules, self._latest
+        ended = self._times_in_a_row == 1 and self._generated > 1  # by the last token, a time
         allowed = np.ones(self._vocab_size, bool)
         if not self._generated:
             allowed[: rules.first] = False
             if rules.latest_start is not None:
                 allowed[rules.first + rules.latest_start + 1 :] = False
-        elif self._times_in_a_row == 1 and self._generated > 1:  # the end of a segment
+        elif ended:  # a start time, or the end of the transcript
             allowed[: rules.end] = False
-        elif self._times_in_a_row:  # the start of one
+        elif self._times_in_a_row:  # text follows a start time
             allowed[rules.first :] = False
-        if latest is not None:
-            ends = self._times_in_a_row == 1 and self._generated > 1
-            allowed[rules.first : latest + (0 if ends else 1)] = False
+        if latest is not None:  # the next segment may start where this one ended
+            allowed[rules.first : latest + (0 if ended else 1)] = False
         return _packed(allowed)
 
     def accept(self, token: int) -> None:

@@ -13,7 +13,7 @@ from quire.core.limited_files import SETTINGS_BYTES, read_limited_text
 LOCAL = ("127.0.0.1", "localhost")
 """Names of this machine, where processes are started without ssh."""
 JACCL_RING = "jaccl-ring"
-"""JACCL between neighbours alone, the last host's being the first."""
+"""JACCL that connects each host to the next one only, and the last to the first."""
 BACKENDS = ("ring", "nccl", "jaccl", JACCL_RING)
 _KEYS = {"backend", "envs", "hosts"}
 _HOST_KEYS = {"ssh", "ips", "rdma"}
@@ -26,7 +26,7 @@ class Host:
     Attributes:
         ssh: name that ssh knows its machine by.
         ips: addresses by which the others reach it.
-        rdma: devices of RDMA to each of the processes, None to itself; for JACCL alone.
+        rdma: for JACCL only: this host's RDMA devices to each process, None for itself.
     """
 
     ssh: str
@@ -39,8 +39,8 @@ class Hosts:
     """All processes in the order of their ranks, the first of them on this machine.
 
     Attributes:
-        backend: of MLX's collectives; "" is chosen by the device.
-        envs: environment of each process, "NAME=value".
+        backend: backend of MLX's collectives; "" lets the device choose.
+        envs: environment variables of each process, "NAME=value".
     """
 
     hosts: tuple[Host, ...]
@@ -52,12 +52,12 @@ class Hosts:
         """Return processes that all run on this machine."""
         return cls((Host(LOCAL[0], (LOCAL[0],)),) * count)
 
-    def place(self, rank: int) -> int:
+    def local_rank(self, rank: int) -> int:
         """Return a process's number among those of its machine."""
         return [each.ssh for each in self.hosts[:rank]].count(self.hosts[rank].ssh)
 
-    def beside(self, rank: int) -> int:
-        """Return the number of processes on a process's machine."""
+    def local_size(self, rank: int) -> int:
+        """Return the number of processes on a process's machine, itself included."""
         return [each.ssh for each in self.hosts].count(self.hosts[rank].ssh)
 
 

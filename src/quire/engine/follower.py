@@ -132,7 +132,7 @@ def _opened_disk(
     """Open this rank's disk tier."""
     part = opening.part
     hosts = opening.config.hosts or Hosts.local(part.size)
-    found = rank_disk(config, loaded, fingerprint, part=part, beside=hosts.beside(part.rank))
+    found = rank_disk(config, loaded, fingerprint, part=part, beside=hosts.local_size(part.rank))
     return FollowingDisk(DiskTier(*found), report)
 
 

@@ -128,7 +128,7 @@ class FollowerProcess:
 def _environment(hosts: Hosts, rank: int) -> dict[str, str]:
     """Return the environment variables that differ from this process's."""
     named = dict(each.split("=", 1) for each in hosts.envs)
-    return card_of(hosts.place(rank)) | named
+    return card_of(hosts.local_rank(rank)) | named
 
 
 def _command(host: Host, environment: dict[str, str]) -> list[str]:

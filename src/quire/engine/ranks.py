@@ -93,7 +93,7 @@ class Followers:
         hosts = _hosts(config)
         addresses = _addresses(hosts)
         self.part = Part(0, config.ranks)
-        self._beside = hosts.beside(0)
+        self._beside = hosts.local_size(0)
         self._disk: SplitDisk | None = None
         self._processes = [
             FollowerProcess(
@@ -169,7 +169,7 @@ class SplitExecutor(GraphExecutor):
         self._stages = [(len(each), open_pools(loaded, config, each)) for each in by_rank]
         pools = self._stages[part.rank][1] if by_rank else open_pools(loaded, config)
         graphs = None
-        if _hosts(config).beside(0) == part.size and not by_rank:
+        if _hosts(config).local_size(0) == part.size and not by_rank:
             layout = KVLayout.of(model.layout)
             graphs = open_cuda_graphs(model, layout, pools, identity=loaded.fingerprint, part=part)
         super().__init__(model, pools, graphs, compiles=False, **others)
@@ -286,7 +286,7 @@ def check_split(config: EngineConfig) -> None:
     hosts, flag = _hosts(config), "--tensor-parallel"
     if config.pipeline is not None:
         flag = "--pipeline"
-    cards, here = count_cards(), hosts.beside(0)
+    cards, here = count_cards(), hosts.local_size(0)
     if chosen_backend(hosts.backend) == "nccl" and 0 < cards < here:
         raise ModelError(
             f"{flag}: {here} processes on this machine need a GPU each, and it has {cards}"
@@ -318,7 +318,7 @@ def shared(config: EngineConfig) -> EngineConfig:
     hosts = _hosts(config)
     if chosen_backend(hosts.backend) == "nccl":
         return config
-    beside = hosts.beside(0)
+    beside = hosts.local_size(0)
     threads = config.threads or max(1, (os.cpu_count() or 1) // beside)
     return replace(config, threads=threads, sharers=max(config.sharers, beside))
 
