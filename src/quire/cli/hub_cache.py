@@ -15,9 +15,9 @@ from quire.core.figures import size
 
 
 class PullCommand(Command):
-    """Downloads what Quire needs of models into the Hugging Face cache; what was broken off goes on
-    where it stopped. A private model needs HF_TOKEN. Of a repository with several GGUF models,
-    :FILE.gguf or a word of its name such as :Q4_K_M says which. quire search
+    """Downloads models into the Hugging Face cache, but only the files that Quire needs. An
+    interrupted download is resumed. A private model needs HF_TOKEN. If a repository has several
+    GGUF models, choose one by :FILE.gguf, or by a word of its name such as :Q4_K_M. quire search
     lists short names.
     """
 

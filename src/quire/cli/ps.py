@@ -20,8 +20,8 @@ from quire.core.figures import duration, size
 
 
 class PsCommand(ClientOptions, TableOptions, Command):
-    """Lists the models of a running server: which are loaded, what they hold, how many requests use
-    them, and when they go.
+    """Lists the models of a running server: whether each is loaded, its memory, how many requests
+    use it, and when it is unloaded.
     """
 
     command: ClassVar[str] = "ps"

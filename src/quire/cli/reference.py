@@ -14,14 +14,14 @@ _HEAD = """\
 An option is a flag, a variable and a key of a TOML file: `--max-context 4096`,
 `QUIRE_MAX_CONTEXT=4096`, `max-context = 4096`. Flags come before variables, these before the file,
 and this before defaults. A switch such as `--no-page` is `QUIRE_NO_PAGE=1` and `no-page = true`;
-what may be given again is a list in the file, and has commas between in a variable.
+an option that may be given again is a list in the file, and separated by commas in a variable.
 
 The file is the one that `--config` or `QUIRE_CONFIG` names, else
 `$XDG_CONFIG_HOME/quire/config.toml`, with `~/.config` where that variable is not set. A key at its
 top is for every command that has the option, a key in a table such as `[serve]` for that command
 alone. A `[[models]]` table is a model of `quire serve`: `model` (a folder or hub id), `name`,
-`pinned`, and settings of its own from "each model" to "KV cache". Keys of the API are given by
-`--api-key-file` or `QUIRE_API_KEY`, and stand in no file of settings.
+`pinned`, and settings of its own from "each model" to "KV cache". API keys are given by
+`--api-key-file` or `QUIRE_API_KEY`, never in this file.
 
 A table with a system message and sampling is a preset with a name:
 

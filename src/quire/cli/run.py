@@ -24,7 +24,7 @@ from quire.demo import name_of
 
 
 class RunCommand(ClientOptions, Command):
-    """Answers PROMPT and exits; chats if there is none. What is piped in follows the prompt: git
+    """Answers PROMPT and exits; chats if there is none. Piped text is added to the prompt: git
     diff | quire run gemma4:26b "Review this". A server at --url that has the model answers; else
     the model is downloaded if need be and served for as long as this command runs. quire search
     lists short names.

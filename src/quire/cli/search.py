@@ -38,8 +38,8 @@ class Match:
 
 
 class SearchCommand(TableOptions, Command):
-    """Lists short names and, with words, the models of the hub whose names hold them, those that
-    are downloaded most first. quire run and quire serve take both.
+    """Lists short names. With words, also lists the hub's models whose names contain all of them,
+    most downloads first. quire run and quire serve take short names and hub ids.
     """
 
     command: ClassVar[str] = "search"
