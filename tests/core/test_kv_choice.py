@@ -48,7 +48,7 @@ def test_requests_choose(
 @pytest.mark.parametrize(
     ("bits", "scheme", "param", "named"),
     [
-        (7, None, "kv_bits", "or two numbers such as 8/4"),
+        (7.0, None, "kv_bits", "or two numbers such as 8/4"),
         ("4/x", None, "kv_bits", "4"),
         (8, "turbo", "kv_bits", "3.5"),
         ("8/4", "uniform", "kv_bits", "8"),
@@ -65,6 +65,7 @@ def test_what_is_not_offered_is_refused_by_name(
     assert refused.value.code == f"invalid_{param}"
     assert refused.value.param == param
     assert scheme is None or scheme in refused.value.message
+    assert "7.0" not in refused.value.message
     assert named in refused.value.message.split("Offered: ")[1].rstrip(".").split(", ")
 
 

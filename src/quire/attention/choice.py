@@ -134,7 +134,7 @@ class IndexerTopK:
         above, equal = scores > least, scores == least
         room = limit - above.sum(axis=-1, keepdims=True)
         chosen = (above | (equal & (mx.cumsum(equal, axis=-1) <= room))) & (scores > -mx.inf)
-        # What is not chosen goes to one more column, which is left out.
+        # Keys that are not chosen are written to an extra column, which is then dropped.
         columns = mx.where(chosen, mx.cumsum(chosen, axis=-1) - 1, limit)
         places = mx.broadcast_to(mx.arange(scores.shape[1]), scores.shape)
         blank = mx.full((scores.shape[0], limit + 1), -1, dtype=mx.int32)

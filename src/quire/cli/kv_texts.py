@@ -123,7 +123,7 @@ def _rendered(
         if not prompt.startswith(read):
             return fully_judged(tokenizer.encode(prompt, add_special_tokens=False))
         tokens += tokenizer.encode(prompt[len(read) :], add_special_tokens=False)
-        # What follows the answer, such as a turn's end, is the model's to write too.
+        # The model also writes the tokens behind the answer, such as a turn's end.
         messages.append({"role": "assistant", "content": answer})
         read = prompt + answer
         start = len(tokens)

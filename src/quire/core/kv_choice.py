@@ -122,6 +122,8 @@ def _spelled(bits: float | str) -> str:
 
 
 def _invalid(param: str, value: object, offered: Iterable[str], where: str = "") -> RequestError:
+    if isinstance(value, float):
+        value = int(value) if value.is_integer() else value  # JSON's 7 is read as 7.0
     said = "is needed" if value is None else f"cannot be {value!r}"
     return RequestError(
         f"'{param}' {said}{where}. Offered: {', '.join(dict.fromkeys([*offered, 'none']))}.",

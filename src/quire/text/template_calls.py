@@ -117,13 +117,13 @@ def _shows(render: Render, user: Message, form: CallForm, said: str, tools: bool
 
 
 ToolsForm = Literal["variable", "list", "text"]
-"""Where a template reads tools: the variable `tools`, or `tools` of the system message, as a list
-or as text.
+"""The place from which a template reads tools: the variable `tools`, or `tools` of the system
+message, as a list or as text.
 """
 
 
 def tools_form(render: Render, user: Message, system: Message) -> ToolsForm:
-    """Return where a template reads tools.
+    """Return the place from which a template reads tools.
 
     Args:
         user, system: messages that the template accepts.

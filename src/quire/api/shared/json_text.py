@@ -19,13 +19,13 @@ _ESCAPE = re.compile(
 )
 
 
-# What a number has that is too large for a float: an exponent of three digits, or, where it has two
-# at most, 210 digits. Apart they are looked for in half the time.
+# A number that is too large for a float has an exponent of three digits, or at least 210 digits if
+# its exponent is shorter. Two searches take half the time of one for both.
 _LONG_EXPONENT, _MANY_DIGITS = re.compile(rb"[eE]\+?\d{3}"), re.compile(rb"\d{210}")
 _MOST = sys.float_info.max
 _MAX_DEPTH = 200
 """Deepest nesting of arrays and objects that pydantic's parser accepts."""
-# What Python and JavaScript write where JSON has no number.
+# Python and JavaScript write these for values that JSON cannot express.
 _NO_NUMBER = re.compile(rb"NaN|Infinity")
 
 

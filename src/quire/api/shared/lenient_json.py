@@ -21,7 +21,7 @@ from quire.api.shared.json_text import (
 # Python 3.11.0 to 3.11.4 continue after a possessive group that failed halfway: here such a group
 # holds only patterns that always match to their end. Other groups cost memory by the repetition,
 # and have a bound.
-# What needs no look: all between strings, and strings without escapes and control characters.
+# Text that needs no repair: all between strings, and strings without escapes or control characters.
 _CLEAN = re.compile(rb'(?:[^"]++|"[^"\\\x00-\x1f]*+"){1,4096}')
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.?)*+"', re.DOTALL)
 # An escape that JSON has, a backslash that starts none, or a raw control character.

@@ -147,7 +147,7 @@ def _visual_names(weights: Weights) -> Weights:
         if ours.endswith("position_ids") or ours == "merger.image_sep":
             continue
         if ours in _KERNELS and array.ndim == 4:
-            # What a convolution reads is its second axis; in conversions it is the last.
+            # The input channels are the second axis; in conversions they are the last.
             first = array.shape[2] == array.shape[3]
             array = (array.moveaxis(1, -1) if first else array).flatten(1)
         elif ours == "pos_embed.weight" and array.shape[0] % 2:
