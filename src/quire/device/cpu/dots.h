@@ -34,10 +34,11 @@ template <class T> QUIRE_INLINE T* afresh(T* pointer) {
     return pointer;
 }
 
-// Sums of products of neighbours of 16 bits.
+// Sums of products of neighbours of 16 bits. `a` may be read from memory as it is multiplied: GCC knows it of the second
+// operand alone.
 QUIRE_INLINE I word_products(I a, I b) {
 #if defined(__AVX512F__)
-    return _mm512_madd_epi16(a, b);
+    return _mm512_madd_epi16(b, a);
 #elif defined(__AVX2__)
     return _mm256_madd_epi16(a, b);
 #else

@@ -9,7 +9,7 @@ constexpr int kFewByVectors = 4;  // rows for which AMX's tiles are no faster
 // The most rows by which codes are decoded in registers, by every few rows anew, and not once to memory.
 inline int64_t most_by_tiles(const Weight& w) {
     if (W == 4 || w.storage != Storage::affine) return 16;
-    if (kMostByBytes<2> == 0) return W == 16 ? 48 : 16;
+    if (kMostByBytes<2> == 0) return W == 16 ? 16 : 8;
     return W == 16 ? INT64_MAX : 48;
 }
 constexpr int64_t kRowsPassing = 64;  // rows that pass over a tile of columns before the next tile

@@ -47,13 +47,10 @@ public:
             table_ ? nibbles<true>(from, count, at, depth, to) : nibbles<false>(from, count, at, depth, to);
             return;
         }
+        if (w_.tiled) return store_words(Bytes(), from + at * kTile, depth / 4, to);
         for (int64_t done = 0; done < depth; done += 64, to += 64 * kTile * Parts::kWidth) {
-            if (w_.tiled) {  // whose words are units
-                bytes(from + (at + done) * kTile, (int)(depth - done) / 4, to);
-            } else {
-                const int64_t codes = std::min<int64_t>(64, depth - done);
-                others(from + (at + done) * w_.bits / 8, count, codes, to);
-            }
+            const int64_t codes = std::min<int64_t>(64, depth - done);
+            others(from + (at + done) * w_.bits / 8, count, codes, to);
         }
     }
 
@@ -66,23 +63,22 @@ private:
             store_lanes(to, units.template get<kCodes>(words, unit));
     }
 
+    // Stores the units of words of a tile. Fetches later words into the cache.
+    template <class Units> static void store_words(const Units& units, const uint8_t* from, int64_t count, uint8_t* to) {
+        for (const uint8_t* end = from + count * kUnit; from < end; from += kUnit) {
+            store(units, load_lanes(from), to);
+            prefetch(from + kAhead);
+        }
+    }
+
     template <bool table>
     void nibbles(const uint8_t* from, int count, int64_t at, int64_t depth, uint8_t* to) const {
         const Nibbles<table> units;
+        if (w_.tiled) return store_words(units, from + at / 8 * kUnit, depth / 8, to);
         IntLanes words[kTile];
-        if (w_.tiled) {
-            load_tile_words(from + at / 8 * kUnit, (int)depth / 8, words);
-        } else {
-            load_columns(from + at / 2, stride_, count, (int)depth / 2, words);
-            transpose(words);
-        }
+        load_columns(from + at / 2, stride_, count, (int)depth / 2, words);
+        transpose(words);
         for (const IntLanes& each : words) store(units, each, to);
-    }
-
-    static void bytes(const uint8_t* from, int count, uint8_t* to) {
-        IntLanes words[kTile];
-        load_tile_words(from, count, words);
-        for (const IntLanes& each : words) store(Bytes(), each, to);
     }
 
     // Codes of any number of bits, `codes` of each column, at most 64.
@@ -215,6 +211,7 @@ struct StoredUnits {
 template <int size, class Sums> struct ByVectors {
     using Parts = Sums;
     static constexpr int64_t kScratch = 0;  // floats
+    static constexpr int kAlone = Parts::kReadsUnits ? 8 : kTile;
     explicit ByVectors(float*) {}
     void begin(int) const {}
     void end() const {}
@@ -253,7 +250,8 @@ private:
     }
 };
 
-// A product with a weight whose groups are `size`; `Multiply` adds them up.
+// A product with a weight whose groups are `size`; `Multiply` adds them up. Up to `Multiply::kAlone` rows meet one tile
+// of columns at a time.
 template <class Multiply, int size> class IntegerProduct {
     using Parts = typename Multiply::Parts;
 
@@ -270,7 +268,7 @@ public:
 
     void run(int64_t begin, int64_t end) const {
         multiply_.begin(block_);
-        const int64_t together = (rows_.count > kTile ? kTogether : 1) * kTile;
+        const int64_t together = (rows_.count > Multiply::kAlone ? kTogether : 1) * kTile;
         for (int64_t column = begin; column < end; column += together)
             for (int64_t row = 0; row < rows_.count; row += kRowsKept)
                 columns(column, std::min(together, end - column), row);

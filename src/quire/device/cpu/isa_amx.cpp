@@ -154,6 +154,7 @@ struct Product {
 template <int size, int digits> struct Integers {
     using Parts = ByteParts<digits>;
     static constexpr int64_t kScratch = 16 + digits * kSum;
+    static constexpr int kAlone = kTile;
     static constexpr int kDepth = std::min(size, 64);  // of a tile
     float* sums;  // [digits, rows, kTile]
     explicit Integers(float* scratch) : sums(aligned(scratch)) {}

@@ -12,14 +12,6 @@ inline bool reads_tiles(Storage storage, int bits) {
     return storage != Storage::mxfp8 && storage != Storage::fp8 && (bits == 4 || bits == 8);
 }
 
-// The first words of a tile of codes, 16 at most. Fetches what follows into the cache.
-inline void load_tile_words(const uint8_t* from, int words, IntLanes* to) {
-    for (int i = 0; i < kTile; i++, from += kUnit) {
-        to[i] = i < words ? load_lanes(from) : all_ints(0);
-        prefetch(from + kAhead);
-    }
-}
-
 // Codes in bytes as unit 0 or 1 of those of 16 bits.
 QUIRE_INLINE IntLanes widened(const IntLanes& bytes, int unit) {
     return unit ? shift_words<8>(bytes) : bit_and(bytes, all_ints(0x00ff00ff));
