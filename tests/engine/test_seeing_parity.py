@@ -82,6 +82,8 @@ SHAPES: dict[str, tuple[Shape, Shape]] = {
     "llava_next": ((2, 2, 4, 4, 4, 4), (2, 1, 4, 2, 4, 2)),
     "llava_next-granite": ((2, 2, 4, 4, 4, 4), (2, 1, 4, 2, 4, 2)),
     "llava_onevision": ((2, 2, 4, 4, 4, 4), (3, 1, 6, 2, 6, 2)),
+    "minicpmv4_6": ((8, 12), (4, 8)),
+    "minicpmv4_6-4x": PATCHES,
     "mistral3": PATCHES,
     **dict.fromkeys(("moondream1", "moondream2", "moondream3"), ((2, 2), (1, 2))),
     "multi_modality": TILES,
@@ -100,13 +102,18 @@ FILMS: dict[str, Shape] = {
     "internvl_chat-norms": (9,),
     "lfm3_vl": (2, 8, 12, 500_000),
     "llava_onevision": (5,),
+    "minicpmv4_6": (8, 12),
+    "minicpmv4_6-4x": (8, 12),
     "qwen3_omni_moe": (2, 8, 12, 1_000_000),
     "qwen3_omni_moe_thinker": (2, 8, 12, 1_000_000),
 }
 """Shape of a video's item, by family that takes videos."""
 WHOLE = {"falcon_ocr", "falcon_perception", "moondream1", "moondream2", "moondream3"}
 """Families in which rows of a picture see each other."""
-RECURRENT = {"lfm2-vl", "lfm2_vl", "lfm2_vl-experts", "lfm3_vl"}
+RECURRENT = {
+    *("lfm2-vl", "lfm2_vl", "lfm2_vl-experts", "lfm3_vl"),
+    *("minicpmv4_6", "minicpmv4_6-4x"),
+}
 """Families with states, which prefixes are resumed from only where there is a snapshot."""
 PLAIN, PAGE = KVFormat(), KVFormat("page", 4, 4)
 DAILY = ("gemma3n, all", "llava_next")

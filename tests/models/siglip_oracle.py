@@ -310,6 +310,24 @@ def _by_pixtral(whole: Any, item: MediaItem, merge: int = 2) -> torch.Tensor:
     return torch.as_tensor(found.pooler_output[0])
 
 
+def minicpmv4_6(config: dict[str, Any], folder: Path) -> Reference:
+    """Return the reference: all of it is in transformers."""
+    whole = save_random(transformers.AutoConfig.for_model(**deepcopy(config)), folder)
+    side, patch = 2 if "downsample_mode" in config else 4, config["vision_config"]["patch_size"]
+
+    def rows(item: MediaItem) -> torch.Tensor:
+        down, across = item.shape
+        squares = _pixels(item).reshape(down // side, across // side, side, side, -1)
+        lines = squares.swapaxes(1, 2).reshape(down * across, patch, patch, 3)
+        pixels = lines.permute(3, 1, 0, 2).reshape(1, 3, patch, -1)
+        with torch.no_grad():
+            found = whole.model.get_image_features(pixels, torch.tensor([item.shape]))
+        (picture,) = found.pooler_output
+        return torch.as_tensor(picture)
+
+    return Reference(whole, rows)
+
+
 def _decoder(config: dict[str, Any], model_type: str) -> Any:
     keys = {key: value for key, value in deepcopy(config).items() if key != "vision_config"}
     own = transformers.AutoConfig.for_model(**keys | {"model_type": model_type})

@@ -160,7 +160,20 @@ _LIGHTON = tuple(
     )
     for ours, other in _MISTRAL
 )
+_MINICPM = (
+    ("visual.blocks.1.merger.mlp.norm.", "vit_merger.pre_norm."),
+    ("visual.blocks.1.merger.mlp.", "vit_merger."),
+    ("visual.blocks.1.merger.norm1.", "vit_merger.layer_norm1."),
+    ("visual.blocks.1.merger.", "vit_merger."),
+    ("visual.merger.post_layernorm.", "vision_tower.post_layernorm."),
+    ("visual.merger.norm.", "merger.mlp.0.pre_norm."),
+    ("visual.merger.", "merger.mlp.0."),
+    ("visual.", "vision_tower."),
+    (".pos_embed.", ".embeddings.position_embedding."),
+)
 _CONVERTED = {
+    "minicpmv4_6": _MINICPM,
+    "minicpmv4_6-4x": _MINICPM,
     "lighton_ocr": _LIGHTON,
     "llava-pixtral": (("visual.merger.linear_fc", "multi_modal_projector.linear_"), *_MISTRAL),
     "mistral3": _MISTRAL,
@@ -342,6 +355,12 @@ def test_a_file_without_the_encoder_is_served_as_text(tmp_path: Path) -> None:
         ("mistral3", {"vision_config": {"head_dim": 8}}, "vision_config.head_dim = 8"),
         ("lfm3_vl", {"vision_config": {"num_key_value_heads": 3}}, "cannot share 3"),
         ("lfm3_vl", {"vision_config": {"layer_types": ["conv"]}}, "1 layer_types for 5 layers"),
+        ("minicpmv4_6", {"downsample_mode": "8x"}, "downsample_mode = '8x'"),
+        ("minicpmv4_6", {"merger_times": 2}, "merger_times = 2"),
+        ("minicpmv4_6", {"merge_kernel_size": [3, 3]}, "merge_kernel_size"),
+        ("minicpmv4_6", {"insert_layer_id": 3}, "insert_layer_id = 3 .* of 3 layers"),
+        ("minicpmv4_6", {"vision_config": {"window_kernel_size": [1, 2]}}, "window_kernel_size"),
+        ("minicpmv4_6", {"text_config": {"model_type": "llama"}}, "text_config.model_type"),
     ],
 )
 def test_what_is_not_computed_is_refused(name: str, changes: dict[str, Any], word: str) -> None:

@@ -121,6 +121,20 @@ def test_frames_stand_behind_their_times(reader: MediaLoader) -> None:
     assert [each.item.kind for each in prompt.media] == ["image", "video", "video"]
 
 
+def test_files_are_numbered_by_kind(reader: MediaLoader) -> None:
+    """MiniCPM-V's files have a number each, before all of their parts."""
+    for kind, processor in reader._processors.items():
+        numbered = f"<{kind} {{}}>"
+        processor.placeholders = replace(processor.placeholders, numbered=numbered)
+    loader = MediaLoader(
+        reader._processors, {"image": "<|image|>", "video": "<|video|>"}, FetchPolicy(), {}
+    )
+    picture: Parts = (MediaPart(image(3)),)
+    rendered = "A <|image|> <|video|> <|image|>"
+    spelled = loader.places.spell(rendered, [picture, (frame("1:"), frame("2:")), picture])
+    assert spelled == ("A <image 0><|image|> <video 0>1:<|video|>2:<|video|> <image 1><|image|>")
+
+
 def test_texts_are_joined_up_to_an_image() -> None:
     text = {"type": "text", "text": "a"}
     message = {"role": "user", "content": [text, text, {"type": "image", "image": 1}, text]}

@@ -135,6 +135,12 @@ _CLIP_COLOURS = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
     "image_std": [0.26862954, 0.26130258, 0.27577711],
 }
+_SLICES = {
+    "patch_size": PATCH // 2,
+    "scale_resolution": 16,
+    "image_mean": [0.5] * 3,
+    "image_std": [0.5] * 3,
+}
 _GLM = _PATCHES | _CLIP_COLOURS
 _TILES = {"size": {"height": TILE, "width": TILE}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 _INTERNVL = {
@@ -173,6 +179,19 @@ FAMILIES: dict[str, Served] = {
         ),
         {"image": 6 * 4 + 6},
         {"image": "<|image_pad|>"},
+    ),
+    "minicpmv4_6": Served(
+        SIGLIP["minicpmv4_6"],
+        {
+            **_pictures("MiniCPMV4_6ImageProcessor", **_SLICES),
+            "video_preprocessor_config.json": {
+                "video_processor_type": "MiniCPMV4_6VideoProcessor",
+                "max_slice_nums": 1,
+                **_SLICES,
+            },
+        },
+        {"image": 5 * 4, "video": 4},
+        {"image": "<|image_pad|>", "video": "<|video_pad|>"},
     ),
     "deepseek_vl_v2": Served(
         OCR["deepseek_vl_v2"],

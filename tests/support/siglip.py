@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.core.media import MediaItem
 from tests.support.seeing import BEGIN, END, PATCH, Prompt, picture, prompt
-from tests.support.tiny_models import IMAGE, VIDEO
+from tests.support.tiny_models import IMAGE, VIDEO, qwen3_5_config
 
 _TEXT: dict[str, Any] = {
     "vocab_size": 256,
@@ -234,6 +234,20 @@ CONFIGS["dots_ocr"] = _TEXT | {
         "rms_norm_eps": 1e-5,
     },
 }
+_MINICPM: dict[str, Any] = {
+    "model_type": "minicpmv4_6",
+    "image_token_id": IMAGE,
+    "video_token_id": VIDEO,
+    "insert_layer_id": 1,
+    "text_config": qwen3_5_config(),
+    "vision_config": {key: value for key, value in _TOWER.items() if key != "model_type"}
+    | {"image_size": 10, "patch_size": PATCH // 2},
+}
+CONFIGS["minicpmv4_6"] = _MINICPM
+CONFIGS["minicpmv4_6-4x"] = _MINICPM | {
+    "downsample_mode": "4x",
+    "vision_config": _MINICPM["vision_config"] | {"image_size": 5 * PATCH, "patch_size": PATCH},
+}
 EVERY_PATCH = ("phi4-siglip", "llava-pixtral")
 """Families in which each patch is a row. Theirs are twice as large on each side."""
 
@@ -243,6 +257,8 @@ def shown(name: str, seed: int, rows: int, columns: int) -> MediaItem:
     item = picture(seed, rows, columns)
     if name in ("mistral3", "llava-pixtral"):  # each line has an end
         item = replace(item, tokens=item.tokens + rows // 2)
+    if name == "minicpmv4_6":  # patches are merged twice, so they are half as large
+        return replace(item, shape=(2 * rows, 2 * columns))
     return replace(item, shape=(rows // 2, columns // 2)) if name in EVERY_PATCH else item
 
 

@@ -67,6 +67,7 @@ _MODULES = (
     "olmo_hybrid",
     "openai",
     "openbmb",
+    "openbmb_vl",
     "opengvlab",
     "phi_vl",
     "poolside",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from quire.core.errors import RequestError
 from quire.core.media import MediaItem, PlacedMedia
@@ -39,6 +40,7 @@ class MediaPlaces:
         self._marks = {
             each.placeholders.mark or tokens[kind]: kind for kind, each in processors.items()
         }
+        self._numbered = {kind: each.placeholders.numbered for kind, each in processors.items()}
 
     @property
     def marks(self) -> frozenset[str]:
@@ -56,16 +58,23 @@ class MediaPlaces:
 
         Text from outside contains no marks: `Controls` covers it.
         """
-        tokens = {kind for mark, kind in self._marks.items() if mark == self._tokens[kind]}
+        tokens = {
+            kind
+            for mark, kind in self._marks.items()
+            if mark == self._tokens[kind] and not self._numbered[kind]
+        }
         if all(_bare(parts) and parts[0].item.kind in tokens for parts in files):
             return rendered
         following = iter(files)
+        numbers = {kind: count() for kind in self._tokens}
 
         def words(found: re.Match[str]) -> str:
-            token, parts = self._tokens[self._marks[found[0]]], next(following, None)
+            kind, parts = self._marks[found[0]], next(following, None)
             if parts is None:
                 return found[0]  # `place` refuses it
-            return "".join(f"{part.before}{token}{part.after}" for part in parts)
+            token = self._tokens[kind]
+            first = self._numbered[kind].format(next(numbers[kind]))
+            return first + "".join(f"{part.before}{token}{part.after}" for part in parts)
 
         return re.sub("|".join(map(re.escape, self._marks)), words, rendered)
 

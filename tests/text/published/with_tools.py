@@ -168,6 +168,15 @@ WITH_TOOLS: tuple[Published, ...] = (
         thinks=True,
     ),
     Published(
+        ("minicpmv4_6",),
+        "openbmb/MiniCPM-V-4.6",
+        "qwen3_coder",
+        CHATML,
+        CHATML_ANSWER + "<think>\n\n</think>\n\n",
+        FUNCTIONS,
+        {"<|im_end|>": 248046, "<|endoftext|>": 248044},
+    ),
+    Published(
         ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text"),
         "google/gemma-4-E2B-it",
         "gemma4",

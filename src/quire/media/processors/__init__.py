@@ -34,6 +34,7 @@ from quire.media.processors.llava import (
     LlavaOnevisionImageProcessor,
     LlavaOnevisionVideoProcessor,
 )
+from quire.media.processors.minicpm import MiniCpmImageProcessor, MiniCpmVideoProcessor
 from quire.media.processors.moondream import MoondreamImageProcessor, open_moondream2
 from quire.media.processors.original import open_ernie, open_internvl_chat, open_multi_modality
 from quire.media.processors.pixtral import open_pixtral
@@ -78,6 +79,10 @@ IMAGES: dict[str, Open] = {
     "Lfm2VlImageProcessorFast": LfmImageProcessor.open,
     "lfm2_vl": LfmImageProcessor.open,
     "lfm2-vl": LfmImageProcessor.open,
+    **dict.fromkeys(
+        ("minicpmv4_6", *(f"MiniCPMV4_6ImageProcessor{end}" for end in ("", "Fast", "Pil"))),
+        MiniCpmImageProcessor.open,
+    ),
     "Gemma3ImageProcessor": Gemma3ImageProcessor.open,
     "Gemma3ImageProcessorFast": Gemma3ImageProcessor.open,
     "Cohere2VisionImageProcessor": CohereImageProcessor.open,
@@ -157,6 +162,8 @@ VIDEOS: dict[str, Open] = {
     "Ernie4_5_VL_MoeVideoProcessor": ErnieVideoProcessor.open,
     "Glm4vVideoProcessor": GlmVideoProcessor.open,
     "Glm46VVideoProcessor": Glm46VideoProcessor.open,
+    "MiniCPMV4_6VideoProcessor": MiniCpmVideoProcessor.open,
+    "minicpmv4_6": MiniCpmVideoProcessor.open,
     "Qwen2VLVideoProcessor": open_video,
     "Qwen3VLVideoProcessor": Qwen3VideoProcessor.open,
 }

@@ -73,12 +73,15 @@ class Placeholders:
         before, after: tokens before and after the repeated ones.
         mark: the text of a rendered template that is replaced by the item and its text; None means
             the text of `token`.
+        numbered: text before each file of a prompt, in which `{}` stands for its number among the
+            files of its kind, from 0.
     """
 
     token: int
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
     mark: str | None = None
+    numbered: str = ""
 
 
 class MediaProcessor(ABC):

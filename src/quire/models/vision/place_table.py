@@ -19,17 +19,21 @@ class Table:
             table and picture coincide.
         averaged: whether, in a picture with fewer patches, each averages all positions that it
             covers. The cubic convolution then has a = -0.5, as in PyTorch.
+        nearest: whether a patch has the one position that its upper left corner lies in.
     """
 
     side: int
     cubic: bool = False
     ends: bool = True
     averaged: bool = False
+    nearest: bool = False
 
     def taps(
         self, place: npt.NDArray[np.int64], count: int
     ) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]]:
         """Return positions in the table and their weights, along one side of `count` patches."""
+        if self.nearest:
+            return [(place * self.side // count, np.ones(len(place)))]
         if self.ends:
             at = place * (self.side - 1) / max(count - 1, 1)
         else:

@@ -39,6 +39,8 @@ VISUAL = {
     # Phi-4's
     "vision_tower.vision_tower.vision_model.": "",
     "mm_projector.": "merger.",
+    # MiniCPM-V's, as converted
+    "vit_merger.": "vit_merger.",
     # LFM2-VL's
     "vision_tower.vision_model.": "",
     "multi_modal_projector.": "merger.",
