@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # not typing's: nothing slow is imported before the command handles Ctrl-C
 if TYPE_CHECKING:
+    from typing import Any
+
     from quire.llm import LLM as LLM
     from quire.llm import AsyncLLM as AsyncLLM
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import quire
 from quire.cli import main
 from quire.cli.commands import parse
 from quire.cli.run import RunCommand
@@ -163,3 +165,26 @@ def test_a_reader_that_has_gone_is_no_error() -> None:
         child.stdout.close()
         assert child.stderr.read() == b""
     assert child.returncode == 141
+
+
+_INTERRUPTED = """
+import sys
+sys.path.insert(0, sys.argv[1])
+before = set(sys.modules)
+from quire.cli import main
+slow = {"typing", "re", "enum", "logging"} & (sys.modules.keys() - before)
+assert not slow, f"imported where Ctrl-C prints a trace: {slow}"
+def run(argv):
+    exec("raise KeyboardInterrupt")  # as where a module makes a dataclass
+commands = sys.modules["quire.cli.commands"] = type(sys)("commands")
+commands.run = run
+sys.exit(main([]))
+"""
+
+
+def test_ctrl_c_in_an_import_prints_nothing_and_ends_with_130(tmp_path: Path) -> None:
+    (tmp_path / "interrupted.py").write_text(_INTERRUPTED)
+    sources = str(Path(quire.__file__).parents[1])
+    command = [sys.executable, "-S", "-m", "interrupted", sources]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

@@ -5,11 +5,15 @@ runs it.
 from __future__ import annotations
 
 import errno
-import logging
 import os
-import signal
 import sys
-from collections.abc import Sequence
+
+TYPE_CHECKING = False  # as in `quire`
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_INTERRUPTED, _UNREAD = 130, 141
+"""Exit statuses by which shells know SIGINT and SIGPIPE."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -18,6 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         # Here, because loading them takes a moment in which Ctrl-C is no error either.
+        import logging
+
         from quire.cli.commands import run
         from quire.core.errors import QuireError
         from quire.core.logs import announce
@@ -31,10 +37,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             if sys.stdout is not None:  # closed by whoever started this
                 sys.stdout.flush()
     except KeyboardInterrupt:
-        return 130
+        # Python ends by SIGINT if an interrupt passed through an `exec` of text, as dataclasses run
+        # it, and no other `exec` followed.
+        exec("")
+        return _INTERRUPTED
     except BrokenPipeError:  # who reads the output has gone, as `head` does
         _leave_output()
-        return 128 + signal.SIGPIPE
+        return _UNREAD
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
