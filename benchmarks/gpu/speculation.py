@@ -53,6 +53,8 @@ _PROMPT = 128
 _MODES = ("off", "waited", "auto")
 _FIXED = ((1, 0), (1, 1), (1, 3), (1, 5), (1, 7), (8, 0), (8, 1), (8, 2), (8, 3))
 """Numbers of streams, and of drafts for each, whose steps are timed."""
+_FIXED_TOKENS = 48
+"""Number of answer tokens of each of these streams."""
 
 
 class Answers:
@@ -276,7 +278,7 @@ def step_costs(
             mode = "auto" if drafts else "off"
             seed = 9000 + 1000 * streams + 100 * drafts + again
             parts.taken()
-            row = burst(engine, streams, 48, f"{streams} x {drafts} {again}", seed, mode)
+            row = burst(engine, streams, _FIXED_TOKENS, f"{streams} x {drafts} {again}", seed, mode)
             taken = parts.taken()
             rows.append(
                 {"streams": streams, "rows": streams * (drafts + 1)}

@@ -23,7 +23,8 @@ def test_step_costs_are_those_of_the_wanted_numbers_of_rows(
 ) -> None:
     """Also steps with drafts, whose tokens are read before the next one is planned."""
     loaded = open_model(str(MODEL_DIR))
-    answers = benchmark.Answers(48, loaded.model.vocab_size)
+    monkeypatch.setattr(benchmark, "_FIXED_TOKENS", 12)
+    answers = benchmark.Answers(12, loaded.model.vocab_size)
     monkeypatch.setattr(eager, "sample", answers.sampled)
     monkeypatch.setattr(history, "is_greedy", lambda params: False)
     monkeypatch.setattr(benchmark, "drawn", lambda count, seed: tuple(range(10, 10 + count)))
