@@ -6,6 +6,7 @@ import io
 import json
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -288,9 +289,14 @@ def test_an_adapter_belongs_to_a_server_of_its_own(capsys: pytest.CaptureFixture
     assert "--adapter needs --model" in capsys.readouterr().err
 
 
-def test_its_server_takes_the_adapter(tmp_path: Path) -> None:
+def test_its_server_takes_the_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = list[object]()
+    monkeypatch.setattr(
+        ssl.SSLContext, "load_verify_locations", lambda *_, **files: read.append(files)
+    )
     with pytest.raises(ChatError, match=r"no adapter_config\.json"), own_server("", str(tmp_path)):
         pass
+    assert not read, "certificates, by each question whether it is ready"
 
 
 @pytest.mark.slow
