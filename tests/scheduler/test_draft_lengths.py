@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from quire.scheduler.draft_lengths import Candidate, WorthwhileDrafts
+from quire.scheduler.prefill_budget import PrefillBudget
 
 
 def measured(seconds: Callable[[int], float]) -> WorthwhileDrafts:
@@ -49,6 +50,19 @@ def test_a_wait_of_the_device_counts() -> None:
 
 def test_nothing_is_drafted_before_steps_were_measured() -> None:
     assert WorthwhileDrafts(lambda first, last: None).choose([Candidate(1.0, 4)], 1) == [0]
+
+
+def test_a_step_samples_at_most_twice_as_many_rows_as_one_before() -> None:
+    """Steps of more rows that read prompts as graphs are known to be fast."""
+    budget = PrefillBudget(step_s=1.0, stall_factor=2.0, max_rows=2048)
+    budget.observe(0, 8, 1024, 1.0, graphed=True)
+    chosen = WorthwhileDrafts(budget.times.sampling)
+    candidates = [Candidate(0.9, 16)] * 8
+    found = list[int]()
+    for rows in (1, 8, 16, 32, 64):
+        budget.observe(rows, 0, 0, 1.0)
+        found.append(8 + sum(chosen.choose(candidates, 8)))
+    assert found == [8, 16, 32, 64, 128]
 
 
 def test_drafts_that_have_to_be_computed_are_fewer() -> None:

@@ -93,7 +93,7 @@ class TimedStreams:
         self.budget = PrefillBudget(self.prompts_s, 2.0, 2048)
         for rows in self.step_s:
             self.budget.observe(rows, 0, 0, self.step_s[rows])
-        self.lengths = WorthwhileDrafts(self.budget.times.generating.curve)
+        self.lengths = WorthwhileDrafts(self.budget.times.sampling)
         drafters = () if self.oracle is None else (self.oracle,)
         self.scheduler = Scheduler(
             SchedulerConfig(64, 512, 1 << 16),

@@ -94,7 +94,7 @@ class Engine:
         self._drafters = frozenset(each.name for each in drafters)
         self.adapters = RequestAdapters(executor.adapters, loaded, config)
         self._head = next((each for each in drafters if isinstance(each, HeadDrafter)), None)
-        self._worthwhile = WorthwhileDrafts(self.step_times.generating.curve)
+        self._worthwhile = WorthwhileDrafts(self.step_times.sampling)
         held = loaded.parameter_bytes + executor.adapters.nbytes
         budget = kv_budget(config, held, planned=executor.planned_bytes)
         drafted = sum(each.kv_budget for each in drafters if isinstance(each, ModelDrafter))

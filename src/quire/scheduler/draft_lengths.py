@@ -191,7 +191,7 @@ class WorthwhileDrafts:
 
     Args:
         seconds: returns the durations of generating steps of each number of rows from one number
-            to another; None before a step was measured.
+            to another, without the last ones if they are unknown; None if the first two are.
     """
 
     def __init__(self, seconds: Callable[[int, int], Seq[float] | None]) -> None:
@@ -229,14 +229,14 @@ class WorthwhileDrafts:
         seconds = self._seconds(rows, rows + drafts)
         if seconds is None or not drafts:
             return 0.0
+        row_s = self._added * (seconds[-1] - seconds[0]) / (len(seconds) - 1)
         expected, drafting_s = float(rows), 0.0
         for each, length in zip(candidates, lengths, strict=True):
             chances = [each.chance * each.rate**depth for depth in range(1, length + 1)]
             expected += self._trust.ratio * sum(chances)
             drafting_s = max(drafting_s, length * each.token_s)
-        added_s = self._added * (seconds[-1] - seconds[0])
-        step_s = seconds[0] + added_s + drafting_s
-        return expected / step_s * added_s / drafts
+        step_s = seconds[0] + drafts * row_s + drafting_s
+        return expected / step_s * row_s
 
     def observe_wait(self, seconds: float, rows: int, *, read: bool = True) -> None:
         """Record how long the device waited for a step.
@@ -291,6 +291,7 @@ class WorthwhileDrafts:
         drafts = _likeliest(candidates)
         seconds = self._seconds(rows, rows + len(drafts))
         assert seconds is not None
+        drafts = drafts[: len(seconds) - 1]
         trust, expected = self._trust.ratio, float(rows)
         waits = {each: wait.seconds(rows) for each, wait in self._waits.items()}
         drafting_s = reading_s = 0.0

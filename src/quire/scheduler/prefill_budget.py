@@ -350,6 +350,7 @@ class PrefillBudget:
         Args:
             keys: see `StepTimes`.
         """
+        self.times.sampled.observe(decode_rows)
         if prompt_rows == 0 or graphed:
             rows, read = decode_rows + prompt_rows, keys if prompt_rows else None
             self.times.generating.observe(rows, seconds, read)
