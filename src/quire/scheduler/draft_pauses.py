@@ -5,8 +5,9 @@ from __future__ import annotations
 from quire.scheduler.draft_lengths import DraftLengths
 
 PATIENCE = 4
-"""Number of questions in vain that no pause follows, where drafters look for the last tokens of an
-answer elsewhere: its first ones, and those behind a text that it repeated, are too few.
+"""Number of vain questions in a row without a pause, for drafters that look up the last tokens of
+an answer in other texts. At an answer's start, and behind a text that it repeated, too few tokens
+have come for a match.
 """
 
 
@@ -17,7 +18,7 @@ class Pauses:
     text.
 
     Args:
-        patience: number of questions in vain, one after the other, that no pause follows.
+        patience: number of vain questions in a row that no pause follows.
     """
 
     def __init__(self, lengths: DraftLengths, patience: int = 0) -> None:
