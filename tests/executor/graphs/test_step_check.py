@@ -16,7 +16,7 @@ from quire.executor import agreement
 from quire.executor.agreement import number_of, worst_row
 from quire.executor.graphs import layout, opening
 from quire.executor.graphs.runner import CUDAGraphs
-from quire.executor.graphs.step_check import _compared, by_rounding
+from quire.executor.graphs.step_check import StepCheck, _compared, _nudged, by_rounding
 from quire.models.base import LanguageModel
 from quire.program.trace import StepPrograms, trace
 from quire.program.tracing import Variant
@@ -163,6 +163,40 @@ def test_nodes_that_read_positions_of_three_axes_are_held_against_mlx(
     found = checked(wholes, SEEING["qwen2_vl"] | {"text_config": text})
     assert found
     assert all(found)
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.float32])
+def test_last_bits_of_embeddings_are_moved_by_one(dtype: mx.Dtype) -> None:
+    numbers = mx.random.normal((8, 64), key=mx.random.key(0)).astype(dtype)
+    numbers[0, 0] = 0
+    moved, ulp = _nudged(numbers), {2: mx.uint16, 4: mx.uint32}[dtype.size]
+    bits = [each.view(ulp).astype(mx.int64) for each in (numbers, moved)]
+    steps = (bits[1] - bits[0]).flatten().tolist()
+    assert steps[0] == 0
+    assert set(steps[1:]) == {1, -1}
+
+
+@emulated
+@pytest.mark.parametrize("moves", [True, False])
+def test_what_last_bits_move_as_far_is_no_fault(
+    moves: bool,
+    wholes: list[CUDAGraphs],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The program, computed by MLX, is made to agree with the graph to the bit."""
+
+    def replayed(check: StepCheck, *_: Any, nudged: bool = False) -> mx.array:
+        return check._whole * (1.5 if nudged and moves else 1)
+
+    emulate_card(monkeypatch)
+    monkeypatch.setattr(agreement, "_TOLERANCE", 1e-6)
+    monkeypatch.setattr(StepCheck, "_replayed", replayed)
+    with caplog.at_level(logging.WARNING, "quire.engine"):
+        found = checked(wholes, "llama")
+    assert found
+    assert all(found) if moves else not any(found)
+    assert all("0 by last bits of embeddings" in each for each in caplog.messages)
 
 
 @pytest.mark.slow
