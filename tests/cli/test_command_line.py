@@ -175,16 +175,36 @@ from quire.cli import main
 slow = {"typing", "re", "enum", "logging"} & (sys.modules.keys() - before)
 assert not slow, f"imported where Ctrl-C prints a trace: {slow}"
 def run(argv):
-    exec("raise KeyboardInterrupt")  # as where a module makes a dataclass
+    exec("raise KeyboardInterrupt")  # as where a command makes a dataclass
 commands = sys.modules["quire.cli.commands"] = type(sys)("commands")
 commands.run = run
 sys.exit(main([]))
 """
+_INTERRUPTED_IMPORT = """
+import signal
+import sys
+sys.path.insert(0, sys.argv[1])
+from quire.cli import main
+class Commands(type(sys)):
+    @property
+    def run(self):
+        signal.raise_signal(signal.SIGINT)
+        print("imported whole")
+        return lambda argv: print("run")
+sys.modules["quire.cli.commands"] = Commands("commands")
+sys.exit(main([]))
+"""
 
 
-def test_ctrl_c_in_an_import_prints_nothing_and_ends_with_130(tmp_path: Path) -> None:
-    (tmp_path / "interrupted.py").write_text(_INTERRUPTED)
+@pytest.mark.parametrize(
+    ("script", "printed"), [(_INTERRUPTED, ""), (_INTERRUPTED_IMPORT, "imported whole\n")]
+)
+def test_ctrl_c_at_any_moment_prints_nothing_and_ends_with_130(
+    tmp_path: Path, script: str, printed: str
+) -> None:
+    """Imports end first: extension modules print and drop an interrupt."""
+    (tmp_path / "interrupted.py").write_text(script)
     sources = str(Path(quire.__file__).parents[1])
     command = [sys.executable, "-S", "-m", "interrupted", sources]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    assert (done.returncode, done.stdout, done.stderr) == (130, printed, "")

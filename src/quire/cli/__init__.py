@@ -22,11 +22,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         # Here, because loading them takes a moment in which Ctrl-C is no error either.
-        import logging
+        from quire.core.stop_signals import interrupts_wait
 
-        from quire.cli.commands import run
-        from quire.core.errors import QuireError
-        from quire.core.logs import announce
+        with interrupts_wait():
+            import logging
+
+            from quire.cli.commands import run
+            from quire.core.errors import QuireError
+            from quire.core.logs import announce
 
         try:
             return run(argv)

@@ -17,6 +17,7 @@ from quire.core.errors import QuireError
 from quire.core.logs import write_logs
 from quire.core.model_place import check_places
 from quire.core.processes import allow_many_descriptors
+from quire.core.stop_signals import interrupts_wait
 from quire.serving.engine_process import EngineProcess, start_engine
 
 if TYPE_CHECKING:
@@ -66,10 +67,11 @@ class ServeCommand(ServerOptions, Command):
     ) -> int:
         # Here, because every command loads this module and no other needs a web server. The modules
         # take seconds to import, in which the engine starts.
-        from quire.api.server import serve
-        from quire.api.shared.auth import check_exposure
-        from quire.serving.mcp import check_usable
-        from quire.text.dialects import named
+        with interrupts_wait():
+            from quire.api.server import serve
+            from quire.api.shared.auth import check_exposure
+            from quire.serving.mcp import check_usable
+            from quire.text.dialects import named
 
         check_exposure(server, allow_anyone=self.allow_anyone)
         check_usable(server.mcp_servers, asked=server.mcp)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -19,3 +22,25 @@ def leave_stopping_to_the_parent() -> None:
     """Ignore stop signals in a process that ends when its parent closes a pipe."""
     for each in _ALL:
         signal.signal(each, signal.SIG_IGN)
+
+
+@contextmanager
+def interrupts_wait() -> Iterator[None]:
+    """Let Ctrl-C take effect at the end of the block, by a KeyboardInterrupt.
+
+    For imports: extension modules print and drop an interrupt that reaches their callbacks.
+    """
+    if (
+        signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+        or threading.current_thread() is not threading.main_thread()
+    ):
+        yield
+        return
+    came = list[int]()
+    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if came:
+        raise KeyboardInterrupt
