@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import socket
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import pytest
 
 from quire.core.frames import Frames
-from quire.core.messages import StepOutputs
+from quire.core.messages import NextTokens, StepOutputs
 from quire.core.request import FinishReason, Output, Request, TokenLogprobs
 from quire.engine import outbox, worker
 from quire.engine.engine import Engine
@@ -46,8 +46,15 @@ def pack_on_cpu(clock: Clock) -> Any:
     return packing(Outbox(FRAME_S), clock)
 
 
-def packing(box: Outbox, clock: Clock) -> Callable[[list[Output]], StepOutputs]:
-    return lambda outputs: box.pack(outputs, clock.expected_step_s)
+class Sent(NamedTuple):
+    """The parts of a message by name."""
+
+    outputs: tuple[Output, ...]
+    tokens: tuple[NextTokens, ...]
+
+
+def packing(box: Outbox, clock: Clock) -> Callable[[list[Output]], Sent]:
+    return lambda outputs: Sent(*box.pack(outputs, clock.expected_step_s))
 
 
 NAMES = [f"r{number}" for number in range(32)]
@@ -60,9 +67,10 @@ def step(token: int, names: list[str] = NAMES, **fields: Any) -> list[Output]:
 def read(message: StepOutputs) -> dict[str, list[int]]:
     """Return what the other end gets, by request, in its order."""
     got: dict[str, list[int]] = {}
-    for name, tokens, *_ in message.tokens:
+    outputs, further = message
+    for name, tokens, *_ in further:
         got.setdefault(name, []).extend(tokens)
-    for output in message.outputs:
+    for output in outputs:
         got.setdefault(output.request_id, []).extend(output.token_ids)
     return got
 
@@ -212,9 +220,9 @@ def test_log_probabilities_wait_with_their_tokens(clock: Clock) -> None:
     box.expect([Request("whole", (1, 2), hold=256)])
     entries = [TokenLogprobs(number, -0.5) for number in range(3)]
     for entry in entries[:2]:
-        assert not box.pack([Output("whole", (entry.token_id,), (entry,))], 1.0).outputs
+        assert not any(box.pack([Output("whole", (entry.token_id,), (entry,))], 1.0))
     end = Output("whole", (2,), (entries[2],), finish=FinishReason.LENGTH)
-    (output,) = box.pack([end], 1.0).outputs
+    (output,), _ = box.pack([end], 1.0)
     assert (output.token_ids, output.logprobs) == ((0, 1, 2), tuple(entries))
 
 

@@ -71,3 +71,18 @@ def test_a_row_and_a_prompt_call_few_functions(tmp_path: Path) -> None:
     assert 30 < (many - few) / 16 < 56
     assert 150 < few_reading - few < 290
     assert 150 < many_reading - many < 340
+
+
+def test_the_expected_time_of_a_step_takes_few_calls_whatever_its_rows(tmp_path: Path) -> None:
+    engine = open_engine(EngineConfig(str(tiny_model(tmp_path, "llama")), threads=1))
+    for number in range(8):
+        prompt = tuple(range(10 + number, 30 + number))
+        engine.add(Request(f"{number}", prompt, SamplingParams(temperature=0), max_tokens=40))
+    for _ in range(20):
+        engine.step()
+    calls = Counter[str]()
+    sys.setprofile(lambda frame, event, _: calls.update([event]))
+    assert 0 < engine.expected_step_s < 60
+    sys.setprofile(None)
+    engine.close()
+    assert calls["call"] <= 15

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from itertools import pairwise
 
 import pytest
@@ -136,6 +138,40 @@ def test_a_machine_that_has_become_slower_is_believed_after_three_steps() -> Non
     assert times.seconds(64) == pytest.approx(0.04)
     times.observe(64, 0.4)
     assert times.seconds(64) == pytest.approx(0.4)
+
+
+def test_a_question_after_a_step_computes_the_points_of_no_more_rows() -> None:
+    times = measured(*((rows, rows * 1e-4) for rows in range(1, 2000, 7)))
+    computed = 0
+
+    def count(frame: object, event: str, function: object) -> None:
+        nonlocal computed
+        computed += event == "c_call" and function is min
+
+    def points_after(rows: int) -> int:
+        nonlocal computed
+        times.seconds(rows)
+        times.observe(rows, rows * 1e-4)
+        computed = 0
+        sys.setprofile(count)
+        times.seconds(rows)
+        sys.setprofile(None)
+        return computed
+
+    assert points_after(1) <= 2 < points_after(1800)
+
+
+def test_a_table_that_is_asked_after_every_step_says_the_same() -> None:
+    draw = random.Random(1)
+    asked, silent = StepTimes(), StepTimes()
+    for _ in range(500):
+        rows, seconds = draw.randint(1, 300), draw.random()
+        for times in (asked, silent):
+            times.observe(rows, seconds)
+        asked.seconds(draw.randint(1, 300))
+    assert [asked.seconds(rows) for rows in range(400)] == [
+        silent.seconds(rows) for rows in range(400)
+    ]
 
 
 def test_times_of_much_larger_steps_are_not_known() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from quire.core.config import EngineConfig
 from quire.core.info import EngineStats, ModelInfo
@@ -126,16 +125,11 @@ accepted and rejected so far. A plain tuple is pickled and read ten times as fas
 """
 
 
-class StepOutputs(NamedTuple):
-    """From the engine: the outputs of one step.
-
-    Attributes:
-        outputs: a request's first and last, and those that carry more than a token.
-        tokens: all other outputs, which come before these.
-    """
-
-    outputs: tuple[Output, ...]
-    tokens: tuple[NextTokens, ...]
+StepOutputs = tuple[tuple[Output, ...], tuple[NextTokens, ...]]
+"""From the engine: the outputs of one step. The first part has a request's first and last output,
+and those that carry more than a token. The second part has all others, which come before these.
+It is a plain tuple for the reason that `NextTokens` is one.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,11 +204,13 @@ class Engine:
         if self._running is None:
             return math.inf
         plan = self._running
-        cost = self._scheduler.encodings.cost
-        pieces = [e.count * (cost.seconds(e.item.kind, e.rows) or math.inf) for e in plan.encoding]
-        return sum(pieces) + self._scheduler.prefill_budget.step_seconds(
+        seconds = self._scheduler.prefill_budget.step_seconds(
             plan.decode_rows, plan.prompt_rows, plan.prompt_keys
         )
+        cost = self._scheduler.encodings.cost
+        for each in plan.encoding:
+            seconds += each.count * (cost.seconds(each.item.kind, each.rows) or math.inf)
+        return seconds
 
     # -- steps ---------------------------------------------------------------------------------
 

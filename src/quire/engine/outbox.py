@@ -98,7 +98,7 @@ class Outbox:
             tokens += self._held.values()
             self._held.clear()
             self._sent_at = now
-        return StepOutputs(tuple(full), tuple(tokens))
+        return tuple(full), tuple(tokens)
 
     def _hold(self, output: Output) -> None:
         name, held = output.request_id, self._held.get(output.request_id)

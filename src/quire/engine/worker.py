@@ -122,7 +122,7 @@ class _Worker:
             try:
                 outputs = self._engine.step()
                 message = self._outbox.pack(outputs, self._engine.expected_step_s)
-                if message.outputs or message.tokens:
+                if any(message):
                     self._send(message)
                 self._engine.flush()
             except EngineFailure as error:

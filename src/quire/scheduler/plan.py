@@ -270,6 +270,8 @@ class StepPlan:
     @property
     def prompt_keys(self) -> int:
         """Sum over the rows that read prompts of the keys before their chunk."""
+        if not self._counts[1]:
+            return 0
         read = [each for each in self.sequences if each.count > len(each.sampling)]
         return sum([each.count * each.start for each in read])
 

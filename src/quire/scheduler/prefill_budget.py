@@ -388,9 +388,10 @@ class PrefillBudget:
         if graphed and self.times.generating.largest:
             return self._generating_s(decode_rows + prompt_rows, keys)
         known = decode_rows and self.times.generating.largest
-        generating_s = self._generating_s(decode_rows) if known else 0.0
-        table = self.times.prompts(decode_rows)
-        return generating_s + ((table.seconds(prompt_rows, keys) or 0.0) if prompt_rows else 0.0)
+        seconds = self._generating_s(decode_rows) if known else 0.0
+        if prompt_rows:
+            seconds += self.times.prompts(decode_rows).seconds(prompt_rows, keys) or 0.0
+        return seconds
 
     # -- within --------------------------------------------------------------------------------
 

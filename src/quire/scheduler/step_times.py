@@ -55,8 +55,14 @@ class StepTimes:
         self._shown: deque[tuple[float, int]] = deque(maxlen=_COMPARED)
         """Seconds of a key that pairs of steps show, and their differences in keys."""
         self._key_s = 0.0
+        self._ends: list[int] = []
+        """The upper ends of all ranges, ascending."""
         self._ordered: list[tuple[float, float]] = []
-        """The points as a curve; empty until `_points` makes it again."""
+        """The points as a curve, in the order of `_ends`: rows and seconds both ascend."""
+        self._stale = 0
+        """The greatest range whose point on the curve is out of date, and with it those of fewer
+        rows; 0 if none is.
+        """
         self._curve: list[float] = []
         """Seconds of steps of 0, 1, 2 and more rows, as far as they were asked for; empty where it
         has to be made again.
@@ -85,13 +91,16 @@ class StepTimes:
             seconds = max(seconds - self._key_s * keys, _LEAST_WITHOUT_KEYS * seconds)
         steps = self._steps.setdefault(end, deque(maxlen=_REMEMBERED))
         steps.append((rows, seconds / rows))
-        known = self._own.pop(end, None) is not None
+        if not (known := self._own.pop(end, None) is not None):
+            place = bisect(self._ends, end)
+            self._ends.insert(place, end)
+            self._ordered.insert(place, (rows, seconds))
         mean = sum([rows for rows, _ in steps]) / len(steps)
         row_s = sorted([row_s for _, row_s in steps])
         self._own[end] = mean, mean * row_s[(len(row_s) - 1) // 2]  # the median, or below
         if end >= self._largest_end:
             self._largest_end, self.largest = end, int(mean)
-        self._ordered = []
+        self._stale = max(self._stale, end)
         self._unread += 1
         in_use = self._curve_used and self._curve_in_use
         self._curve_in_use, self._curve_used = self._curve_used, False
@@ -119,15 +128,19 @@ class StepTimes:
         return self._key_s * keys
 
     def _points(self) -> list[tuple[float, float]]:
-        """Return the points of all ranges as a curve: rows and seconds both ascend."""
-        if not self._ordered:
-            points: list[tuple[float, float]] = []
-            most = inf  # fewer rows never take longer
-            for end in sorted(self._own, reverse=True):
-                mean, own = self._own[end]
-                most = min(most, own)
-                points.append((mean, most))
-            self._ordered = points[::-1]
+        """Return the points of all ranges as a curve: rows and seconds both ascend.
+
+        A step changes the points of its range and of fewer rows alone. So the question that follows
+        every small step computes few.
+        """
+        if self._stale:
+            place = bisect(self._ends, self._stale)
+            most = self._ordered[place][1] if place < len(self._ends) else inf
+            for at in range(place - 1, -1, -1):
+                mean, own = self._own[self._ends[at]]
+                most = min(most, own)  # fewer rows never take longer
+                self._ordered[at] = mean, most
+            self._stale = 0
         return self._ordered
 
     def _newest(self) -> list[tuple[float, float]]:
@@ -160,7 +173,8 @@ class StepTimes:
         Times between two points, and below the first, lie on a line through two points. Above the
         last they grow with the rows. With a single point, fewer rows take as long.
         """
-        if not (points := self._ordered or self._points()):
+        points = self._points() if self._stale else self._ordered
+        if not points:
             return None
         rows = rows if self._counted is None else self._counted(rows)
         keys_s = self._key_s * keys

@@ -13,7 +13,7 @@ import logging
 import math
 import socket
 import subprocess
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -32,17 +32,17 @@ from quire.core.messages import (
     Cached,
     FromEngine,
     NeedsRoom,
+    NextTokens,
     Progress,
     Ready,
     Refused,
     Room,
     Stats,
-    StepOutputs,
     Submit,
     ToEngine,
 )
 from quire.core.processes import wait_or_kill
-from quire.core.request import Failure, FinishReason, Request
+from quire.core.request import Failure, FinishReason, Output, Request
 from quire.serving.engine_process import WORKER, EngineProcess, start_engine
 from quire.serving.tasks import cancel_and_wait, to_the_end
 from quire.serving.ticket import Ticket
@@ -269,8 +269,8 @@ class ProcessEngine:
 
     def _take(self, message: ToEngine | FromEngine) -> None:
         match message:
-            case StepOutputs():
-                _deliver(self._tickets, message)
+            case outputs, tokens:
+                _deliver(self._tickets, outputs, tokens)
             case Stats(number, value) | Cached(number, value) | AdapterChanged(number, value):
                 self._questions.answer(number, value)
             case NeedsRoom(reason):
@@ -342,12 +342,14 @@ class ProcessEngine:
                 _fail_all(self._tickets, self._questions, self._silence)
 
 
-def _deliver(tickets: dict[str, Ticket], step: StepOutputs) -> None:
+def _deliver(
+    tickets: dict[str, Ticket], outputs: Iterable[Output], following: Iterable[NextTokens]
+) -> None:
     """Hand a step's outputs to their requests. Remove tickets that got their last output."""
-    for name, tokens, accepted, rejected in step.tokens:
+    for name, tokens, accepted, rejected in following:
         if (ticket := tickets.get(name)) is not None:
             ticket.put_tokens(tokens, accepted, rejected)
-    for output in step.outputs:
+    for output in outputs:
         ticket = tickets.get(output.request_id)
         if ticket is None:
             continue
