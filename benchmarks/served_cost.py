@@ -5,9 +5,9 @@ are medians of tokens/s and, for a token and each process (the engine's, the ser
 here): microseconds on a core, microseconds that threads waited for one, and how often they left it.
 `bound` is the tokens/s at which no core would ever be idle; the client needs its share, which
 `client_alone.py` measures. Gaps are those between a stream's events. With `--spread` also the
-engine alone with prompts that begin one after the other, as a server's do. With `--burst 256` also
-so many requests at once: milliseconds to the median and the last first token. Trees are checkouts;
-this one if none is named.
+engine alone with prompts that begin one after the other, as a server's do, and with `--piped` the
+engine in its process without HTTP. With `--burst 256` also so many requests at once: milliseconds
+to the median and the last first token. Trees are checkouts; this one if none is named.
 """
 
 from __future__ import annotations
@@ -160,14 +160,15 @@ def _burst_figures(
         found[f"{name}, us a request"].append(times.used / burst * 1e6)
 
 
-def alone(tree: Path, work: Work, *options: str) -> Row:
+def alone(tree: Path, work: Work, *options: str, script: str = "engine_alone.py") -> Row:
     """Measure a tree's engine without HTTP, in a process of its own.
 
     Args:
-        options: those of `engine_alone.py`.
+        options: those of the script.
+        script: the program that reads the work and prints the rates.
     """
     done = subprocess.run(
-        [sys.executable, str(_HERE / "engine_alone.py"), *options],
+        [sys.executable, str(_HERE / script), *options],
         input=json.dumps(asdict(work)),
         capture_output=True,
         text=True,
@@ -186,6 +187,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--burst", type=int, default=0)
     parser.add_argument("--spread", action="store_true")
+    parser.add_argument("--piped", action="store_true")
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--requests-a-stream", type=int, default=8)
@@ -201,6 +203,9 @@ def main() -> None:
             rows[f"engine of {tree} alone"].append(alone(tree, work))
             if args.spread:
                 rows[f"engine of {tree} alone, prompts spread"].append(alone(tree, work, "spread"))
+            if args.piped:
+                piped = alone(tree, work, script="engine_piped.py")
+                rows[f"engine of {tree} in its process"].append(piped)
             rows[str(tree)].append(served(tree, model, args))
         print(f"After {number + 1} rounds: " + ", ".join(rows))
         for name in rows[str(trees[0])][0]:

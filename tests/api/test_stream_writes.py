@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from starlette.applications import Starlette
@@ -16,6 +17,7 @@ from quire.api.app import build_app
 from quire.api.shared.sse import EventStream
 from quire.core.config import ServerConfig
 from quire.core.info import ModelInfo
+from quire.core.request import Output
 from quire.demo import MODEL_DIR
 from quire.serving.ticket import Ticket
 from quire.text.tokenizer import Tokenizer
@@ -61,11 +63,14 @@ def test_a_token_is_one_waking_and_one_write(
     assert 2 <= len(woken) <= TOKENS + 2  # accepted, and the end
 
 
-async def calls_of(app: Starlette, tokens: int) -> Counter[str]:
-    """Return how often Python functions ran for a streamed answer, by the file they are in."""
+async def answer(app: Starlette, tokens: int, sent: Callable[[], None] = lambda: None) -> None:
+    """Stream an answer without sockets.
+
+    Args:
+        sent: called at each write.
+    """
     body = {**BODIES["chat/completions"], "stream": True, "max_tokens": tokens}
     arrived = [{"type": "http.request", "body": json.dumps(body).encode()}]
-    files: Counter[str] = Counter()
 
     async def receive() -> Message:
         if not arrived:
@@ -74,13 +79,20 @@ async def calls_of(app: Starlette, tokens: int) -> Counter[str]:
 
     async def send(message: Message) -> None:
         assert message.get("status", 200) == 200
+        sent()
 
     scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}
+    await app(scope | {"query_string": b"", "root_path": ""}, receive, send)
+
+
+async def calls_of(app: Starlette, tokens: int) -> Counter[str]:
+    """Return how often Python functions ran for a streamed answer, by the file they are in."""
+    files: Counter[str] = Counter()
     sys.setprofile(
         lambda frame, event, _: files.update([frame.f_code.co_filename] * (event == "call"))
     )
     try:
-        await app(scope | {"query_string": b"", "root_path": ""}, receive, send)
+        await answer(app, tokens)
     finally:
         sys.setprofile(None)
     return files
@@ -108,3 +120,38 @@ def test_a_request_and_a_token_call_few_functions_and_resume_no_middleware(
     assert token <= 43
     request = sum(few[file] for file in few if "asyncio" not in file and "/tests/" not in file)
     assert request - 8 * token <= 735
+
+
+def test_an_answer_ends_two_turns_of_the_loop_after_its_last_token(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = ModelInfo(str(MODEL_DIR), "gemma4", 4096, 4096, "float32", "cpu", 1 << 20)
+    fox = tuple(tokenizer.encode("fox "))[:1]
+    engine = ScriptedEngine(info, lambda request: Script(fox * request.max_tokens, delay_s=0.01))
+    turns = last_token = last_write = 0
+    run_once, put = asyncio.SelectorEventLoop._run_once, Ticket.put
+
+    def counted(loop: asyncio.SelectorEventLoop) -> None:
+        nonlocal turns
+        turns += 1
+        run_once(loop)
+
+    def noted(ticket: Ticket, output: Output) -> None:
+        nonlocal last_token
+        last_token = turns
+        put(ticket, output)
+
+    def written() -> None:
+        nonlocal last_write
+        last_write = turns
+
+    monkeypatch.setattr(asyncio.SelectorEventLoop, "_run_once", counted)
+    monkeypatch.setattr(Ticket, "put", noted)
+
+    async def stream() -> None:
+        app = build_app(one_model(engine, "m", ServerConfig()), ServerConfig())
+        async with app.router.lifespan_context(app):
+            await answer(app, 4, written)
+
+    asyncio.run(stream())
+    assert 0 < last_write - last_token <= 2

@@ -102,6 +102,8 @@ class EventStream(Response):
         self._loop = asyncio.get_running_loop()
         self._started = self._opened = False
         """Whether the head is being sent, and whether it was."""
+        self._beside: list[asyncio.Task[None]] = []
+        """Tasks that run while events are sent."""
         self._head = asyncio.Lock()
         self._within = False  # a batch, where nothing else can stand
         self._silent_since = 0.0
@@ -111,6 +113,7 @@ class EventStream(Response):
         streaming = asyncio.create_task(self._attended(receive, send))
         try:
             last = await streaming
+            await cancel_and_wait(*self._beside)  # most have ended by now
             if isinstance(last, Failed):
                 await error_response(scope, last.error)(scope, receive, send)
                 return
@@ -118,12 +121,18 @@ class EventStream(Response):
             await self._write(send, self._end(last), last=True)
         finally:
             await cancel_and_wait(streaming)
+            await cancel_and_wait(*self._beside)
             note_run(scope, self._run)
 
     async def _attended(self, receive: Receive, send: Send) -> Iterable[bytes] | Failed:
-        """Do as `_stream`, while a task watches the client and, from `ALONE_S` on, one the time."""
+        """Do as `_stream`, while a task watches the client and, from `ALONE_S` on, one the time.
+
+        Cancel these tasks without waiting for their end, which would delay the last write by three
+        turns of the event loop.
+        """
         self._silent_since = self._loop.time()
-        beside = [asyncio.create_task(abort_when_gone(receive, self._run))]
+        beside = self._beside
+        beside.append(asyncio.create_task(abort_when_gone(receive, self._run)))
         attend = self._loop.call_later(
             ALONE_S, lambda: beside.append(asyncio.create_task(self._attend(send)))
         )
@@ -131,7 +140,8 @@ class EventStream(Response):
             return await self._stream(send)
         finally:
             attend.cancel()
-            await cancel_and_wait(*beside)
+            for task in beside:
+                task.cancel()
 
     async def _stream(self, send: Send) -> Iterable[bytes] | Failed:
         """Send all batches but the last one. Return that one's chunks, which are one write with
