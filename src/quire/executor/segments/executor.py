@@ -44,12 +44,10 @@ class SegmentExecutor(EagerExecutor):
         """Segments of steps with adapters, for as long as these are in memory."""
 
     def _run(self, inputs: StepInputs) -> Computed:
-        eagerly, adapted = partial(super()._run, inputs), inputs.adapted
-        segments = self._segments_of(adapted)
+        eagerly, segments = partial(super()._run, inputs), self._segments_of(inputs.adapted)
         if segments is None:
             return eagerly()
-        numbers = None if adapted is None else adapted.numbers
-        found = segments.compute(inputs, self.pools, lambda: eagerly().hidden, numbers=numbers)
+        found = segments.compute(inputs, self.pools, lambda: eagerly().hidden)
         return eagerly() if found is None else found
 
     def _segments_of(self, adapted: AdaptedRows | None) -> StepSegments | None:

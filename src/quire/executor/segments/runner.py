@@ -136,18 +136,13 @@ class StepSegments:
         return stages if stages.in_place else None
 
     def compute(
-        self,
-        inputs: StepInputs,
-        pools: Pools,
-        run_eagerly: Callable[[], mx.array],
-        numbers: mx.array | None = None,
+        self, inputs: StepInputs, pools: Pools, run_eagerly: Callable[[], mx.array]
     ) -> Computed | None:
         """Return the step's hidden states `[T, hidden]`, or `[R, hidden]` where the model narrows
         the step; None if the model must compute them.
 
         Args:
             run_eagerly: runs the model, which writes to the pools; returns hidden states.
-            numbers: of steps with adapters, each row's number among the factors, int32 `[T]`.
         """
         if inputs.media is not None or inputs.cross is not None or inputs.positions.ndim > 1:
             return None
@@ -157,7 +152,7 @@ class StepSegments:
             kind = kind[0], f"{kind[1]}, some of them wanted"
             if kind[0] is Attends.OUTSIDE or self.narrowed is None:
                 return None
-        run = partial(self._run, inputs, numbers, end)
+        run = partial(self._run, inputs, end)
         if kind not in self.agrees:
             if not _repeats(inputs):
                 return None
@@ -179,12 +174,7 @@ class StepSegments:
         plain = rows[0].format.scheme == "plain" and may_move(sampling)
         return plain and all(_goes_on(each) and each.format == rows[0].format for each in rows)
 
-    def _run(
-        self,
-        inputs: StepInputs,
-        numbers: mx.array | None,
-        end: tuple[SomeRows, mx.array] | None = None,
-    ) -> Computed:
+    def _run(self, inputs: StepInputs, end: tuple[SomeRows, mx.array] | None = None) -> Computed:
         """Run the segments.
 
         Args:
@@ -193,8 +183,8 @@ class StepSegments:
         stages = self.stages(Attends.of(inputs)) if end is None else self.narrowed
         assert stages is not None, "steps that are narrowed have stages of their own"
         fields = {"tokens": inputs.tokens, "positions": inputs.positions}
-        if numbers is not None:
-            fields[NUMBERS] = numbers
+        if inputs.adapted is not None:
+            fields[NUMBERS] = inputs.adapted.numbers
         every = _SegmentRows(self._ops, self._layout, inputs, at_once=stages.in_place)
         wanted = every
         if end is not None:
