@@ -26,7 +26,7 @@ from quire.device.ranks import WHOLE, agreed
 from quire.device.verified import Check, Verification
 from quire.executor.computed import Computed
 from quire.executor.following import Kept
-from quire.executor.graphs.attention.formats import reads_prompts, serves_format
+from quire.executor.graphs.attention.formats import all_served, attention_cases, reads_prompts
 from quire.executor.graphs.attention.indexers import most_keys
 from quire.executor.graphs.compiling import Compiling, KernelCompiling
 from quire.executor.graphs.graph_cache import MAX_ROWS, WIDE_ROWS, GraphCache
@@ -291,11 +291,11 @@ class CUDAGraphs:
     def _most_rows(self, format: KVFormat) -> int:
         """Return the row count of the largest graph for a format; 0 without any. It is cached."""
         if format not in self._formats:
-            given, tokens = (format, self._cache.heads, self._layout), self._pools.block_size
-            served = serves_format(*given, block_size=tokens, extension=self._extension)
+            heads, tokens = self._cache.heads, self._pools.block_size
+            cases = attention_cases(format, heads, self._layout, block_size=tokens)
             few = self._batch_invariant or self._cache.indexed or self._adapters
-            wide = not few and reads_prompts(*given, block_size=tokens)
-            self._formats[format] = served * (WIDE_ROWS if wide else MAX_ROWS)
+            rows = WIDE_ROWS if not few and all(map(reads_prompts, cases)) else MAX_ROWS
+            self._formats[format] = rows if all_served(cases, self._extension) else 0
         return self._formats[format]
 
     def serves_format(self, format: KVFormat) -> bool:
@@ -374,14 +374,19 @@ class CUDAGraphs:
         """
         format = inputs.sequences[0].format
         self._kernels.start_all(self._most_rows(format), format)
-        check = StepCheck(self._layout, self._pools, inputs, run_eagerly=run_eagerly)
+        check = StepCheck(
+            *(self._layout, self._pools, inputs),
+            program=self._programs.body,
+            logits=self._logits_of if self._cache.output(max_rows)[1] else None,
+            part=self._part,
+            run_eagerly=run_eagerly,
+        )
         difference = _problem_of(partial(self._cache.graph, max_rows, format))
         compiled = bool(agreed(int(difference is None), self._part))
         if compiled:
-            launch = self._launching(inputs, max_rows)
-            if launch is None:
+            if (launch := self._launching(inputs, max_rows)) is None:
                 return check.expected
-            cache, piece = self._cache, partial(self._cache.piece, max_rows, format)
+            piece = partial(self._cache.piece, max_rows, format)
 
             def run_graph() -> mx.array:
                 graphs = self._graphs_of(max_rows, format)  # where the check has put the states
@@ -389,11 +394,7 @@ class CUDAGraphs:
                 return launch.run(graphs)
 
             difference = check.difference(
-                run_graph,
-                self._logits_of if self._cache.output(max_rows)[1] else None,
-                lambda: NodeGraphs(cache.recorded(max_rows, format), piece, launch),
-                program=self._programs.body,
-                part=self._part,
+                run_graph, lambda: NodeGraphs(self._cache.recorded(max_rows, format), piece, launch)
             )
         fine = bool(agreed(int(difference is None), self._part))
         if self._batch_invariant:

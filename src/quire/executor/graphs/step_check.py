@@ -87,6 +87,9 @@ class StepCheck:
 
     Args:
         inputs: the step's sequences, all of one format.
+        program: as traced.
+        logits: computes logits of hidden states, if these are the graph's output.
+        part: the rank; all ranks check the same step.
         run_eagerly: runs the model, whose states and tails stay in the end.
 
     Attributes:
@@ -100,9 +103,13 @@ class StepCheck:
         pools: Pools,
         inputs: FlatRows,
         *,
+        program: Program,
+        logits: Callable[[mx.array], mx.array] | None,
+        part: Part,
         run_eagerly: Callable[[], mx.array],
     ) -> None:
         self._layout, self._pools, self._inputs = layout, pools, inputs
+        self._program, self._logits, self._part = program, logits, part
         self._tolerance = tolerance_of(inputs.sequences[0].format)
         self._evaluate_pools()
         mx.synchronize()
@@ -113,31 +120,25 @@ class StepCheck:
         self._whole = self._by_node = mx.zeros((0,))
 
     def difference(
-        self,
-        run_graph: Callable[[], mx.array],
-        logits: Callable[[mx.array], mx.array] | None,
-        nodes: Callable[[], NodeGraphs],
-        program: Program,
-        part: Part,
+        self, run_graph: Callable[[], mx.array], nodes: Callable[[], NodeGraphs]
     ) -> str | None:
         """Return how the graph's result differs from the model's; None if it agrees.
 
         Args:
             run_graph: returns the graph's output.
-            logits: computes logits, if these are the graph's output.
             nodes: returns what runs the kernels node by node; asked where the graph differs.
         """
         problem, error = None, math.inf
         self.before.restore()
         try:
             self._whole = copied(run_graph())
-            error = whole_error(self._wanted(self._whole), self._as_output(self.expected, logits))
+            error = whole_error(self._wanted(self._whole), self._as_output(self.expected))
             log.debug("%d rows: relative error %.2g", len(self.expected), error)
         except (DriverError, RuntimeError) as failure:
             problem = str(failure)
         standing = 0 if problem else 1 + (error <= self._tolerance)
-        if (worst := agreed(standing, part)) == 1:
-            problem = self._unexplained(error, logits, nodes, program=program, part=part)
+        if (worst := agreed(standing, self._part)) == 1:
+            problem = self._unexplained(error, nodes)
         elif worst == 0:
             problem = problem or "another rank's failed"
         self._after.restore()
@@ -155,15 +156,7 @@ class StepCheck:
         self._evaluate_pools()
         return hidden
 
-    def _unexplained(
-        self,
-        error: float,
-        logits: Callable[[mx.array], mx.array] | None,
-        nodes: Callable[[], NodeGraphs],
-        *,
-        program: Program,
-        part: Part,
-    ) -> str | None:
+    def _unexplained(self, error: float, nodes: Callable[[], NodeGraphs]) -> str | None:
         """Return how the graph differs but by rounding; None if rounding is all.
 
         All nodes must agree, and so must the inputs that they share. The graph must compute what
@@ -178,16 +171,16 @@ class StepCheck:
             problem = problem or self._differing_input(graphs.recorded.recorder.inputs)
         except (DriverError, RuntimeError) as failure:
             problem = str(failure)
-        if not agreed(int(problem is None), part):
+        if not agreed(int(problem is None), self._part):
             return problem or "another rank's nodes differ"
-        found = self._replayed(program, logits)
+        found = self._replayed()
         rounding = whole_error(self._wanted(self._whole), found)
         log.info("%d rows: error %.2g, by rounding %.2g", len(self.expected), error, rounding)
         if (alone := whole_error(self._whole, self._by_node)) > self._tolerance:
             return f"kernels in a graph: relative error {alone:.2g}"
-        if agreed(int(by_rounding(error, rounding, self._tolerance)), part):
+        if agreed(int(by_rounding(error, rounding, self._tolerance)), self._part):
             return None
-        moved = whole_error(self._replayed(program, logits, nudged=True), found)
+        moved = whole_error(self._replayed(nudged=True), found)
         log.info("%d rows: last bits of embeddings move the program by %.2g", len(found), moved)
         if by_rounding(error, max(rounding, moved), self._tolerance):
             return None
@@ -196,17 +189,11 @@ class StepCheck:
             f"{moved:.2g} by last bits of embeddings"
         )
 
-    def _replayed(
-        self,
-        program: Program,
-        logits: Callable[[mx.array], mx.array] | None,
-        *,
-        nudged: bool = False,
-    ) -> mx.array:
+    def _replayed(self, *, nudged: bool = False) -> mx.array:
         """Return the graph's output as MLX computes the program; see `replayed`."""
         self.before.restore()
-        found = replayed(program, self._inputs, nudged=nudged)
-        return self._as_output(self._wanted(found), logits)
+        found = replayed(self._program, self._inputs, nudged=nudged)
+        return self._as_output(self._wanted(found))
 
     def _differing_node(self, graphs_of: NodeGraphs) -> str | None:
         """Run the kernels, and each kind of node that they compute beside MLX once: layers run the
@@ -256,9 +243,8 @@ class StepCheck:
         ]
         return f"other {' and '.join(differing)}" if differing else None
 
-    @staticmethod
-    def _as_output(hidden: mx.array, logits: Callable[[mx.array], mx.array] | None) -> mx.array:
-        return hidden if logits is None else logits(hidden)
+    def _as_output(self, hidden: mx.array) -> mx.array:
+        return hidden if self._logits is None else self._logits(hidden)
 
     def _wanted(self, rows: mx.array) -> mx.array:
         """Return the rows of a graph's output that the model computes, too."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import mlx.core as mx
 
@@ -19,21 +19,10 @@ from quire.executor.graphs.attention.pool_kinds import kind_of
 log = logging.getLogger("quire.engine")
 
 
-def serves_format(
-    format: KVFormat,
-    heads: Mapping[int, int],
-    layout: KVLayout,
-    *,
-    block_size: int,
-    extension: Extension,
-) -> bool:
-    """Return whether the kernels support a format. Codes are held against the format's own encoder,
+def all_served(cases: Sequence[AttentionCase], extension: Extension) -> bool:
+    """Return whether the kernels serve all layers. Codes are held against the format's own encoder,
     once on a machine.
-
-    Args:
-        heads: query heads by layer.
     """
-    cases = _attention_cases(heads, layout, block_size, format=format)
     if not all(kind_of(each.format).serves(each) for each in cases):
         return False
     runner = DeviceRunner(compiler(), extension)
@@ -42,28 +31,25 @@ def serves_format(
         if verified_kernels().holds(verification):
             continue
         if (difference := kind_of(case.format).differs(case, runner)) is not None:
-            log.warning("CUDA graphs disabled for %s: %s", format.name, difference)
+            log.warning("CUDA graphs disabled for %s: %s", case.format.name, difference)
             return False
         verified_kernels().add(verification)
     return True
 
 
-def reads_prompts(
+def reads_prompts(case: AttentionCase) -> bool:
+    """Return whether the kernels read many rows of a sequence, of a layer that they serve."""
+    return kind_of(case.format).reads_prompts(case)
+
+
+def attention_cases(
     format: KVFormat, heads: Mapping[int, int], layout: KVLayout, *, block_size: int
-) -> bool:
-    """Return whether the kernels read many rows of a sequence, over a format that they support.
+) -> list[AttentionCase]:
+    """Return what kernels must serve of a step over a format.
 
     Args:
         heads: query heads by layer.
     """
-    cases = _attention_cases(heads, layout, block_size, format=format)
-    return all(kind_of(each.format).reads_prompts(each) for each in cases)
-
-
-def _attention_cases(
-    heads: Mapping[int, int], layout: KVLayout, block_size: int, format: KVFormat
-) -> list[AttentionCase]:
-    """Return what kernels must serve; `heads` are query heads by layer."""
     cases = list[AttentionCase]()
     for layer, count in heads.items():
         spec, own = layout.groups[layout.group[layer]].spec.attention, format.of_layer(layer)
