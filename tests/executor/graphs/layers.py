@@ -23,7 +23,7 @@ from quire.cache.specs import AttentionSpec, KVLayout
 from quire.core.kv_format import KVFormat
 from quire.device.cuda.driver import Card
 from quire.executor.graphs import kernels
-from quire.executor.graphs.attention.layer_attention import HeadRows, LayerAttention
+from quire.executor.graphs.attention.layer_attention import LayerAttention
 from quire.executor.graphs.attention.pool_kinds import kind_of
 from quire.executor.graphs.attention.prompt_rows import PromptRows, write_prompts
 from quire.executor.graphs.attention.workspaces import COMMON, Workspaces
@@ -34,6 +34,7 @@ from quire.executor.graphs.layout import (
     step_type,
     write_group,
 )
+from quire.executor.graphs.places import Operand
 from quire.executor.graphs.recorder import Buffer, Kernel, Recorder
 from quire.executor.graphs.records import StepRecord
 from tests.attention.rows import HandRows
@@ -118,11 +119,12 @@ def attended(
         memory = workspaces.memory(COMMON)
         ctypes.memset(runner.address(memory), 255, memory.nbytes)
 
-    def operand(name: str) -> HeadRows:
+    def operand(name: str) -> Operand:
         given = projected[name]
         width = given.shape[1] * given.shape[2]
         room = mx.concatenate([given, mx.zeros((rows - count, *given.shape[1:]), given.dtype)])
-        return HeadRows(Buffer(recorder.constant(room), room.nbytes), 0, width, given.shape[2])
+        buffer = Buffer(recorder.constant(room), room.nbytes)
+        return Operand(buffer.address, room.dtype, width, given.shape[2], buffer)
 
     q, k = projected["q"], projected["k"]
     result = mx.zeros((rows, q.shape[1], spec.value_dim), mx.bfloat16)

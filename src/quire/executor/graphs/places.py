@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -19,7 +19,7 @@ from quire.executor.graphs.rows.regions import LaidOutRows, RowKernel, row_kerne
 from quire.executor.graphs.rows.row_layouts import layout_for, layouts_for, with_layout
 from quire.executor.graphs.source import C_TYPES, NotGenerated
 from quire.program.passes import Uses
-from quire.program.values import FUSED, Node, Program, Value
+from quire.program.values import Node, Program, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +117,7 @@ class ValueRecording:
         return self._places[source]
 
     def _read(self, values: Sequence[int]) -> list[Buffer]:
-        places = map(self._place, values)
-        return list(dict.fromkeys(each.buffer for each in places if each.buffer is not None))
+        return buffers_of(map(self._place, values))
 
     def _multiplied(self, x: int, gemm: Gemm) -> list[int]:
         """Return the arguments `product_kernels.rows_of` of a product, in its layout."""
@@ -202,15 +201,7 @@ class ValueRecording:
         """Copy the parts that a view makes, if some reader cannot read parts."""
         for value in node.outputs:
             if self._is_copied(node, value):
-                part = Node(
-                    FUSED,
-                    node.inputs,
-                    (value,),
-                    roles=(),
-                    arguments=(node,),
-                    attributes={"what": "rows"},
-                )
-                self._generate(row_kernel, part)
+                self._generate(row_kernel, replace(node.fused, outputs=(value,)))
 
     def _is_copied(self, view: Node, value: int) -> bool:
         readers = self._uses.readers(value)
@@ -275,6 +266,11 @@ class ValueRecording:
         size = self._program.values[value].shape[axis]
         assert isinstance(size, int), "heads are a fixed number"
         return size
+
+
+def buffers_of(read: Iterable[Place | Operand]) -> list[Buffer]:
+    """Return the buffers that a kernel reads, each once."""
+    return list(dict.fromkeys(each.buffer for each in read if each.buffer is not None))
 
 
 def shown(program: Program, node: Node) -> str:

@@ -15,7 +15,7 @@ from quire.device.cuda.delta_rule import THREADS as _THREADS
 from quire.device.gpu_kernels import kernel_text
 from quire.device.recurrence import UNIT_EPS, WAITING
 from quire.executor.graphs.operands import UnsupportedNode
-from quire.executor.graphs.places import NodeKinds, Operand, ValueRecording
+from quire.executor.graphs.places import NodeKinds, Operand, ValueRecording, buffers_of
 from quire.executor.graphs.source import C_TYPES, ROUNDED, own_text, source_text
 from quire.executor.graphs.states import MAX_TARGETS, LayerStates, StateArray
 from quire.program.values import Node
@@ -337,8 +337,7 @@ class StateRecording(ValueRecording):
         parameters += [f"{C_TYPES[each.dtype]}* {name}" for name, each in states.items()]
         parameters += [each.parameter(own) for own, each in operands.items()]
         parameters += [f"{C_TYPES[y.dtype]}* y"]
-        buffers = [each.buffer for each in operands.values()]
-        reads = list(dict.fromkeys(each for each in buffers if each is not None))
+        reads = buffers_of(operands.values())
         to = self._written(node.outputs[0], reads)
         arguments = [recorder.rows, *(getattr(at, name) for name in names)]
         arguments += [each.address for each in states.values()]

@@ -10,10 +10,10 @@ from quire.cache.specs import KVLayout
 from quire.device.cuda.row_layout import RowLayout
 from quire.executor.graphs import kernels
 from quire.executor.graphs.attention.indexers import IndexerRecording
-from quire.executor.graphs.attention.layer_attention import HeadRows, LayerAttention, Rotation
+from quire.executor.graphs.attention.layer_attention import LayerAttention, Rotation
 from quire.executor.graphs.attention.pools import TailCoding
 from quire.executor.graphs.operands import HeadOperand, UnsupportedNode, check_heads
-from quire.executor.graphs.places import NodeKinds
+from quire.executor.graphs.places import NodeKinds, Operand
 from quire.executor.graphs.recorder import Buffer
 from quire.program.values import Node, Program
 
@@ -96,12 +96,12 @@ class AttentionRecording(IndexerRecording):
         if coding is not None:
             self._tails.setdefault(coding, []).append(pool.arrays)
 
-    def _head_rows(self, heads: HeadOperand) -> HeadRows:
-        part = heads.part
-        place = self._place(part.source)
+    def _head_rows(self, heads: HeadOperand) -> Operand:
+        part, place = heads.part, self._place(heads.part.source)
         if place.buffer is None:
             raise UnsupportedNode("attention over heads that no kernel computes")
-        return HeadRows(place.buffer, part.offset, part.row, head_stride=part.head)
+        at = place.address + mx.bfloat16.size * part.offset
+        return Operand(at, mx.bfloat16, part.row, head=part.head, buffer=place.buffer)
 
     def _rotation(self, q: HeadOperand, k: HeadOperand | None) -> Rotation | None:
         if q.rotate is None:

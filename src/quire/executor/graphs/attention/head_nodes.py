@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from quire.executor.graphs.operands import ProductMatrix, UnsupportedNode
-from quire.executor.graphs.places import NodeKinds, ValueRecording
+from quire.executor.graphs.places import NodeKinds, ValueRecording, buffers_of
 from quire.executor.graphs.products import product_kernels
 from quire.executor.graphs.source import C_TYPES, own_text, source_text
 from quire.program.values import Node
@@ -53,7 +53,7 @@ class HeadRecording(ValueRecording):
         body = [own_text("rotate.cuh")]
         text = source_text(parameters, body, _THREADS, constants=constants)
         operands = x, cosines, sines
-        reads = list(dict.fromkeys(each.buffer for each in operands if each.buffer is not None))
+        reads = buffers_of(operands)
         y = self._written(node.outputs[0], reads)
         arguments = [recorder.rows, *(each.address for each in operands), y.address]
         grid = -(-heads * dim // 2 // _THREADS), recorder.max_rows, 1

@@ -7,26 +7,8 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from quire.executor.graphs.attention.chosen_keys import ChosenKeys
+from quire.executor.graphs.places import Operand
 from quire.executor.graphs.recorder import Buffer
-
-
-@dataclass(frozen=True, slots=True)
-class HeadRows:
-    """Queries, keys or values as a product wrote them.
-
-    Attributes:
-        offset, stride: offset of the first row, and elements from row to row.
-        head_stride: elements from head to head.
-    """
-
-    buffer: Buffer
-    offset: int
-    stride: int
-    head_stride: int
-
-    @property
-    def address(self) -> int:
-        return self.buffer.address + 2 * self.offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +26,8 @@ class LayerAttention:
     """One layer's attention, as the program describes it.
 
     Attributes:
-        k, v: keys and values; None if the layer reads another layer's.
+        q, k, v: queries, keys and values as products wrote them; no keys and values if the layer
+            reads another layer's.
         q_norm, k_norm: norm weights; None for norms without weights.
         normed: whether queries and keys are normalised by head.
         values_normed: whether values are normalised by head, without a weight.
@@ -64,9 +47,9 @@ class LayerAttention:
     head_dim: int
     scale: float
     softcap: float | None
-    q: HeadRows
-    k: HeadRows | None
-    v: HeadRows | None
+    q: Operand
+    k: Operand | None
+    v: Operand | None
     normed: bool
     values_normed: bool
     eps: float

@@ -21,6 +21,7 @@ from quire.executor.graphs.attention.coding_check import KernelRunner
 from quire.executor.graphs.attention.heads import Coding, Heads
 from quire.executor.graphs.attention.layer_attention import LayerAttention
 from quire.executor.graphs.attention.workspaces import COMMON
+from quire.executor.graphs.places import buffers_of
 from quire.executor.graphs.recorder import Buffer, Recorder
 
 
@@ -142,15 +143,15 @@ class LayerPool(ABC):
             block_size=self.block_size,
             pairs=0 if rotation is None else rotation.pairs,
             neighbours=rotation is not None and rotation.neighbours,
-            strides=(layer.q.stride, k.stride, v.stride),
-            head_strides=(layer.q.head_stride, k.head_stride, v.head_stride),
+            strides=(layer.q.row, k.row, v.row),
+            head_strides=(layer.q.head, k.head, v.head),
             normed=layer.normed,
             values_normed=layer.values_normed,
             eps=layer.eps,
             coding=to.coding,
             workspace=to.workspace is not None,
         )
-        reads = list(dict.fromkeys(each.buffer for each in (layer.q, k, v)))
+        reads = buffers_of((layer.q, k, v))
         angles = [] if rotation is None else [rotation.cosines, rotation.sines]
         q = recorder.buffer(2 * recorder.max_rows * layer.heads * layer.head_dim, reads)
         arguments = [recorder.rows, layer.q.address, k.address, v.address, q.address]
