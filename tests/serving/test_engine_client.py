@@ -15,8 +15,8 @@ import pytest_asyncio
 
 from quire.core.config import EngineConfig
 from quire.core.errors import EngineFailure, ModelError, NoRoom
-from quire.core.frames import Frames
-from quire.core.messages import Cached, Progress
+from quire.core.frames import Frames, encode
+from quire.core.messages import AskStats, Cached, Progress
 from quire.core.request import FinishReason, Output, Request, SamplingParams
 from quire.demo import MODEL_DIR
 from quire.serving import engine_client
@@ -107,14 +107,16 @@ async def test_requests_end_once_and_alike(shared: ProcessEngine) -> None:
 
 
 class CountedPipe:
-    """The client's end of a pipe, whose writes are counted."""
+    """The client's end of a pipe, whose writes are counted, but for those of heartbeats."""
+
+    _HEARTBEAT = encode(AskStats(engine_client._HEARTBEAT))
 
     def __init__(self, pipe: socket.socket) -> None:
         self._pipe = pipe
         self.writes = 0
 
     def send(self, data: bytes) -> int:
-        self.writes += 1
+        self.writes += data != self._HEARTBEAT
         return self._pipe.send(data)
 
     def fileno(self) -> int:
