@@ -16,9 +16,7 @@ from quire.core.figures import size
 
 class PullCommand(Command):
     """Downloads models into the Hugging Face cache, but only the files that Quire needs. An
-    interrupted download is resumed. A private model needs HF_TOKEN. If a repository has several
-    GGUF models, choose one by :FILE.gguf, or by a word of its name such as :Q4_K_M. quire search
-    lists short names.
+    interrupted download is resumed. A private model needs HF_TOKEN.
     """
 
     command: ClassVar[str] = "pull"
@@ -26,7 +24,10 @@ class PullCommand(Command):
 
     names: Annotated[
         tuple[Model, ...], Flag("OWNER/NAME[:FILE.gguf]", positional=True, several=True)
-    ] = Field(description="a hub id or a short name")
+    ] = Field(
+        description="a hub id, or a short name (quire search lists them); of several GGUF models "
+        ":FILE.gguf chooses one, or a word of its name such as :Q4_K_M"
+    )
 
     def run(self) -> int:
         """Download each model, and print its location.
