@@ -30,7 +30,7 @@ class _Never(WorthwhileDrafts):
         super().choose(candidates, *args, **named)
         return [0] * len(candidates)
 
-    def steps_to_pass(self, asking_s: float, step_s: float) -> int:
+    def steps_to_skip(self, asking_s: float, step_s: float) -> int:
         return 64
 
 

@@ -93,7 +93,7 @@ def test_later_sequences_try_a_head_that_was_wrong_before() -> None:
         def choose(self, candidates: Seq[Candidate], *args: Any, **named: Any) -> list[int]:
             return [int(each.rate > 0.5) for each in candidates]
 
-        def steps_to_pass(self, asking_s: float, step_s: float) -> int:
+        def steps_to_skip(self, asking_s: float, step_s: float) -> int:
             return 0
 
     drafter = HeadDrafter()

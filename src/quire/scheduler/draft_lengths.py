@@ -39,7 +39,7 @@ _IN_VAIN = 0.01
 """Most of the time of steps without drafts that asking drafters in vain may take; as much again may
 be taken to ask whether a head should guess.
 """
-_MOST_PASSED = 64
+_MOST_SKIPPED = 64
 """Most steps that are planned without asking drafters."""
 
 
@@ -116,7 +116,7 @@ class DraftLengths(Protocol):
         """
         ...
 
-    def steps_to_pass(self, asking_s: float, step_s: float) -> int:
+    def steps_to_skip(self, asking_s: float, step_s: float) -> int:
         """Return how many steps to plan without asking drafters, after asking found no draft worth
         its rows.
 
@@ -130,7 +130,7 @@ class DraftLengths(Protocol):
 class EveryDraft:
     """Verifies every draft. For tests and measurements."""
 
-    def steps_to_pass(self, asking_s: float, step_s: float) -> int:
+    def steps_to_skip(self, asking_s: float, step_s: float) -> int:
         return 0
 
     def prefers_waiting(self, candidates: Seq[Candidate], lengths: Seq[int], rows: int) -> bool:
@@ -210,10 +210,10 @@ class WorthwhileDrafts:
     def settle(self, promised: float, accepted: int) -> None:
         self._trust.observe(promised, accepted)
 
-    def steps_to_pass(self, asking_s: float, step_s: float) -> int:
+    def steps_to_skip(self, asking_s: float, step_s: float) -> int:
         if asking_s <= _IN_VAIN * step_s:
             return 0
-        return int(min(_MOST_PASSED, asking_s / max(_IN_VAIN * step_s, 1e-9)))
+        return int(min(_MOST_SKIPPED, asking_s / max(_IN_VAIN * step_s, 1e-9)))
 
     def prefers_waiting(self, candidates: Seq[Candidate], lengths: Seq[int], rows: int) -> bool:
         drafts, rows = sum(lengths), max(rows, 1)

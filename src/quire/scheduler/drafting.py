@@ -15,7 +15,7 @@ from collections.abc import Sequence as Seq
 from functools import partial
 
 from quire.scheduler.draft_lengths import Candidate, DraftLengths
-from quire.scheduler.draft_pauses import PATIENCE, Pauses
+from quire.scheduler.draft_pauses import LOOKUPS_BEFORE_PAUSE, Pauses
 from quire.scheduler.draft_queries import Asked, Found, asked_of, keep_likelier
 from quire.scheduler.draft_rates import REGAINED, AcceptanceRates
 from quire.scheduler.draft_runs import BESIDE, Run, settled
@@ -66,10 +66,10 @@ class Drafting:
         """Seconds between the last two of these times."""
         self.least_chance = 0.0
         """Least probability of a guess that is worth its row, by the last `worth_guessing`."""
-        self._asking, self._guessing = Pauses(lengths, PATIENCE), Pauses(lengths)
-        """Pauses between questions to drafters ahead, and between those whether a head should
-        guess.
-        """
+        self._asking = Pauses(lengths, LOOKUPS_BEFORE_PAUSE)
+        """Pauses between steps that ask drafters before the running step's tokens are read."""
+        self._guessing = Pauses(lengths)
+        """Pauses between steps that decide whether the head guesses."""
         self._begun: set[int] = set()
         """Numbers of sequences that began since `wants_tokens` was called."""
         self._fresh: set[int] = set()
@@ -112,14 +112,14 @@ class Drafting:
             return True
         asked, steps = running, self._asking.steps
         follow = not any(self._guessed.values()) or all(map(_may_follow, running))
-        if follow and self._asking.passes():
+        if follow and self._asking.skips_step():
             if not self._fresh:
                 return False
             fresh = [each for each in running if each.number in self._fresh]
             if len(fresh) < len(running):
                 asked, steps = fresh, 1
             else:
-                self._asking = Pauses(self._lengths, PATIENCE)
+                self._asking = Pauses(self._lengths, LOOKUPS_BEFORE_PAUSE)
         rows = sum(each.progress.generated > 0 for each in running)
         wants = self._pays_ahead(asked, rows, steps)
         if wants or asked is running:
@@ -270,7 +270,7 @@ class Drafting:
         grade = drafter.name, 0
         self._guessed[drafter.name] = 0
         started, steps, asked = self._clock(), self._guessing.steps, running
-        if paused := self._guessing.passes():
+        if paused := self._guessing.skips_step():
             # Asked alone, as in `wants_tokens`.
             asked = [each for each in running if each.number in self._fresh] if self._fresh else []
         states = [each.drafting for each in asked]
@@ -446,5 +446,4 @@ class Drafting:
 
 
 def _may_follow(sequence: Sequence) -> bool:
-    """Return whether `Drafting.follows` is true of a sequence up to its last tokens."""
-    return sequence.drafting is not None and sequence.drafting.follows
+    return sequence.drafting is not None and sequence.drafting.may_follow

@@ -154,8 +154,7 @@ class DraftState:
         compared: number of guesses that were compared with the tokens that followed, by grade.
         foreseen: drafts, verified or not, that the next tokens are compared with, by grade; the
             scheduler takes them.
-        follows: whether its next rows may be planned before it is known which of its drafts are
-            right.
+        may_follow: see `Planner.may_follow`.
     """
 
     drafters: frozenset[str]
@@ -164,7 +163,7 @@ class DraftState:
     rates: dict[Grade, float] = field(default_factory=dict)
     compared: Counter[Grade] = field(default_factory=Counter)
     foreseen: dict[Grade, Foreseen] = field(default_factory=dict)
-    follows: bool = False
+    may_follow: bool = False
 
     def take_foreseen(self) -> tuple[Foreseen, ...]:
         """Return the drafts that the tokens just read are compared with, once."""

@@ -152,11 +152,11 @@ class Planner:
             return drafts
         return drafts | drafting.following(follow, rows, room - _count(drafts))
 
-    def follows(self, sequence: Sequence) -> bool:
-        """Return whether the next rows of a sequence may ever be planned before it is known which
-        of its drafts are right.
+    def may_follow(self, sequence: Sequence) -> bool:
+        """Return whether rows of a sequence may ever be planned before it is known which of the
+        drafts in front of them are right.
 
-        Not where these decide on a mask, on penalties, or on what is written to states.
+        False if these drafts decide on a mask, on penalties, or on what is written to states.
         """
         state = sequence.drafting
         if state is None or not self.drafting.need_no_tokens(state.drafters):

@@ -164,7 +164,7 @@ class Scheduler:
         self._arrived += 1
         sequence.max_context = self.limits.context(format, largest_item(request), parts.cross_media)
         if sequence.drafting is not None:
-            sequence.drafting.follows = self._planner.follows(sequence)
+            sequence.drafting.may_follow = self._planner.may_follow(sequence)
         sequence.arrived = self._clock()
         if request.deadline_s is not None:
             self._deadlines.set(sequence.number, sequence.arrived + request.deadline_s)
