@@ -65,6 +65,15 @@ def test_a_step_samples_at_most_twice_as_many_rows_as_one_before() -> None:
     assert found == [8, 16, 32, 64, 128]
 
 
+@pytest.mark.parametrize("rate", [0.0, 0.015])
+def test_no_draft_is_likely_enough_though_rows_are_free(rate: float) -> None:
+    """CUDA graphs of one and of two rows take the same time."""
+    budget = PrefillBudget(step_s=1.0, stall_factor=2.0, max_rows=2048)
+    budget.observe(1, 0, 0, 1.0)
+    budget.observe(2, 0, 0, 1.0)
+    assert WorthwhileDrafts(budget.times.sampling).choose([Candidate(rate, 4)], 1) == [0]
+
+
 def test_drafts_that_have_to_be_computed_are_fewer() -> None:
     """All sequences are drafted together, so the longest draft is what costs."""
     chosen = lengths(1.0, 0.01)

@@ -289,8 +289,9 @@ class WorthwhileDrafts:
         none if that is at most `least_rate`.
         """
         drafts = _likeliest(candidates)
-        seconds = self._seconds(rows, rows + len(drafts))
-        assert seconds is not None
+        seconds = self._seconds(rows, rows + len(drafts)) if drafts else None
+        if seconds is None:
+            return ()
         drafts = drafts[: len(seconds) - 1]
         trust, expected = self._trust.ratio, float(rows)
         waits = {each: wait.seconds(rows) for each, wait in self._waits.items()}
