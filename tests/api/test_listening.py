@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -38,6 +39,16 @@ def test_a_socket_that_a_killed_server_left_is_replaced(tmp_path: Path) -> None:
         killed.bind(str(path))
     assert path.is_socket()
     with bound(f"unix:{path}", 0), socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+    assert not path.exists()
+
+
+def test_a_socket_that_another_server_took_over_stays(tmp_path: Path) -> None:
+    path = tmp_path / "quire.sock"
+    ending = ExitStack()
+    ending.enter_context(bound(f"unix:{path}", 0)).close()  # while its models are closed
+    with bound(f"unix:{path}", 0), socket.socket(socket.AF_UNIX) as client:
+        ending.close()
         client.connect(str(path))
     assert not path.exists()
 

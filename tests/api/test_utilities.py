@@ -20,8 +20,8 @@ import zstandard
 from openai import APIStatusError, OpenAI
 
 import quire
+from quire.api.listening import check_exposure
 from quire.api.routes import OPERATIONS
-from quire.api.shared.auth import check_exposure
 from quire.core.config import ServerConfig
 from quire.core.errors import QuireError
 from quire.core.request import Failure

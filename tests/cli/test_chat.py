@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import signal
 import ssl
@@ -297,6 +298,26 @@ def test_its_server_takes_the_adapter(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(ChatError, match=r"no adapter_config\.json"), own_server("", str(tmp_path)):
         pass
     assert not read, "certificates, by each question whether it is ready"
+
+
+def test_its_server_ends_with_a_chat_that_is_killed(tmp_path: Path) -> None:
+    program = (
+        "from quire.cli.own_server import own_server\n"
+        "with own_server(''): print('ready', flush=True); input()"
+    )
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+    ) as chat:
+        assert chat.stdout is not None
+        assert chat.stdout.readline() == b"ready\n"
+        processes = psutil.Process(chat.pid).children(recursive=True)
+        assert len(processes) > 1, "the server and its engine"
+        chat.kill()
+    wait_until(lambda: not any(each.is_running() for each in processes))
 
 
 @pytest.mark.slow

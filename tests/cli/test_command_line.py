@@ -6,10 +6,12 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 import quire
+import quire.cli.serve
 from quire.cli import main
 from quire.cli.commands import parse
 from quire.cli.run import RunCommand
@@ -82,14 +84,29 @@ def test_a_wrong_dialect_is_refused_before_anything_is_opened(
         (("serve", "--adapter", "../a"), "'../a' is neither a folder nor a hub id"),
         (("serve", "--adapter", "a=/dev"), "/dev: no adapter_config.json"),
         (("serve", "--port", "0", "--files", "/proc/no"), "--files: /proc/no: No such file"),
-        (("ps", "--url", "http://[::1"), "not a URL: 'http://[::1': Invalid IPv6 URL"),
-        (("ps", "--url", "http://here:99999"), "not a URL: 'http://here:99999': Port out of"),
     ],
 )
 def test_what_cannot_be_used_is_said_before_any_work(
     capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], said: str
 ) -> None:
     assert main(argv) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://127.0.0.1:9", "no server answers at http://127.0.0.1:9 (Connection refused)"),
+        ("http://[::1", "not a URL: 'http://[::1': Invalid IPv6 URL"),
+        ("http://here:99999", "not a URL: 'http://here:99999': Port out of range"),
+    ],
+)
+@pytest.mark.parametrize("command", ["ps", "chat", "bench"])
+def test_commands_without_a_server_exit_with_2(
+    capsys: pytest.CaptureFixture[str], command: str, url: str, said: str
+) -> None:
+    assert main([command, "--url", url]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
 
@@ -145,6 +162,21 @@ def test_a_port_that_is_taken_is_one_line(capsys: pytest.CaptureFixture[str]) ->
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert main(["serve", "--port", str(taken.getsockname()[1])]) == 1
     assert "--port takes another" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("fault", ["port", "host"])
+def test_no_engine_starts_before_the_address_is_checked(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    def start(*_: object) -> NoReturn:
+        pytest.fail("an engine was started")
+
+    monkeypatch.setattr(quire.cli.serve, "start_engine", start)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = ("--port", str(taken.getsockname()[1]))
+        assert main(["serve", *(port if fault == "port" else ("--host", "0.0.0.0"))]) == 1
+    said = "cannot bind 127.0.0.1" if fault == "port" else "no API key is set"
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

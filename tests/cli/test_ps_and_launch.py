@@ -57,9 +57,9 @@ def test_ps_shows_what_is_loaded(child: Child, capsys: pytest.CaptureFixture[str
     assert "right" in table
     assert max(map(len, table.splitlines())) <= 80
     assert listed(child, capsys, "--unload", "right")["right"]["state"] == "unloaded"
-    assert main(["ps", "--url", child.url, "--load", "middle"]) == 1
+    assert main(["ps", "--url", child.url, "--load", "middle"]) == 2
     assert "'middle' is not served here" in capsys.readouterr().err
-    assert main(["ps", "--url", "http://127.0.0.1:1"]) == 1
+    assert main(["ps", "--url", "http://127.0.0.1:1"]) == 2
     assert "no server answers at http://127.0.0.1:1 (Connection refused)" in capsys.readouterr().err
 
 
@@ -140,7 +140,7 @@ def test_an_agent_is_not_started_with_a_model_that_is_not_served(
     child: Child, tmp_path: Path
 ) -> None:
     ran = launched(tmp_path, "claude", "--url", child.url, "--served-model", "middle")
-    assert (ran.returncode, ran.stdout) == (1, "")
+    assert (ran.returncode, ran.stdout) == (2, "")
     assert "'middle' is not served here" in ran.stderr
     assert "left" in ran.stderr
 

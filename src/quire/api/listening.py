@@ -1,14 +1,20 @@
-"""The socket that a server listens on: at a host and a port, or at a path (a Unix socket)."""
+"""The socket that a server listens on, at a host and a port or at a path (a Unix socket), and the
+rule that a server needs an API key if other machines reach it.
+
+Imports little: a server checks its address before anything else is started.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import socket
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from quire.core.config import ServerConfig
 from quire.core.errors import QuireError
 from quire.core.unix_sockets import unix_path
 
@@ -29,13 +35,39 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
         QuireError: the address cannot be bound.
     """
     path = unix_path(host)
-    listener = _at_port(host, port) if path is None else _at_path(Path(path))
-    with contextlib.closing(listener):
-        try:
+    if path is None:
+        with contextlib.closing(_at_port(host, port)) as listener:
             yield listener
-        finally:
-            if path is not None:
-                Path(path).unlink(missing_ok=True)
+        return
+    with contextlib.closing(_at_path(Path(path))) as listener, _removed(Path(path)):
+        yield listener
+
+
+def check_exposure(config: ServerConfig, *, allow_anyone: bool) -> None:
+    """Refuse to serve strangers by accident.
+
+    Args:
+        allow_anyone: the operator asked a second time for an open server without a key.
+
+    Raises:
+        QuireError: the host is reachable from other machines and no key is set.
+    """
+    if config.api_keys or allow_anyone or is_loopback(config.host):
+        return
+    raise QuireError(
+        f"Binding {config.host} lets other machines connect, and no API key is set. "
+        "Set --api-key-file, or add --allow-anyone to serve everybody without a key."
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host to bind can be reached from this machine only."""
+    if host == "localhost" or unix_path(host) is not None:
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def listen(listener: socket.socket) -> None:
@@ -88,6 +120,30 @@ def _at_path(path: Path) -> socket.socket:
         why = "a server listens there, or it is another file" if taken else error.strerror or error
         raise QuireError(f"cannot bind unix:{path}: {why}") from error
     return listener
+
+
+@contextlib.contextmanager
+def _removed(path: Path) -> Iterator[None]:
+    """Remove the socket's file at the end of the context, unless another server has taken its path
+    since: this server no longer listens while its models are closed.
+    """
+    ours = _identity(path)
+    try:
+        yield
+    finally:
+        if _identity(path) == ours:
+            path.unlink(missing_ok=True)
+
+
+def _identity(path: Path) -> tuple[int, int, int] | None:
+    """Return what tells a file from a later one at the same path; None if there is none.
+
+    The time is part of it, because file systems use the number of a removed file again.
+    """
+    with contextlib.suppress(OSError):
+        found = path.lstat()
+        return found.st_dev, found.st_ino, found.st_ctime_ns
+    return None
 
 
 def _remove_unused(path: Path) -> None:

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from quire.api.shared.auth import is_loopback
+from quire.api.listening import is_loopback
 from quire.api.shared.errors import error_response, failure_of, speaks_ollama
 from quire.api.shared.headers import headers_of
 from quire.core.config import ServerConfig

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import socket
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -35,6 +36,7 @@ def serve(
     config: ServerConfig,
     worker: str = WORKER,
     *,
+    listener: socket.socket | None = None,
     memory: int | None = None,
     on_progress: Callable[[str, Progress | None], None] = lambda name, progress: None,
     opener: Opener | None = None,
@@ -46,6 +48,7 @@ def serve(
 
     Args:
         worker: see `ProcessEngine.start`.
+        listener: a socket that is bound already; None binds the configured address.
         memory: bytes for all loaded models together; None means the machine's memory.
         on_progress: called with a model's name and its loading progress; with None at the end.
         opener: opens a model; by default as an engine on this machine.
@@ -55,17 +58,15 @@ def serve(
         QuireError: the address cannot be bound, or a model cannot be opened.
     """
     allow_many_descriptors()
-    with (
-        bound(config.host, config.port) as listener,
-        asyncio.Runner(loop_factory=_loop_factory()) as runner,
-    ):
+    address = bound(config.host, config.port) if listener is None else nullcontext(listener)
+    with address as own, asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.get_loop()  # takes a moment, in which Ctrl-C must find no coroutine that waits
         try:
             return runner.run(
                 _serve(
                     model_configs,
                     config,
-                    listener,
+                    own,
                     opener=opener
                     or partial(
                         _open,

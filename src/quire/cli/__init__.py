@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return run(argv)
         except QuireError as error:
             announce(f"quire: {error}", level=logging.ERROR)
-            return 1
+            return error.exit_status
         finally:
             if sys.stdout is not None:  # closed by whoever started this
                 sys.stdout.flush()

@@ -18,7 +18,7 @@ from quire.api.shared.priority import PRIORITY_HEADER
 from quire.cli.keys import ClientOptions
 from quire.cli.load import unreachable
 from quire.cli.own_server import loading_server
-from quire.cli.progress import shown
+from quire.cli.progress import shown, silent
 from quire.cli.settings import Command, said
 from quire.cli.values import Count, File, Flag, Place
 from quire.core.errors import QuireError
@@ -59,8 +59,8 @@ class BatchCommand(ClientOptions, Command):
             with Answers(self.output) as answers, contextlib.ExitStack() as stack:
                 left = [each for each in requests if each.custom_id not in answers.done]
                 url, key = self._server(stack, console) if left else ("", None)
-                start = stack.enter_context(shown(console))
-                done = start(f"{len(left)} requests", len(left))
+                start = stack.enter_context(shown(console)) if left else silent
+                done = start("answering requests", len(left))
                 run = _Run(url, key, answers=answers, done=done)
                 failed = asyncio.run(run.answer(left, self.concurrency))
         except (QuireError, httpx.HTTPError, httpx.InvalidURL, OSError) as error:

@@ -96,10 +96,12 @@ def _started(model: str, adapter: str | None, port: int, log: Path) -> subproces
     command += ["--config", os.devnull]
     environment = {name: text for name, text in os.environ.items() if not name.startswith(PREFIX)}
     with log.open("wb") as out:
-        # A session of its own: Ctrl-C stops the answer, not the server.
+        # A session of its own: Ctrl-C stops the answer, not the server. It ends with its standard
+        # input, which the system closes however this process ends.
         return subprocess.Popen(
             command,
             env=environment,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=out,
             start_new_session=True,

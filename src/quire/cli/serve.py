@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar
 
+from quire.api.listening import bound, check_exposure
 from quire.cli.loading import OnProgress, loading
 from quire.cli.model_configs import TableError, model_configs
 from quire.cli.server_options import ServerOptions
@@ -51,29 +53,31 @@ class ServeCommand(ServerOptions, Command):
             raise QuireError(f"{config_file(self.config)}: {error}") from error
         for each in configs:
             check_places(each.engine)
+        check_exposure(server, allow_anyone=self.allow_anyone)
         with contextlib.ExitStack() as ending:
+            listener = ending.enter_context(bound(server.host, server.port))
             started = None
             if len(configs) == 1 and self.replicas is None:
                 started = _started(*configs)
                 ending.callback(started.end)
-            return self._serve(configs, server, on_progress, started=started)
+            return self._serve(configs, server, on_progress, listener=listener, started=started)
 
     def _serve(
         self,
         configs: Sequence[ModelConfig],
         server: ServerConfig,
         on_progress: OnProgress,
+        *,
+        listener: socket.socket,
         started: EngineProcess | None,
     ) -> int:
         # Here, because every command loads this module and no other needs a web server. The modules
         # take seconds to import, in which the engine starts.
         with interrupts_wait():
             from quire.api.server import serve
-            from quire.api.shared.auth import check_exposure
             from quire.serving.mcp import check_usable
             from quire.text.dialects import named
 
-        check_exposure(server, allow_anyone=self.allow_anyone)
         check_usable(server.mcp_servers, asked=server.mcp)
         for each in configs:  # what is wrong is known before a model is loaded
             if each.serving.dialect:
@@ -82,6 +86,7 @@ class ServeCommand(ServerOptions, Command):
         return serve(
             configs,
             server,
+            listener=listener,
             memory=self.memory,
             on_progress=on_progress,
             opener=opener,

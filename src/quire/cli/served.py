@@ -18,6 +18,8 @@ from quire.core.logs import WATCH_HEADER
 class ServerError(QuireError):
     """Raised if a server cannot be reached, or refuses."""
 
+    exit_status = 2
+
 
 @dataclass(frozen=True, slots=True)
 class Server:

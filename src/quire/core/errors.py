@@ -11,7 +11,13 @@ from typing import Any
 
 
 class QuireError(Exception):
-    """Root of every error that Quire raises on purpose."""
+    """Root of every error that Quire raises on purpose.
+
+    Attributes:
+        exit_status: exit status of a command that ends by this error.
+    """
+
+    exit_status = 1
 
 
 class RequestError(QuireError):

@@ -1,18 +1,15 @@
-"""API keys: the caller of a request, and the rule that an exposed server needs one."""
+"""API keys, and the caller of a request."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.api.shared.errors import error_response, failure_of
-from quire.core.config import ServerConfig
-from quire.core.errors import AuthenticationError, QuireError
-from quire.core.unix_sockets import unix_path
+from quire.core.errors import AuthenticationError
 
 OPEN_PATHS = frozenset({"/health", "/ping"})
 METRICS_PATH = "/metrics"
@@ -101,30 +98,3 @@ class ApiKeys:
             if hmac.compare_digest(value.encode("latin-1"), key)
         ]
         return matches[0] if matches else None
-
-
-def check_exposure(config: ServerConfig, *, allow_anyone: bool) -> None:
-    """Refuse to serve strangers by accident.
-
-    Args:
-        allow_anyone: the operator asked a second time for an open server without a key.
-
-    Raises:
-        QuireError: the host is reachable from other machines and no key is set.
-    """
-    if config.api_keys or allow_anyone or is_loopback(config.host):
-        return
-    raise QuireError(
-        f"Binding {config.host} lets other machines connect, and no API key is set. "
-        "Set --api-key-file, or add --allow-anyone to serve everybody without a key."
-    )
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a host to bind can be reached from this machine only."""
-    if host == "localhost" or unix_path(host) is not None:
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
