@@ -65,6 +65,16 @@ def test_what_has_the_wrong_type_is_told_all_right_ones(
     [
         (ChatRequest, {"messages": []}, "'messages': must not be empty."),
         (
+            ChatRequest,
+            {"max_tokens": -5},
+            "'max_tokens': must be at least 1, or -1 for no limit, not -5.",
+        ),
+        (
+            CompletionRequest,
+            {"max_tokens": -3},
+            "'max_tokens': must be at least 0, or -1 for no limit, not -3.",
+        ),
+        (
             ResponsesRequest,
             {"tools": [{"type": "function", "name": "f", "async": True}]},
             "'tools[0].async': must be false, not true.",

@@ -339,3 +339,20 @@ def test_what_no_grammar_enforces_is_said(serve: Serve) -> None:
         answer = HTTP.post(url, json={**fields, "stream": stream})
         assert answer.status_code == 200
         assert answer.headers["x-quire-unenforced"] == "tags: uniqueItems; \\u00e9: not"
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "messages", "responses", "ollama"])
+def test_two_tools_of_one_name_are_refused_by_name(serve: Serve, path: str) -> None:
+    function = tool("get_weather")["function"]
+    one: Any = tool("get_weather")
+    if path == "messages":
+        one = {"name": function["name"], "input_schema": function["parameters"]}
+    elif path == "responses":
+        one = {"type": "function", **function}
+    asked: Any = {"input": "Hi."} if path == "responses" else {"messages": ASK}
+    asked |= {"max_tokens": 3} if path == "messages" else {}
+    url = "/api/chat" if path == "ollama" else f"/v1/{path}"
+    answer = HTTP.post(f"{serve('Hi.').url}{url}", json={**asked, "tools": [one, one]})
+    assert answer.status_code == 400
+    said = "'tools[1]' holds 'get_weather', which is also the name of an earlier tool."
+    assert said in answer.text

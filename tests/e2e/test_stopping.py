@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.api.conftest import HTTP
 from tests.e2e.client import COMPLETIONS, Client, Streamed
 from tests.support.child import Child, quire_serve
 from tests.support.server import leaving
@@ -72,6 +73,7 @@ def test_an_answer_in_flight_ends_by_itself(tmp_path: Path, number: signal.Signa
         with leaving(child.url, COMPLETIONS, body) as raw:
             child.process.send_signal(number)
             _wait_for(child.log, said)
+            _stopping(child.url)
             engine.resume()
             while piece := raw.recv(1 << 16):
                 answer += piece
@@ -173,6 +175,17 @@ def test_a_bad_model_is_one_line(tmp_path: Path) -> None:
     said = [line for line in result.stderr.splitlines() if " INFO " not in line]
     assert len(said) == 1, said
     assert "mamba9" in said[0]
+
+
+def _stopping(url: str) -> None:
+    """Wait until a server that drains refuses requests and says that it stops."""
+    wait_until(lambda: HTTP.get(f"{url}/health").status_code == 503)
+    health, ping = HTTP.get(f"{url}/health"), HTTP.get(f"{url}/ping")
+    assert (health.status_code, health.json()) == (503, {"status": "stopping"})
+    assert ping.status_code == 503
+    refused = HTTP.post(f"{url}{COMPLETIONS}", json={"prompt": "x"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "stopping")
+    assert refused.headers["retry-after"] == "5"
 
 
 def _wait_for(log: Path, text: str) -> None:

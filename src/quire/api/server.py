@@ -16,7 +16,7 @@ from quire.api.app import build_app
 from quire.api.connections import LimitedProtocol
 from quire.api.listening import bound, listen, url_of
 from quire.api.opening import open_service
-from quire.api.stopping import StoppingServer, StopSignal, until_stop_signal
+from quire.api.stopping import Door, StoppingServer, StopSignal, until_stop_signal
 from quire.core.config import ModelConfig, ServerConfig
 from quire.core.logs import announce
 from quire.core.messages import Progress
@@ -107,16 +107,18 @@ async def _serve(
         await models.close()
         raise
     freeze_heap()
+    door = Door(app)
     server = StoppingServer(
         uvicorn.Config(
-            app,
+            door,
             http=LimitedProtocol,
             log_level="warning",
             access_log=False,
             lifespan="on",
         ),
+        door,
         models,
-        config.stop_grace_s,
+        grace_s=config.stop_grace_s,
     )
     watch = asyncio.create_task(_stop_when_broken(models, server))
     names = ", ".join(model.name for model in models)

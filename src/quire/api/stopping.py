@@ -1,4 +1,6 @@
-"""The end of the server: answers in flight get some time, then they end with an error."""
+"""The end of the server: answers in flight get some time, then they end with an error. Meanwhile
+new requests are refused, and `/health` tells load balancers that the server stops.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,23 @@ from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
 import uvicorn
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from quire.api.shared.errors import error_response
 from quire.core.logs import announce
+from quire.core.request import Failure
 from quire.core.stop_signals import stop_signals
 from quire.serving.models import Models
 from quire.serving.tasks import cancel_and_wait
 
 _LAST_WRITES_S = 2.0
 """Seconds to write the errors of interrupted answers to their clients."""
+_RETRY_AFTER_S = 5
+"""Seconds after which a refused client should try again, by then with the next server."""
+_STOPPING = Failure(
+    "The server is stopping and takes no new requests.", 503, "server_error", code="stopping"
+)
 Result = TypeVar("Result")
 
 
@@ -54,6 +65,32 @@ async def until_stop_signal(coroutine: Coroutine[Any, Any, Result]) -> Result:
         raise
 
 
+class Door:
+    """The application, until it is shut: from then on each request is refused with 503."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._is_shut = False
+
+    def shut(self) -> None:
+        """Refuse all further requests. Those in flight go on."""
+        self._is_shut = True
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._is_shut and scope["type"] == "http":
+            await _refusal(scope)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+def _refusal(scope: Scope) -> Response:
+    """Return the response of a server that stops, after which the connection ends."""
+    headers = {"connection": "close", "retry-after": str(_RETRY_AFTER_S)}
+    if scope["path"] == "/health":
+        return JSONResponse({"status": "stopping"}, 503, headers)
+    return error_response(scope, _STOPPING, headers)
+
+
 class StoppingServer(uvicorn.Server):
     """A server that stops at the first signal when all is answered, at a second SIGINT or SIGTERM
     at once.
@@ -61,12 +98,16 @@ class StoppingServer(uvicorn.Server):
     A closed terminal may send SIGHUP twice, from the shell and from the system.
 
     Args:
+        door: the application that `config` names, which this server shuts.
         models: the models. Closing them ends requests in flight with an error.
         grace_s: how long answers may go on after the first signal.
     """
 
-    def __init__(self, config: uvicorn.Config, models: Models, grace_s: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, door: Door, models: Models, *, grace_s: float
+    ) -> None:
         super().__init__(config)
+        self._door = door
         self._models = models
         self._grace_s = grace_s
         self._stopped_at_start = False
@@ -114,9 +155,16 @@ class StoppingServer(uvicorn.Server):
         _say(text)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Refuse new connections. Return when the open ones have ended."""
+        """Refuse new requests until those in flight are answered, then new connections. Return when
+        the open ones have ended.
+        """
+        self._door.shut()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()  # after its answer, if there is one
         ending = asyncio.create_task(self._end_answers())
         try:
+            if answers := set(self.server_state.tasks):
+                await asyncio.wait(answers)
             await super().shutdown(sockets)
         finally:
             await cancel_and_wait(ending)

@@ -55,7 +55,8 @@ def _must(detail: Mapping[str, Any]) -> str:
     kind, context = str(detail["type"]), detail.get("ctx", {})
     if kind in _BOUNDS:
         name, words = _BOUNDS[kind]
-        return f"be {words} {_number(context[name])}"
+        besides = f", or {context['besides']}" if "besides" in context else ""
+        return f"be {words} {_number(context[name])}{besides}"
     match kind:
         case "literal_error" | "enum":
             return f"be {context['expected']}".replace("True", "true").replace("False", "false")

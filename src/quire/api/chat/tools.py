@@ -111,10 +111,11 @@ def toolbox(tools: Sequence[ChatTool] | None, choice: ChatChoice | None = None) 
     """Return the tools of a request, and the choice among them.
 
     Raises:
-        RequestError: the choice names a tool that is not offered.
+        RequestError: two tools have one name, or the choice names a tool that is not offered.
     """
     builder = ToolboxBuilder()
     for index, tool in enumerate(tools or ()):
+        param = f"tools[{index}]"
         if isinstance(tool, Tool):
             function = tool.function
             builder.add_function(
@@ -122,6 +123,7 @@ def toolbox(tools: Sequence[ChatTool] | None, choice: ChatChoice | None = None) 
                 function.description,
                 function.parameters,
                 strict=function.strict is True,
+                unique=param,
             )
         else:
             custom, given = tool.custom, tool.custom.format
@@ -130,7 +132,8 @@ def toolbox(tools: Sequence[ChatTool] | None, choice: ChatChoice | None = None) 
                 ClientTool(custom.name, kind="custom"),
                 custom.description,
                 None if rules is None else (rules.syntax, rules.definition),
-                param=f"tools[{index}].custom.format.grammar.definition",
+                param=f"{param}.custom.format.grammar.definition",
+                unique=param,
             )
     return builder.build(_choice(choice))
 

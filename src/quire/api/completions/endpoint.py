@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -41,7 +41,7 @@ from quire.api.shared.render import (
     token_names,
     usage_body,
 )
-from quire.api.shared.schema import GenerationFields, StreamUsage, without_limit
+from quire.api.shared.schema import GenerationFields, StreamUsage, unlimited
 from quire.api.shared.sse import EventStream, run_headers
 from quire.core.copies import changed
 from quire.core.errors import RequestError
@@ -62,7 +62,7 @@ _MAX_CHOICES = 1024
 CompletionLimit = Annotated[
     Integer,
     Field(ge=0, le=MOST_TOKENS),
-    BeforeValidator(without_limit),
+    unlimited(0),
     Field(description="-1 and -2: no limit; 0: only read the prompt into the prefix cache"),
 ]
 

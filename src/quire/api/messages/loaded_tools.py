@@ -13,7 +13,8 @@ from quire.api.messages.tool_changes import (
     ToolReference,
     ToolRemoval,
 )
-from quire.api.messages.tools import ClientTool, searches
+from quire.api.messages.tools import ClientTool, Tool, searches
+from quire.api.shared.toolbox import name_taken
 from quire.core.errors import RequestError
 
 
@@ -24,7 +25,8 @@ def loaded_tools(fields: CountRequest) -> tuple[ClientTool, ...]:
     Anthropic's own search finds nothing here, so if it is offered, all tools are shown.
 
     Raises:
-        RequestError: a message adds a tool that the request does not have.
+        RequestError: two tools have one name, or a message adds a tool that the request does not
+            have.
     """
     tools = fields.tools or ()
     searched = any(map(searches, tools))
@@ -37,7 +39,7 @@ def loaded_tools(fields: CountRequest) -> tuple[ClientTool, ...]:
         for part in block.content
         if isinstance(part, ToolReferenceBlock)
     }
-    known = {tool.name: tool for tool in tools if isinstance(tool, ClientTool)}
+    known = _by_name(tools)
     shown = {
         name for name, tool in known.items() if searched or not tool.defer_loading or name in found
     }
@@ -57,6 +59,17 @@ def loaded_tools(fields: CountRequest) -> tuple[ClientTool, ...]:
             case ToolRemoval(tool=ToolReference(name=name)):
                 shown.discard(name)
     return tuple(tool for name, tool in known.items() if name in shown)
+
+
+def _by_name(tools: Sequence[Tool]) -> dict[str, ClientTool]:
+    """Return the tools that the client runs. Raise `RequestError` if two have one name."""
+    known = dict[str, ClientTool]()
+    for index, tool in enumerate(tools):
+        if isinstance(tool, ClientTool):
+            if tool.name in known:
+                raise name_taken(f"tools[{index}]", tool.name)
+            known[tool.name] = tool
+    return known
 
 
 def changes(messages: Sequence[Message]) -> Iterator[tuple[str, ToolAddition | ToolRemoval]]:

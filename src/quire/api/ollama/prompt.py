@@ -40,10 +40,10 @@ def conversation(context: Context, request: Request, fields: ChatRequest) -> Gen
     """
     context.check_messages(len(fields.messages))
     builder = ToolboxBuilder()
-    for tool in fields.tools or ():
-        about = tool.function
+    for index, tool in enumerate(fields.tools or ()):
+        about, param = tool.function, f"tools[{index}]"
         builder.add_function(
-            ClientTool(about.name), about.description, about.parameters, strict=False
+            ClientTool(about.name), about.description, about.parameters, unique=param
         )
     said = _templated(fields.messages)
     last = newest("messages", fields.messages)

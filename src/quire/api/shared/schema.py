@@ -24,7 +24,7 @@ from pydantic import (
     Tag,
     ValidationError,
 )
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, PydanticCustomError
 from starlette.types import Scope
 
 from quire.api.shared import foreign
@@ -226,18 +226,26 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenCount = Annotated[Integer, Field(ge=1, le=MOST_TOKENS)]
 
 
-def without_limit(value: object) -> object:
-    """Return None, which means no limit but the context's, for -1 and -2, which llama.cpp, LM
-    Studio and Ollama use.
+def unlimited(least: int) -> BeforeValidator:
+    """Return a validator of an answer's limit, which takes -1 and -2 for the context's, as
+    llama.cpp, LM Studio and Ollama do, and says so where it refuses less than `least`.
     """
-    return _NO_LIMIT if value in _UNLIMITED and not isinstance(value, bool) else value
+
+    def read(value: object) -> object:
+        if isinstance(value, bool):
+            return value
+        if value in _UNLIMITED:
+            return MOST_TOKENS
+        if isinstance(value, int) and value < least:
+            rule = {"ge": least, "besides": "-1 for no limit"}
+            raise PydanticCustomError("greater_than_equal", "too small", rule)
+        return value
+
+    return BeforeValidator(read)
 
 
-_NO_LIMIT = MOST_TOKENS
 _UNLIMITED = (-1, -2, "-1", "-2")
-TokenLimit = Annotated[
-    TokenCount, BeforeValidator(without_limit), Field(description="-1 and -2: no limit")
-]
+TokenLimit = Annotated[TokenCount, unlimited(1), Field(description="-1 and -2: no limit")]
 
 
 def _given(value: object) -> object:

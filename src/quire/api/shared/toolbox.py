@@ -70,7 +70,9 @@ Choice = Literal["none", "auto", "required"] | ClientTool | AllowedTools | None
 
 
 class ToolboxBuilder:
-    """Collects tools in order. A later tool replaces an earlier one of the same name."""
+    """Collects tools in order. A later tool replaces an earlier one of the same name, as a
+    conversation may define a tool anew, unless it is added as `unique`.
+    """
 
     def __init__(self) -> None:
         self._named: dict[str, ClientTool] = {}
@@ -157,11 +159,7 @@ class ToolboxBuilder:
 
     def _put(self, tool: ClientTool, unique: str) -> None:
         if unique and tool.model_name in self._named:
-            raise RequestError(
-                f"'{unique}' holds '{tool.model_name}', which is also the name of an earlier tool.",
-                param=unique,
-                code="invalid_value",
-            )
+            raise name_taken(unique, tool.model_name)
         self._named[tool.model_name] = tool
 
     def build(self, choice: Choice) -> Toolbox:
@@ -215,6 +213,12 @@ def _pattern(syntax: str, definition: str) -> str | None:
         return f"^(?:{regular(definition)})$"
     except NotRegular:
         return None
+
+
+def name_taken(param: str, name: str) -> RequestError:
+    """Return the error for a second tool of one name; `param` is its path in the request."""
+    said = f"'{param}' holds '{name}', which is also the name of an earlier tool."
+    return RequestError(said, param=param, code="invalid_value")
 
 
 def model_name(name: str, namespace: str | None) -> str:
