@@ -1,8 +1,6 @@
 // Enough of CUDA to run the attention kernels on a CPU, on the thread groups of `emulated_metal.h`.
 // What a kernel says in PTX is said here in C++, under the same names. ALIGNED is of how many bytes arrays are.
-#include <sched.h>
-#include <sys/mman.h>
-
+// What does not depend on the kernel is in `emulated_cuda.cpp`, compiled once.
 #include "emulated_metal.h"
 
 #define __shared__ threadgroup
@@ -75,12 +73,12 @@ static inline float fmodf(float x, float y) { return __builtin_fmodf(x, y); }
 static inline void sincosf(float x, float* sine, float* cosine) { *sine = __builtin_sinf(x); *cosine = __builtin_cosf(x); }
 static inline float __expf(float x) { return __builtin_expf(x); }
 static inline float __fdividef(float x, float y) { return x / y; }
-static inline float __int_as_float(int x) { float y; memcpy(&y, &x, 4); return y; }
+static inline float __int_as_float(int x) { float y; __builtin_memcpy(&y, &x, 4); return y; }
 static inline int atomicAdd(int* to, int more) { *to += more; return *to - more; }
 static inline float sqrtf(float x) { return __builtin_sqrtf(x); }
 static inline float rsqrtf(float x) { return 1.f / __builtin_sqrtf(x); }
-static inline uint __float_as_uint(float x) { uint y; memcpy(&y, &x, 4); return y; }
-static inline float __uint_as_float(uint x) { float y; memcpy(&y, &x, 4); return y; }
+static inline uint __float_as_uint(float x) { uint y; __builtin_memcpy(&y, &x, 4); return y; }
+static inline float __uint_as_float(uint x) { float y; __builtin_memcpy(&y, &x, 4); return y; }
 static inline uint __byte_perm(uint a, uint b, uint which) {
   const uint64_t both = (uint64_t)b << 32 | a;
   uint to = 0;
@@ -93,6 +91,47 @@ static inline uint places_of(uint codes) { return (codes ^ codes >> 1) & 0x77777
 static inline uint chosen(uint x, uint y, uint mask) { return (x & mask) | (y & ~mask); }
 static inline uint bytes_at(uint low, uint high, uint places) { return __byte_perm(low, high, places); }
 
+typedef uint Place;
+#pragma GCC visibility push(hidden)
+namespace emulated {
+extern uint3 block, blocks;
+extern unsigned char* dynamic;  // shared memory that is asked for at launch
+void ask_for(size_t size);
+void forget();
+// Threads of a group that are at a barrier wait for so many.
+void meet(int barrier, int threads);
+void yield();
+
+// Copies in the background arrive when their thread waits for them, and no sooner.
+void copy(void* to, const void* from, int bytes, int aligned);
+void end_turn();
+// All turns but the last `left` arrive.
+void arrive(int left);
+
+// What the lanes of a warp say, once all have.
+struct Posts {
+  const uint (*lanes)[2][6];
+  int turn;
+  const uint* operator[](int lane) const { return lanes[lane][turn]; }
+};
+Posts post(const uint* what, int size);
+static inline float half_of(uint pair, int which) {
+  float16_t x;
+  const uint16_t bits = pair >> 16 * which;
+  __builtin_memcpy(&x, &bits, 2);
+  return (float)x;
+}
+static inline float brain_of(uint pair, int which) {
+  return __uint_as_float(which ? pair & 0xFFFF0000u : pair << 16);
+}
+uint halves_of(float low, float high);
+// m16n8k16 of halves, and of bfloat16; m16n8k32 of bytes.
+void multiply_halves(float* c, const uint (&own)[6]);
+void multiply_brains(float* c, const uint (&own)[6]);
+void multiply_bytes(int* c, const uint (&own)[6]);
+}  // namespace emulated
+#pragma GCC visibility pop
+
 // Pieces of other ranks, whose kernels run in other threads.
 static inline void sent(uint4* to, const uint* words, uint round) {
   uint* at = (uint*)to;
@@ -104,121 +143,13 @@ static inline void sent(uint4* to, const uint* words, uint round) {
 static inline bool received(const uint4* from, uint* words, uint round) {
   const uint* at = (const uint*)from;
   if (__atomic_load_n(at + 3, __ATOMIC_ACQUIRE) != round) {
-    sched_yield();
+    emulated::yield();
     return false;
   }
   words[0] = at[0];
   words[1] = at[2];
   return true;
 }
-
-typedef uint Place;
-namespace emulated {
-static uint3 block, blocks;
-alignas(8) static uint posted[1024][2][6];
-
-// Shared memory that is asked for at launch. Pages that nobody may touch are behind it.
-static unsigned char* dynamic;
-static size_t dynamic_size;
-static void ask_for(size_t size) {
-  constexpr size_t MOST = 256 << 10, GUARD = 64 << 10;
-  static unsigned char* all = nullptr;
-  if (!all) {
-    all = (unsigned char*)mmap(nullptr, MOST + GUARD, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    mprotect(all + MOST, GUARD, PROT_NONE);
-  }
-  dynamic_size = (size + 15) / 16 * 16;
-  dynamic = all + MOST - dynamic_size;
-}
-
-// Copies in the background arrive when their thread waits for them, and no sooner.
-struct Copy {
-  void* to;
-  const void* from;
-  int bytes, turn;
-};
-struct Copies {
-  Copy* data;
-  int count, room;
-};
-static Copies copies[1024];
-static int turns[1024];
-static void copy(void* to, const void* from, int bytes) {
-  const int aligned = bytes < ALIGNED ? bytes : ALIGNED;
-  if (((size_t)to | (size_t)from) % aligned) fail("a misaligned copy", ((size_t)to | (size_t)from) % aligned, bytes);
-  memset(to, 0xFF, bytes);
-  Copies& own = copies[current];
-  if (own.count == own.room) {
-    own.room = own.room ? 2 * own.room : 16;
-    own.data = (Copy*)realloc(own.data, own.room * sizeof(Copy));
-  }
-  own.data[own.count++] = {to, from, bytes, turns[current]};
-}
-// All turns but the last `left` arrive.
-static void arrive(int left) {
-  Copies& own = copies[current];
-  int later = 0;
-  for (int i = 0; i < own.count; i++) {
-    const Copy each = own.data[i];
-    if (each.turn < turns[current] - left) memcpy(each.to, each.from, each.bytes);
-    else own.data[later++] = each;
-  }
-  own.count = later;
-}
-static int arrived[16], meetings[16];  // by barrier
-static void forget() {
-  forget_shared();
-  memset(arrived, 0, sizeof arrived);
-  memset(dynamic, 0xFF, dynamic_size);
-  for (int i = 0; i < count; i++) copies[i].count = 0;
-}
-
-// What the lanes of a warp say, once all have.
-struct Posts {
-  int first, turn;
-  const uint* operator[](int lane) const { return posted[first + lane][turn]; }
-};
-static Posts post(const uint* what, int size) {
-  const int turn = threads[current].turn ^= 1;
-  memcpy(posted[current][turn], what, 4 * size);
-  wait(AT_LANES);
-  return {current / 32 * 32, turn};
-}
-static float half_of(uint pair, int which) {
-  float16_t x;
-  const uint16_t bits = pair >> 16 * which;
-  memcpy(&x, &bits, 2);
-  return (float)x;
-}
-static float brain_of(uint pair, int which) {
-  return __uint_as_float(which ? pair & 0xFFFF0000u : pair << 16);
-}
-static uint halves_of(float low, float high) {
-  const float most = 65504.f;
-  const float16_t x = (float16_t)(low > most ? most : low < -most ? -most : low);
-  const float16_t y = (float16_t)(high > most ? most : high < -most ? -most : high);
-  uint16_t a, b;
-  memcpy(&a, &x, 2);
-  memcpy(&b, &y, 2);
-  return (uint)b << 16 | a;
-}
-// m16n8k16.
-static void multiply(float* c, const uint (&own)[6], float (*read)(uint, int)) {
-  const Posts all = post(own, 6);
-  const int lane = current % 32, quad = lane % 4, group = lane / 4;
-  for (int i = 0; i < 4; i++) {
-    const int row = i / 2, column = 2 * quad + i % 2;
-    float sum = 0.f;
-    for (int k = 0; k < 16; k++) {
-      const int pair = k % 8 / 2, high = k / 8;
-      const float a = read(all[group * 4 + pair][row + 2 * high], k % 2);
-      const float b = read(all[column * 4 + pair][4 + high], k % 2);
-      sum += a * b;
-    }
-    c[i] += sum;
-  }
-}
-}  // namespace emulated
 
 #define threadIdx (uint3{(uint)emulated::current, 0, 0})
 #define blockDim (uint3{(uint)emulated::count, 1, 1})
@@ -257,21 +188,13 @@ static inline int __reduce_max_sync(uint, int x) {
 static inline int __reduce_min_sync(uint mask, int x) { return ~__reduce_max_sync(mask, ~x); }
 static inline void __syncwarp() { emulated::over_lanes(0.f, [](float a, float) { return a; }); }
 static inline void product16(float* c, uint a0, uint a1, uint a2, uint a3, uint b0, uint b1) {
-  emulated::multiply(c, {a0, a1, a2, a3, b0, b1}, emulated::half_of);
+  emulated::multiply_halves(c, {a0, a1, a2, a3, b0, b1});
 }
 static inline void product(float* c, uint a0, uint a1, uint a2, uint a3, uint b0, uint b1) {
-  emulated::multiply(c, {a0, a1, a2, a3, b0, b1}, emulated::brain_of);
+  emulated::multiply_brains(c, {a0, a1, a2, a3, b0, b1});
 }
 static inline void byte_product(int* c, uint a0, uint a1, uint a2, uint a3, uint b0, uint b1) {
-  const uint own[6] = {a0, a1, a2, a3, b0, b1};
-  const emulated::Posts all = emulated::post(own, 6);
-  const int lane = emulated::current % 32, quad = lane % 4;
-  for (int i = 0; i < 4; i++)
-    for (int k = 0; k < 32; k++) {
-      const int from = k % 16 / 4, by = k % 4 * 8;
-      const uint left = all[lane / 4 * 4 + from][i / 2 + k / 16 * 2] >> by & 255;
-      c[i] += (int)left * (signed char)(all[(quad * 2 + i % 2) * 4 + from][4 + k / 16] >> by);
-    }
+  emulated::multiply_bytes(c, {a0, a1, a2, a3, b0, b1});
 }
 // A warp's part of wgmma: 16 rows of W, all of x. Pieces of 16 bytes of rows of 128 are swizzled.
 typedef unsigned long long Tile;
@@ -388,17 +311,17 @@ static inline uint transposed(uint two) {
   return (row % 2 ? low >> 16 : low & 0xFFFF) | (row % 2 ? high >> 16 : high & 0xFFFF) << 16;
 }
 static inline float power(float x) { return __builtin_exp2f(x); }
-static inline void copy_ahead(void* to, const void* from) { emulated::copy(to, from, 16); }
-static inline void copy_half_ahead(void* to, const void* from) { emulated::copy(to, from, 8); }
-static inline void copy_few_ahead(void* to, const void* from, int bytes) { emulated::copy(to, from, bytes); }
-static inline void copy_of_line(const void* to, const void* from) { emulated::copy((void*)to, from, 16); }
+static inline void copy_ahead(void* to, const void* from) { emulated::copy(to, from, 16, ALIGNED); }
+static inline void copy_half_ahead(void* to, const void* from) { emulated::copy(to, from, 8, ALIGNED); }
+static inline void copy_few_ahead(void* to, const void* from, int bytes) { emulated::copy(to, from, bytes, ALIGNED); }
+static inline void copy_of_line(const void* to, const void* from) { emulated::copy((void*)to, from, 16, ALIGNED); }
 static inline Place place_of(const void* shared) { return (const unsigned char*)shared - emulated::dynamic; }
 template <typename V>
 static inline V shared_at(Place place) { return *(const V*)(emulated::dynamic + place); }
 static inline void copy_of_line(Place to, const void* from) { copy_of_line(emulated::dynamic + to, from); }
 template <typename V>
 static inline void keep(V&) {}
-static inline void end_turn() { emulated::turns[emulated::current]++; }
+static inline void end_turn() { emulated::end_turn(); }
 static inline void await_turn() {
   emulated::arrive(1);
   __syncwarp();
@@ -425,12 +348,4 @@ static inline void turned_matrices(uint* to, const void* row) {
   }
 }
 static inline void __threadfence() {}
-static inline void meet(int barrier, int threads) {
-  using namespace emulated;
-  const int turn = meetings[barrier];
-  if (++arrived[barrier] == threads) {
-    arrived[barrier] = 0;
-    meetings[barrier]++;
-  }
-  while (meetings[barrier] == turn) wait(READY);
-}
+static inline void meet(int barrier, int threads) { emulated::meet(barrier, threads); }

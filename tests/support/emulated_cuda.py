@@ -55,6 +55,7 @@ class EmulatedCUDA(Emulated):
         "-fsanitize=alignment,bounds",
         "-fsanitize-undefined-trap-on-error",
     )
+    parts: ClassVar = (*Emulated.parts, "emulated_cuda.cpp")
 
     def _source(self, given: Sequence[str], results: Sequence[str]) -> str:
         types = [*(f"const {_named(each)}" for each in given), *map(_named, results)]
@@ -76,7 +77,7 @@ class EmulatedCUDA(Emulated):
         return "\n".join(
             [
                 f"#define ALIGNED {self.aligned}",
-                f'#include "{_HEADER}"',
+                '#include "emulated_cuda.h"',
                 "".join(_without_own(header)),
                 f"static void kernel({', '.join(parameters)}) {{",
                 body,

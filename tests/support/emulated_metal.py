@@ -8,23 +8,19 @@ threads miss and too much threadgroup memory are errors.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import mmap
 import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from math import prod
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import ClassVar
 
 import mlx.core as mx
 import numpy as np
 
 from quire.device.gpu_kernels import Kernel
+from tests.support.emulated_libraries import compiled
 
 _TYPES = {
     mx.float32: "float",
@@ -42,12 +38,6 @@ _POSITIONS = {
     "threadgroup_position_in_grid": "group",
     "threadgroups_per_grid": "groups",
 }
-_FLAGS = ["-std=c++17", "-O1", "-fPIC", "-shared", "-U_FORTIFY_SOURCE"]
-_FLAGS += ["-Wall", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-variable"]
-_FLAGS += ["-fno-threadsafe-statics"]  # whose guards are in the C++ library
-_LIBRARIES = ["-nodefaultlibs", "-fno-use-linker-plugin", "-lm", "-lgcc", "-lc"]
-"""Options that leave out the C++ library, because linking it takes as long as most kernels."""
-_FOLDER = TemporaryDirectory(prefix="quire-metal-")
 _LIBC = ctypes.CDLL(None)
 
 
@@ -76,6 +66,8 @@ class Emulated:
     compiled: dict[tuple[str, ...], ctypes._NamedFuncPointer] = field(default_factory=dict)
     flags: ClassVar[tuple[str, ...]] = ()
     """More for the compiler."""
+    parts: ClassVar[tuple[str, ...]] = ("emulated_metal.cpp",)
+    """Sources that are compiled once, and linked to each kernel."""
 
     def __call__(
         self,
@@ -92,7 +84,7 @@ class Emulated:
         types = [_TYPES[each.dtype] for each in inputs], [_TYPES[each] for each in output_dtypes]
         key = (*types[0], *types[1])
         if key not in self.compiled:
-            self.compiled[key] = _compiled(self._source(*types), self.flags)
+            self.compiled[key] = compiled(self._source(*types), self.flags, self.parts)
         run = self.compiled[key]
         given = [guarded(_to_numpy(each)) for each in inputs]
         results = [
@@ -134,7 +126,7 @@ class Emulated:
         ]
         return "\n".join(
             [
-                f'#include "{Path(__file__).with_suffix(".h")}"',
+                '#include "emulated_metal.h"',
                 self.header,
                 f"static void kernel({', '.join(parameters)}) {{",
                 self.body,
@@ -175,21 +167,6 @@ def guarded(array: np.ndarray) -> np.ndarray:
     copy = whole[end - size : end - size + array.nbytes].view(array.dtype).reshape(array.shape)
     copy[...] = array
     return copy
-
-
-@cache
-def _compiled(source: str, flags: tuple[str, ...]) -> ctypes._NamedFuncPointer:
-    path = Path(_FOLDER.name, hashlib.sha256(source.encode()).hexdigest()[:16])
-    text, library = path.with_suffix(".cpp"), path.with_suffix(".so")
-    text.write_text(source)
-    done = subprocess.run(
-        ["g++", *_FLAGS, *flags, "-o", library, text, *_LIBRARIES], capture_output=True, text=True
-    )
-    if done.returncode:
-        raise RuntimeError(done.stderr)
-    run = ctypes.CDLL(str(library)).run
-    run.restype = ctypes.c_char_p
-    return run
 
 
 def _to_numpy(array: mx.array) -> np.ndarray:
