@@ -3,7 +3,7 @@
 The package works without them. The build names what is missing (`pip install -v` shows it), and
 `quire doctor` says whether the kernels are there and for which instruction sets. The CPU kernels
 are compiled for this processor alone; `QUIRE_KERNELS=all` compiles them for every one, as wheels
-need, `QUIRE_KERNELS=off` leaves them out, and `native` is in `quire.device.cpu.build`.
+need, `QUIRE_KERNELS=off` leaves them out, and `tests` is in `quire.device.cpu.build`.
 """
 
 from __future__ import annotations

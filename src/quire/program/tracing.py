@@ -86,7 +86,7 @@ class TracedOperations(Operations):
         self._weights, self._holes = weights, holes
         self.calls: list[Call] = []
 
-    def note(
+    def record(
         self, kind: str, parameters: Mapping[str, Any], *outputs: Output, **attributes: Any
     ) -> list[mx.array]:
         """Record a call, and return stand-ins for its outputs.
@@ -108,29 +108,29 @@ class TracedOperations(Operations):
             return [mx.zeros(*each) for each in outputs]
         return [next(self._holes) for _ in outputs]
 
-    def one(
+    def record_one(
         self, kind: str, parameters: Mapping[str, Any], output: Output, **attributes: Any
     ) -> mx.array:
-        """Record a call with one output, and return a stand-in for it; see `note`."""
-        (found,) = self.note(kind, parameters, output, **attributes)
+        """Record a call with one output, and return a stand-in for it; see `record`."""
+        (found,) = self.record(kind, parameters, output, **attributes)
         return found
 
     # -- operations ------------------------------------------------------------------------------
 
     def linear(self, x: mx.array, weight: mx.array, bias: mx.array | None) -> mx.array:
         out = (*x.shape[:-1], weight.shape[0]), x.dtype
-        return self.one("linear", {"x": x, "weight": weight, "bias": bias}, out)
+        return self.record_one("linear", {"x": x, "weight": weight, "bias": bias}, out)
 
     def packed_linear(self, x: mx.array, weight: PackedWeight, bias: mx.array | None) -> mx.array:
         out = (*x.shape[:-1], weight.codes.shape[-2]), x.dtype
-        return self.one("packed_linear", {"x": x, "weight": weight, "bias": bias}, out)
+        return self.record_one("packed_linear", {"x": x, "weight": weight, "bias": bias}, out)
 
     def summed(self, x: mx.array, part: Part) -> mx.array:
-        return self.one("summed", {"x": x}, (x.shape, x.dtype), part=part)
+        return self.record_one("summed", {"x": x}, (x.shape, x.dtype), part=part)
 
     def gathered(self, x: mx.array, part: Part) -> mx.array:
         out = (*x.shape[:-1], x.shape[-1] * part.size), x.dtype
-        return self.one("gathered", {"x": x}, out, part=part)
+        return self.record_one("gathered", {"x": x}, out, part=part)
 
     def embed(
         self, tokens: mx.array, table: mx.array | PackedWeight, dtype: mx.Dtype | None
@@ -140,19 +140,19 @@ class TracedOperations(Operations):
         else:
             width = table.codes.shape[-1] * 32 // table.packing.bits
             out = (*tokens.shape, width), _row_type(table, dtype)
-        return self.one("embed", {"tokens": tokens, "table": table}, out, dtype=dtype)
+        return self.record_one("embed", {"tokens": tokens, "table": table}, out, dtype=dtype)
 
     def experts(
         self, x: mx.array, chosen: mx.array, weights: mx.array, experts: GatedExperts | PlainExperts
     ) -> mx.array:
         given = {"x": x, "chosen": chosen, "weights": weights, "experts": experts}
-        return self.one("experts", given, (x.shape, x.dtype))
+        return self.record_one("experts", given, (x.shape, x.dtype))
 
     def by_head(self, x: mx.array, matrices: ExpertMatrices) -> mx.array:
         weight = matrices.weight
         outputs = (weight if isinstance(weight, mx.array) else weight.codes).shape[1]
         out = (*x.shape[:2], outputs), x.dtype
-        return self.one("by_head", {"x": x, "matrices": matrices}, out)
+        return self.record_one("by_head", {"x": x, "matrices": matrices}, out)
 
     def route(
         self,
@@ -164,22 +164,22 @@ class TracedOperations(Operations):
         given = {"logits": logits, "correction": correction, "per_expert": per_expert}
         shape = len(logits), router.k
         outputs = (shape, mx.int32), (shape, mx.float32)
-        chosen, weights = self.note("route", given, *outputs, router=router)
+        chosen, weights = self.record("route", given, *outputs, router=router)
         return chosen, weights
 
     def rms_norm(self, x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
-        return self.one("rms_norm", {"x": x, "weight": weight}, (x.shape, x.dtype), eps=eps)
+        return self.record_one("rms_norm", {"x": x, "weight": weight}, (x.shape, x.dtype), eps=eps)
 
     def layer_norm(
         self, x: mx.array, weight: mx.array | None, bias: mx.array | None, eps: float
     ) -> mx.array:
         given = {"x": x, "weight": weight, "bias": bias}
-        return self.one("layer_norm", given, (x.shape, x.dtype), eps=eps)
+        return self.record_one("layer_norm", given, (x.shape, x.dtype), eps=eps)
 
     def rotation(self, cosines: mx.array, sines: mx.array, neighbours: bool) -> Rotate:
         def rotate(x: mx.array) -> mx.array:
             given = {"x": x, "cosines": cosines, "sines": sines}
-            return self.one("rotate", given, (x.shape, x.dtype), neighbours=neighbours)
+            return self.record_one("rotate", given, (x.shape, x.dtype), neighbours=neighbours)
 
         return rotate
 
@@ -195,23 +195,23 @@ class TracedOperations(Operations):
     ) -> mx.array:
         given = {"q": q, "k": k, "v": v, "lengths": lengths}
         out = (*q.shape[:3], v.shape[3]), q.dtype
-        return self.one("attend_groups", given, out, scale=scale, reach=reach)
+        return self.record_one("attend_groups", given, out, scale=scale, reach=reach)
 
     def best(self, logits: mx.array) -> mx.array:
-        return self.one("best", {"logits": logits}, (logits.shape[:-1], mx.int32))
+        return self.record_one("best", {"logits": logits}, (logits.shape[:-1], mx.int32))
 
     def likeliest(self, logits: mx.array) -> tuple[mx.array, mx.array]:
         shape = logits.shape[:-1]
         outputs = (shape, mx.int32), (shape, mx.float32)
-        token, chance = self.note("likeliest", {"logits": logits}, *outputs)
+        token, chance = self.record("likeliest", {"logits": logits}, *outputs)
         return token, chance
 
     def activate(self, name: str, x: mx.array) -> mx.array:
-        return self.one("activate", {"x": x}, (x.shape, x.dtype), name=name)
+        return self.record_one("activate", {"x": x}, (x.shape, x.dtype), name=name)
 
     def gated(self, gating: Gating, x: mx.array, y: mx.array) -> mx.array:
         dtype = mx.result_type(x, y) if gating.plain else x.dtype
-        return self.one("gated", {"x": x, "y": y}, (x.shape, dtype), gating=gating)
+        return self.record_one("gated", {"x": x, "y": y}, (x.shape, dtype), gating=gating)
 
 
 def _row_type(table: PackedWeight, dtype: mx.Dtype | None) -> mx.Dtype:
@@ -282,7 +282,7 @@ class TracedStep(ForwardContext):
         variant: Variant,
         given: Mapping[str, mx.array],
     ) -> None:
-        self._model, self._one, self._note = model, operations.one, operations.note
+        self._model, self._operations = model, operations
         self._owner = KVLayout.of(model.layout).owner
         media = None
         if variant.media:
@@ -311,7 +311,7 @@ class TracedStep(ForwardContext):
         else:
             assert kept.stored is not None, "layers that attend keep keys and values"
             width = kept.stored.value_dim
-        return self._one(
+        return self._operations.record_one(
             "attend",
             {"q": q, "k": k, "v": v, "sinks": sinks},
             ((*q.shape[:2], width), q.dtype),
@@ -322,13 +322,17 @@ class TracedStep(ForwardContext):
         )
 
     def choose(self, layer: int, q: mx.array, k: mx.array, weights: mx.array, limit: int) -> None:
-        self._note("choose", {"q": q, "k": k, "weights": weights}, layer=layer, limit=limit)
+        self._operations.record(
+            "choose", {"q": q, "k": k, "weights": weights}, layer=layer, limit=limit
+        )
 
     def convolve(
         self, layer: int, x: mx.array, taps: mx.array, bias: mx.array | None, *, silu: bool
     ) -> mx.array:
         given = {"x": x, "taps": taps, "bias": bias}
-        return self._one("convolve", given, (x.shape, x.dtype), layer=layer, silu=silu)
+        return self._operations.record_one(
+            "convolve", given, (x.shape, x.dtype), layer=layer, silu=silu
+        )
 
     def delta_rule(
         self, layer: int, mixed: mx.array, gates: DeltaGates, key_heads: int
@@ -338,7 +342,7 @@ class TracedStep(ForwardContext):
         heads, value_dim, _ = {name: shape for name, shape, _ in spec.arrays}["delta"]
         given = {each.name: getattr(gates, each.name) for each in fields(gates)}
         bounds = {name: given.pop(name) for name in ("most_correction", "most_forgotten")}
-        return self._one(
+        return self._operations.record_one(
             "delta_rule",
             {"mixed": mixed, **given},
             ((len(mixed), heads, value_dim), mixed.dtype),
@@ -357,7 +361,9 @@ class TracedStep(ForwardContext):
         rates: mx.array,
     ) -> mx.array:
         given = {"values": values, "keys": keys, "queries": queries, "steps": steps, "rates": rates}
-        return self._one("state_space", given, (values.shape, values.dtype), layer=layer)
+        return self._operations.record_one(
+            "state_space", given, (values.shape, values.dtype), layer=layer
+        )
 
     def sampled_rows_only(self) -> None:
         return None

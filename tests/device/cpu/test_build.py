@@ -9,6 +9,7 @@ import pytest
 
 from quire.device.cpu.build import (
     FLAGS,
+    chosen_units,
     instruction_sets,
     only,
     sets_of_this_processor,
@@ -52,3 +53,15 @@ def test_sets_that_this_processor_lacks_are_valid() -> None:
         if unit not in run:
             source = str(unit.sources[0])
             subprocess.run(["g++", *FLAGS, *unit.flags, "-fsyntax-only", source], check=True)
+
+
+@pytest.mark.parametrize("asked", ["", "native", "auto"])
+def test_a_build_compiles_the_fastest_set_unless_asked_for_more(asked: str) -> None:
+    own = chosen_units(asked)
+    assert own == only(sets_of_this_processor(), instruction_sets())
+    assert chosen_units("all") == instruction_sets()
+    quick = chosen_units("tests")
+    assert [each.sources for each in quick] == [
+        each.sources for each in only(sets_that_run(), instruction_sets())
+    ]
+    assert all({"-O0", "-O1"} & set(each.flags) for each in quick)

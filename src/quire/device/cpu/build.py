@@ -105,16 +105,17 @@ def digest_of(files: Iterable[Path]) -> str:
     return digest.hexdigest()[:16]
 
 
+_FOR_TESTS = "tests"
+
+
 class CannotBuild(Exception):
     """Raised if the kernels cannot be compiled here; the message says what is missing."""
 
 
 def build(target: Path = TARGET, shared: Path | None = None) -> Path:
-    """Compile the extension to `target` for the fastest instruction set of this processor.
+    """Compile the extension to `target`.
 
-    The variable `QUIRE_KERNELS` builds more: `all` compiles every instruction set of the machine's
-    architecture, for wheels, in minutes of processor time. `native` compiles for tests what this
-    processor can run, quickly rather than well.
+    The variable `QUIRE_KERNELS` chooses the instruction sets; see `chosen_units`.
 
     Args:
         shared: see `compile_extension`.
@@ -122,17 +123,29 @@ def build(target: Path = TARGET, shared: Path | None = None) -> Path:
     Raises:
         CannotBuild: there is no compiler, MLX or nanobind, or the compiler fails.
     """
-    units = instruction_sets()
-    optimised = []
-    if not os.environ.get("QUIRE_KERNELS"):
-        units = only(sets_of_this_processor(), units)
-    elif _for_tests():
-        optimised = ["-O1"]
-        units = [_for_a_test(unit) for unit in only(sets_that_run(), units)]
+    asked = os.environ.get("QUIRE_KERNELS", "")
+    units = chosen_units(asked)
+    optimised = ["-O1"] if asked == _FOR_TESTS else []
     # The others include MLX's headers, which take longer to read than they do.
     others = sorted(set(SOURCES.glob("*.cpp")) - {each.sources[0] for each in units})
     units.insert(0, Unit(others, [_OMITTED, *optimised]))
     return compile_extension(target, units, FLAGS, digest=sources_digest(), shared=shared)
+
+
+def chosen_units(asked: str) -> list[Unit]:
+    """Return the instruction sets to compile.
+
+    Args:
+        asked: "all" for those of the machine's architecture, as wheels need them, in minutes of
+            processor time; "tests" for all that this processor can run, compiled quickly rather
+            than well. Any other value, such as one of `--kernels`, whose variable has the same
+            name, stands for the fastest of this processor.
+    """
+    if asked == "all":
+        return instruction_sets()
+    if asked == _FOR_TESTS:
+        return [_for_a_test(unit) for unit in only(sets_that_run(), instruction_sets())]
+    return only(sets_of_this_processor(), instruction_sets())
 
 
 def instruction_sets(machine: str = platform.machine()) -> list[Unit]:
@@ -167,10 +180,6 @@ def sets_that_run(machine: str = platform.machine(), features: str = "") -> list
 def only(names: Sequence[str], units: Sequence[Unit]) -> list[Unit]:
     """Return the units of some instruction sets."""
     return [unit for unit in units if _set_of(unit) in names]
-
-
-def _for_tests() -> bool:
-    return os.environ.get("QUIRE_KERNELS") == "native"
 
 
 def _for_a_test(unit: Unit) -> Unit:

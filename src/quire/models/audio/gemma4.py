@@ -351,8 +351,7 @@ class ConformerEncoder(CutEncoder):
         return 100, self.audio_tower.args.bins
 
     def feature_bytes(self, shape: tuple[int, ...]) -> int:
-        frames, bins = shape
-        return frames * bins * 4
+        return math.prod(shape) * 4
 
     def pieces(self, shape: tuple[int, ...]) -> Pieces:
         return Pieces(len(self.audio_tower.layers) + 1, -(-shape[0] // 4))

@@ -219,8 +219,7 @@ class QwenSoundEncoder(CutEncoder):
         return 100, self.audio_tower.kind.bins
 
     def feature_bytes(self, shape: tuple[int, ...]) -> int:
-        frames, bins = shape
-        return frames * bins * 4
+        return math.prod(shape) * 4
 
     def rows(self, shape: tuple[int, ...]) -> int:
         frames, bins = shape

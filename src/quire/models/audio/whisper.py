@@ -7,6 +7,7 @@ Two convolutions over time halve the frames. A transformer follows, whose rows a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -102,8 +103,7 @@ class WhisperSoundEncoder(CutEncoder):
         return 2 * self.tower.kind.rows, self.tower.kind.bins
 
     def feature_bytes(self, shape: tuple[int, ...]) -> int:
-        frames, bins = shape
-        return frames * bins * 4
+        return prod(shape) * 4
 
     def rows(self, shape: tuple[int, ...]) -> int:
         kind = self.tower.kind

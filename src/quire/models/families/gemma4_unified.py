@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Self, cast
 
 import mlx.core as mx
@@ -108,8 +109,7 @@ class PatchEncoder(MediaEncoder):
         self.embed_vision = embed_vision
 
     def feature_bytes(self, shape: tuple[int, ...]) -> int:
-        rows, columns = shape
-        return rows * columns * self.args.patch_values
+        return prod(shape) * self.args.patch_values
 
     def rows(self, shape: tuple[int, ...]) -> int:
         square = self.args.pooling_kernel_size
@@ -161,8 +161,7 @@ class WaveEncoder(MediaEncoder):
         return 100, self._samples
 
     def feature_bytes(self, shape: tuple[int, ...]) -> int:
-        frames, samples = shape
-        return frames * samples * 4
+        return prod(shape) * 4
 
     def rows(self, shape: tuple[int, ...]) -> int:
         frames, samples = shape

@@ -16,16 +16,25 @@ from quire.models.shares import Cuts, Run, Split, inputs, rows, within
 
 
 @dataclass(frozen=True)
-class MLP:
+class CutByWidth:
+    """A feed-forward block that processes share by its inner width."""
+
+    width: int
+
+    def share(self, split: Split) -> tuple[Self, Cuts]:
+        width, run = split.width(self.width)
+        return replace(self, width=width), width_cuts(run)
+
+
+@dataclass(frozen=True)
+class MLP(CutByWidth):
     """Two linear layers with an activation between, or three with a gate (arXiv:2002.05202).
 
     Attributes:
-        width: inner width.
         limit: bound of both factors of the gate, see `Gating`; 0 means none.
         softcaps: see `Gating`.
     """
 
-    width: int
     activation: str
     gated: bool = True
     bias: bool = False
@@ -43,10 +52,6 @@ class MLP:
             limit=self.limit,
             softcaps=self.softcaps,
         )
-
-    def share(self, split: Split) -> tuple[Self, Cuts]:
-        width, run = split.width(self.width)
-        return replace(self, width=width), width_cuts(run)
 
 
 @dataclass(frozen=True)
@@ -85,17 +90,11 @@ def width_cuts(run: Run) -> Cuts:
 
 
 @dataclass(frozen=True)
-class XieluMLP:
+class XieluMLP(CutByWidth):
     """Two linear layers with a learned activation between (xIELU, arXiv:2411.13010)."""
-
-    width: int
 
     def module(self, hidden_size: int) -> Module:
         return LearnedMLP(hidden_size, self.width)
-
-    def share(self, split: Split) -> tuple[Self, Cuts]:
-        width, run = split.width(self.width)
-        return replace(self, width=width), width_cuts(run)
 
 
 class LearnedMLP(Module):

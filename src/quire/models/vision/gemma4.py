@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import mlx.core as mx
@@ -252,8 +253,7 @@ class Gemma4VisionEncoder(CutEncoder):
         self.embed_vision = embed_vision
 
     def feature_bytes(self, shape: tuple[int, ...]) -> int:
-        rows, columns = shape
-        return rows * columns * self.args.patch_values
+        return prod(shape) * self.args.patch_values
 
     def rows(self, shape: tuple[int, ...]) -> int:
         return soft_tokens(shape, self.args.pooling_kernel_size, self.args.position_embedding_size)

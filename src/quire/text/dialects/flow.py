@@ -122,6 +122,26 @@ def _says(text: str, arguments: str) -> bool:
         return False
 
 
+class Commas:
+    """Writes commas between items: one that was read is held until the next item starts."""
+
+    def __init__(self) -> None:
+        self._held = ""
+
+    def hold(self) -> None:
+        """Hold a comma back."""
+        self._held = ", "
+
+    def drop(self) -> None:
+        """Drop the comma that is held, if there is one: a closer came instead of an item."""
+        self._held = ""
+
+    def before(self, piece: str) -> str:
+        """Return a piece of text with the comma before it."""
+        held, self._held = self._held, ""
+        return held + piece
+
+
 class JsonFlow:
     """Streams arguments that are a JSON object, with `write_json`'s spacing.
 
@@ -133,7 +153,7 @@ class JsonFlow:
         self._closers: list[str] = []
         self._step: Callable[[int], tuple[str, int]] | None = self._value
         self._after_string: Callable[[int], tuple[str, int]] = self._separator
-        self._comma = ""
+        self._commas = Commas()
 
     def feed(self, text: str, *, marker: bool = False) -> str:
         if self._step is None:
@@ -171,7 +191,7 @@ class JsonFlow:
 
     def _open_string(self, at: int, then: Callable[[int], tuple[str, int]]) -> tuple[str, int]:
         self._step, self._after_string = self._string, then
-        return self._separated('"'), at + 1
+        return self._commas.before('"'), at + 1
 
     def _first_item(self, at: int) -> tuple[str, int]:
         return self._close(at) if self._text[at] == "]" else self._value(at)
@@ -195,7 +215,7 @@ class JsonFlow:
         if sign in "{[":
             self._closers.append("}" if sign == "{" else "]")
             self._step = self._first_key if sign == "{" else self._first_item
-            return self._separated(sign), at + 1
+            return self._commas.before(sign), at + 1
         found = _SCALAR.match(self._text, at)
         if found is None or found.end() - at > _LONGEST_SCALAR:
             return self._end(at)
@@ -209,7 +229,7 @@ class JsonFlow:
         if end < len(found.group()):
             return self._end(at)
         self._step = self._separator
-        return self._separated(written), found.end()
+        return self._commas.before(written), found.end()
 
     def _separator(self, at: int) -> tuple[str, int]:
         sign = self._text[at]
@@ -217,7 +237,7 @@ class JsonFlow:
             return self._close(at)
         if sign != ",":
             return self._end(at)
-        self._comma = ", "
+        self._commas.hold()
         self._step = self._key if self._closers[-1] == "}" else self._value
         return "", at + 1
 
@@ -225,11 +245,6 @@ class JsonFlow:
         closer = self._closers.pop()
         self._step = self._separator if self._closers else None
         return closer, at + 1
-
-    def _separated(self, piece: str) -> str:
-        """Return a piece with the comma before it. A comma is held until the next item starts."""
-        comma, self._comma = self._comma, ""
-        return comma + piece
 
 
 def json_call(*openings: str) -> StartCall:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 
 from quire.text.dialects.base import Schema, Tool
+from quire.text.dialects.flow import Commas
 from quire.text.dialects.gemma4_grammar import QUOTE
 from quire.text.dialects.values import kinds, property_schema, resolve, typed, write_json
 
@@ -36,7 +37,7 @@ class GemmaFlow:
         self._wanted: Schema = self._root
         self._step: Callable[[], str | None] | None = self._value
         self._in_string = False
-        self._comma = ""
+        self._commas = Commas()
 
     def feed(self, text: str, *, marker: bool = False) -> str:
         if self._step is None:
@@ -69,7 +70,7 @@ class GemmaFlow:
             self._step = None
             return ""
         self._text, self._in_string = "", True
-        return self._separated('"')
+        return self._commas.before('"')
 
     def _key(self) -> str | None:
         if found := re.match(r"\s*\}", self._text):
@@ -80,7 +81,7 @@ class GemmaFlow:
         self._wanted = property_schema(self._schemas[-1][1], key.group(1), self._root)
         self._text = self._text[key.end() :]
         self._step = self._value
-        return self._separated(write_json(key.group(1)) + ": ")
+        return self._commas.before(write_json(key.group(1)) + ": ")
 
     def _value(self) -> str | None:
         sign = _SIGN.match(self._text)
@@ -100,7 +101,7 @@ class GemmaFlow:
                 self._step = None
                 return ""
         self._text = self._text[sign.end() :]
-        return self._separated(sign.group(1))
+        return self._commas.before(sign.group(1))
 
     def _scalar(self) -> str | None:
         self._text = self._text.lstrip()
@@ -113,7 +114,7 @@ class GemmaFlow:
             return ""
         self._text = self._text[found.end() :]
         self._step = self._after
-        return self._separated(write_json(value))
+        return self._commas.before(write_json(value))
 
     def _after(self) -> str | None:
         sign = _SIGN.match(self._text)
@@ -125,17 +126,14 @@ class GemmaFlow:
         if sign.group(1) != ",":
             self._step = None
             return ""
-        self._text, self._comma = self._text[sign.end() :], ", "
+        self._text = self._text[sign.end() :]
+        self._commas.hold()
         self._wanted, self._step = schema, self._key if closer == "}" else self._value
         return ""
 
     def _close(self, end: int) -> str:
         closer, _ = self._schemas.pop()
-        self._text, self._comma = self._text[end:], ""
+        self._text = self._text[end:]
+        self._commas.drop()
         self._step = self._after if self._schemas else None
         return closer
-
-    def _separated(self, piece: str) -> str:
-        """Return a piece with the comma before it. A comma is held until the next item starts."""
-        comma, self._comma = self._comma, ""
-        return comma + piece
