@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 import subprocess
 
@@ -9,6 +10,7 @@ import pytest
 
 from quire.device.cpu.build import (
     FLAGS,
+    SOURCES,
     chosen_units,
     instruction_sets,
     only,
@@ -65,3 +67,27 @@ def test_a_build_compiles_the_fastest_set_unless_asked_for_more(asked: str) -> N
         each.sources for each in only(sets_that_run(), instruction_sets())
     ]
     assert all({"-O0", "-O1"} & set(each.flags) for each in quick)
+
+
+ONE_ROW = """
+#include "few_by_tiles.h"
+namespace quire::QUIRE_ISA {
+void one_row(const Weight& w, const Rows& rows, int64_t column, const uint8_t* parts) {
+    using Parts = PartSums<15, 2, true>;
+    tiles_by_rows<64, 1, Nibbles<false>, Parts>(w, rows, column, 0, AllRows<1>{parts});
+}
+}
+"""
+
+
+@pytest.mark.skipif(
+    shutil.which("g++") is None or platform.machine() != "x86_64", reason="needs g++ for x86-64"
+)
+def test_a_row_fetches_each_line_of_codes_and_scales() -> None:
+    """GCC drops calls of functions that only fetch, unless it inlines them first."""
+    (unit,) = only(["avx2"], instruction_sets("x86_64"))
+    command = ["g++", *FLAGS, *unit.flags, f"-I{SOURCES}", "-S", "-x", "c++", "-", "-o", "-"]
+    compiled = subprocess.run(command, input=ONE_ROW, capture_output=True, text=True, check=True)
+    lines = 64 * 16 // 2 // 64  # of a group's codes
+    assert compiled.stdout.count("prefetcht0") == lines
+    assert compiled.stdout.count("prefetcht1") > 0

@@ -4,8 +4,6 @@
 #include "kernels.h"
 #include "simd.h"
 
-#define QUIRE_INLINE inline __attribute__((always_inline))
-
 namespace quire::QUIRE_ISA {
 
 constexpr int kTile = 16;

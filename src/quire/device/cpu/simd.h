@@ -50,6 +50,8 @@
 #define QUIRE_UNROLLED _Pragma("GCC unroll 16")
 #endif
 
+#define QUIRE_INLINE inline __attribute__((always_inline))
+
 namespace quire::QUIRE_ISA {
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
@@ -356,8 +358,10 @@ struct Table16 {
 
 #endif
 
-inline void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
-inline void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }  // to the second cache
+// Fetch the cache line at `p` into the first cache or the second. GCC takes a function that only fetches for one without
+// effect and drops its calls, unless it is inlined before.
+QUIRE_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+QUIRE_INLINE void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 // The sums of `count` vectors.
 template <int count> inline void sum_each(const F* x, float* sums) {
