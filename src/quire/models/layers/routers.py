@@ -146,8 +146,7 @@ class SparseMixer:
 
     def _best(self, open_logits: mx.array, logits: mx.array) -> tuple[mx.array, mx.array]:
         """Return the best of the open experts, and its weight, each `[T, 1]`."""
-        chosen = mx.argmax(open_logits, axis=-1, keepdims=True).astype(mx.int32)
-        best = current_device().operations.of_rows(open_logits, chosen)
+        chosen, best = top_experts(open_logits, 1)
         distance = (best - logits) / mx.maximum(mx.abs(logits), best)
         rivals = mx.where(distance > 2 * self.jitter, -mx.inf, open_logits)
         return chosen, mx.exp(best - mx.logsumexp(rivals, axis=-1, keepdims=True))
@@ -181,7 +180,8 @@ def _shared_out(scale: float) -> Callable[[mx.array, mx.array], mx.array]:
 def top_experts(scores: mx.array, k: int) -> tuple[mx.array, mx.array]:
     """Return indices and scores, `[T, k]` each, of the k highest of `[T, experts]`, in no order.
 
-    Indices have the device's `Operations.index_type`.
+    Of equal scores the last ones are chosen on every device, as kernels choose them, because MLX
+    partitions in a stable order. Indices have the device's `Operations.index_type`.
     """
     operations = current_device().operations
     indices = mx.argpartition(scores, kth=-k, axis=-1)[:, -k:].astype(operations.index_type)

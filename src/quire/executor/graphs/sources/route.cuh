@@ -1,5 +1,5 @@
   // The TOP best of EXPERT_COUNT experts of each row, and their weights, as the routers of
-  // `models/layers/routers.py` say. A warp a row.
+  // `models/layers/routers.py` say: the last of equal ones. A warp a row.
   // SCORES: 0 softmax, 1 sigmoid, 2 SparseMixer. PROBABLE: softmax ranks probabilities, not logits.
   // ALONE: there is one row, whose pairs are tiles of their own in `order` and `tiles`, see `group.cuh`.
   // OPEN of GROUPS groups of experts are open to a row, ranked by the sum of their COUNTED best.
@@ -101,14 +101,14 @@
       float own = NOTHING;
       int own_expert = 0;
       for (int k = 0; k < TOP; k++) {
-        int best = last, expert = EXPERT_COUNT;
+        int best = last, expert = 0;
         #pragma unroll
         for (int e = 0; e < EACH; e++) best = max(best, place[e]);
         best = __reduce_max_sync(0xffffffffu, best);
         #pragma unroll
-        for (int e = EACH - 1; e >= 0; e--)
+        for (int e = 0; e < EACH; e++)
           if (place[e] == best) expert = e * 32 + lane;
-        expert = __reduce_min_sync(0xffffffffu, expert);
+        expert = __reduce_max_sync(0xffffffffu, expert);
         // Whatever the logits are: all experts that are named exist, and none is named twice.
         if (best == last) expert = k;
 #if SCORES == 2
