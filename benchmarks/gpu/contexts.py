@@ -39,7 +39,7 @@ class Recorded:
     def __init__(self, whole: CUDAGraphs) -> None:
         self._extension: Any = whole._extension
         self._last: dict[str, Any] | None = None
-        whole._extension = self
+        whole._launching._extension = self
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._extension, name)

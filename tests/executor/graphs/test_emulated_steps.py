@@ -19,7 +19,7 @@ from quire.device.device import current_device
 from quire.executor import kept_states
 from quire.executor.graphs import graph_cache, recorder
 from quire.executor.graphs.graph_cache import GraphCache
-from quire.executor.graphs.runner import CUDAGraphs
+from quire.executor.graphs.launching import StepLaunching
 from quire.executor.graphs.step_graphs import StepLaunch
 from quire.executor.guessing import HeadGuesser
 from quire.executor.inputs import StepInputs
@@ -235,15 +235,15 @@ def test_the_end_of_wide_steps_computes_wanted_rows(
     """Three short prompts twice, then one in three steps, of which one wants no row."""
     monkeypatch.setattr(graph_cache, "_ENDING_ROWS", 128)
     launched: list[tuple[int, int | None]] = []
-    launching = CUDAGraphs._launching
+    prepared = StepLaunching.prepared
 
     def noted(
-        self: CUDAGraphs, inputs: StepInputs, max_rows: int, wanted: Sequence[int] | None = None
+        self: StepLaunching, inputs: StepInputs, max_rows: int, wanted: Sequence[int] | None = None
     ) -> StepLaunch | None:
         launched.append((max_rows, None if wanted is None else len(wanted)))
-        return launching(self, inputs, max_rows, wanted)
+        return prepared(self, inputs, max_rows, wanted)
 
-    monkeypatch.setattr(CUDAGraphs, "_launching", noted)
+    monkeypatch.setattr(StepLaunching, "prepared", noted)
     rounds = [
         [
             replace(each, id=f"{name}-{each.id}", max_tokens=2)

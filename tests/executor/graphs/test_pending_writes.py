@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import pytest
 
 from quire.core.kv_format import KVFormat
-from quire.executor.graphs.runner import CUDAGraphs
+from quire.executor.graphs.launching import StepLaunching
 
 
 @pytest.mark.parametrize("pending", [True, False])
@@ -31,9 +31,9 @@ def test_writes_to_pools_are_launched_before_a_graph(
         return [array]
 
     monkeypatch.setattr(mx, "async_eval", noted)
-    graphs: Any = object.__new__(CUDAGraphs)
-    graphs._cache = SimpleNamespace(graph=lambda rows, format: "a graph" if launched else None)
-    graphs._pools = SimpleNamespace(arrays=arrays)
-    graphs._layout = SimpleNamespace(group=[0, 0])
-    assert graphs._graphs_of(16, KVFormat()) == "a graph"
+    cache: Any = SimpleNamespace(graph=lambda rows, format: "a graph" if launched else None)
+    pools: Any = SimpleNamespace(arrays=arrays)
+    layout: Any = SimpleNamespace(group=[0, 0])
+    launching = StepLaunching(cache, layout, pools, extension=cast(Any, None))
+    assert launching.graphs(16, KVFormat()) == "a graph"
     assert len(launched) == 1

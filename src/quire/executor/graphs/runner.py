@@ -30,11 +30,10 @@ from quire.executor.graphs.attention.formats import all_served, attention_cases,
 from quire.executor.graphs.attention.indexers import most_keys
 from quire.executor.graphs.compiling import Compiling, KernelCompiling
 from quire.executor.graphs.graph_cache import MAX_ROWS, WIDE_ROWS, GraphCache
-from quire.executor.graphs.layout import step_numbers
+from quire.executor.graphs.launching import StepLaunching
 from quire.executor.graphs.operands import UnsupportedNode
 from quire.executor.graphs.sizes import GraphSizes
 from quire.executor.graphs.step_check import NodeGraphs, StepCheck
-from quire.executor.graphs.step_graphs import StepGraphs, StepLaunch
 from quire.executor.graphs.verifications import LongContexts, Verifications
 from quire.executor.inputs import FlatRows
 from quire.program.folding import simplified
@@ -105,6 +104,7 @@ class CUDAGraphs:
             inboxes=inboxes,
             factors=arrays_of(factors),
         )
+        self._launching = StepLaunching(self._cache, layout, pools, extension=extension)
         self.placing = self._cache.placing
         """Places rows that follow a running step; None if the host has to."""
         self._kernels = KernelCompiling(
@@ -123,6 +123,7 @@ class CUDAGraphs:
         self._pools = pools
         self._kernels = KernelCompiling(self._cache, compiling)
         self._cache.use(pools)
+        self._launching.use(pools)
         for each in self.behind:
             each.use(pools, compiling)
 
@@ -210,7 +211,7 @@ class CUDAGraphs:
     ) -> Computed | None:
         narrows = FIELD in self._cache.body(max_rows).fields and not every_row
         wanted = inputs.wanted_rows if narrows else None
-        rows = self._launched(inputs, max_rows, wanted)
+        rows = self._launching.launched(inputs, max_rows, wanted)
         if rows is None:
             return None
         inputs.narrowed = wanted is not None
@@ -302,69 +303,6 @@ class CUDAGraphs:
         """Whether the kernels support a format."""
         return self._most_rows(format) > 0
 
-    def _launched(
-        self, inputs: FlatRows, max_rows: int, wanted: Sequence[int] | None
-    ) -> mx.array | None:
-        graphs = self._graphs_of(max_rows, inputs.sequences[0].format)
-        launch = None if graphs is None else self._launching(inputs, max_rows, wanted)
-        if graphs is None or launch is None:
-            return None
-        output, following = launch.run(graphs), inputs.following
-        if following is not None and (placing := self.placing) is not None:
-            count = sum(each.count for each in inputs.sequences)
-            following.placed(*placing.found(count, output))
-        return output
-
-    def _launching(
-        self, inputs: FlatRows, max_rows: int, wanted: Sequence[int] | None = None
-    ) -> StepLaunch | None:
-        """Return what launches the graphs of a step; None if its inputs have no room.
-
-        Args:
-            wanted: rows that the graph's end computes; None for all.
-        """
-        layout, following = self._cache.inputs(max_rows), inputs.following
-        given, tokens = self._cache.arrays_of(inputs, layout), inputs.known_tokens
-        numbers = step_numbers(
-            inputs.sequences,
-            self._layout,
-            layout,
-            block_size=self._pools.block_size,
-            max_rows=max_rows,
-            media=inputs.media is not None,
-            tokens=tokens,
-            wanted=wanted,
-            following=following,
-        )
-        if numbers is None:
-            return None
-        first = {
-            "inputs": list(given.values()),
-            "targets": list(given),
-            "numbers": numbers.tobytes(),
-            "numbers_target": layout.numbers if tokens is None else layout.tokens,
-        }
-        count = sum(each.count for each in inputs.sequences)
-        rows = count if wanted is None else max(1, len(wanted))  # MLX computes no empty array
-        placing = None if following is None else self.placing
-        return StepLaunch(
-            self._extension,
-            self._cache.output(max_rows)[0],
-            rows,
-            first=first,
-            before=None if placing is None else placing.graph,
-        )
-
-    def _graphs_of(self, max_rows: int, format: KVFormat) -> StepGraphs | None:
-        """Return the graphs of a step. What is still to be written to the pools, such as copies of
-        blocks whose beginning a prompt shares, is launched before.
-        """
-        graphs = self._cache.graph(max_rows, format)
-        if graphs is None:
-            mx.async_eval(*self._pools.arrays(range(len(self._layout.group))))
-            graphs = self._cache.graph(max_rows, format)
-        return graphs
-
     def _verified(
         self, inputs: FlatRows, max_rows: int, run_eagerly: Callable[[], mx.array]
     ) -> mx.array:
@@ -375,7 +313,9 @@ class CUDAGraphs:
         format = inputs.sequences[0].format
         self._kernels.start_all(self._most_rows(format), format)
         check = StepCheck(
-            *(self._layout, self._pools, inputs),
+            self._layout,
+            self._pools,
+            inputs,
             program=self._programs.body,
             logits=self._logits_of if self._cache.output(max_rows)[1] else None,
             part=self._part,
@@ -384,12 +324,12 @@ class CUDAGraphs:
         difference = _problem_of(partial(self._cache.graph, max_rows, format))
         compiled = bool(agreed(int(difference is None), self._part))
         if compiled:
-            if (launch := self._launching(inputs, max_rows)) is None:
+            if (launch := self._launching.prepared(inputs, max_rows)) is None:
                 return check.expected
             piece = partial(self._cache.piece, max_rows, format)
 
             def run_graph() -> mx.array:
-                graphs = self._graphs_of(max_rows, format)  # where the check has put the states
+                graphs = self._launching.graphs(max_rows, format)  # where the states are now
                 assert graphs is not None, "the check has computed the pools"
                 return launch.run(graphs)
 
