@@ -8,15 +8,15 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from quire.device.weights import Packing
-from quire.executor.graphs.products.plain_products import PlainProduct
-from quire.executor.graphs.recorder import Kernel
-from tests.executor.graphs.emulated import bits_of
-from tests.support.emulated_metal import guarded, why_not
-from tests.support.emulated_steps import launch
+from quire.device.weights import PackedWeight, Packing
+from quire.executor.graphs.products.plain_products import plain_product_kernel
+from quire.program.values import Form, Node, Program, Value, Weight
+from tests.executor.graphs.emulated import run_kernel
+from tests.support.emulated_metal import why_not
 from tests.support.nvrtc import assert_compiles
 from tests.support.packings import MXFP4, MXFP8, NVFP4, packed
 
+T = Form(0, (("T", 1),))
 ROWS, INPUTS = 3, 320
 CODED = {
     "4 bits": (1, Packing(64, 4, "affine"), False),
@@ -31,18 +31,24 @@ FEW_COLUMNS = "bfloat16, 3 columns"
 KINDS = [*CODED, "bfloat16", "float32", FEW_COLUMNS]
 
 
-def product_of(kind: str) -> tuple[PlainProduct, mx.array]:
-    """Return a product, and the matrix in float32."""
+def product_of(kind: str) -> tuple[Program, mx.array, mx.array | None]:
+    """Return the program of a product, its matrix in float32, and its bias."""
     mx.random.seed(1)
-    if kind not in CODED:
+    bias: mx.array | None = None
+    weight: mx.array | PackedWeight
+    if kind in CODED:
+        outputs, packing, biased = CODED[kind]
+        weight = packed(mx.random.normal((outputs, INPUTS)).astype(mx.bfloat16), packing)
+        matrix = weight.unpacked(mx.float32)
+        bias = mx.random.normal((outputs,)).astype(mx.bfloat16) if biased else None
+    else:
         dtype = mx.float32 if kind == "float32" else mx.bfloat16
-        matrix = mx.random.normal((7, 3 if kind == FEW_COLUMNS else INPUTS)).astype(dtype)
-        return PlainProduct(mx.bfloat16, mx.bfloat16, matrix, None), matrix.astype(mx.float32)
-    outputs, packing, biased = CODED[kind]
-    matrix = mx.random.normal((outputs, INPUTS)).astype(mx.bfloat16)
-    weight = packed(matrix, packing)
-    bias = mx.random.normal((outputs,)).astype(mx.bfloat16) if biased else None
-    return PlainProduct(mx.bfloat16, mx.bfloat16, weight, bias), weight.unpacked(mx.float32)
+        weight = mx.random.normal((7, 3 if kind == FEW_COLUMNS else INPUTS)).astype(dtype)
+        matrix = weight.astype(mx.float32)
+    values = {id: Value((T, width), mx.bfloat16) for id, width in enumerate(matrix.shape[::-1])}
+    own = {"weight": Weight("w", weight), "bias": None if bias is None else Weight("b", bias)}
+    node = Node("linear", (0,), (1,), ("x",), attributes=own)
+    return Program(("T",), {"x": 0}, {}, values, (node,), (1,)), matrix, bias
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
@@ -51,20 +57,18 @@ def product_of(kind: str) -> tuple[PlainProduct, mx.array]:
     [each if each == EVERYDAY else pytest.param(each, marks=pytest.mark.slow) for each in KINDS],
 )
 def test_products_are_those_of_mlx(kind: str) -> None:
-    product, matrix = product_of(kind)
-    x = mx.random.normal((ROWS, product.inputs)).astype(mx.bfloat16)
+    program, matrix, bias = product_of(kind)
+    x = mx.random.normal((ROWS, matrix.shape[1])).astype(mx.bfloat16)
     expected = x.astype(mx.float32) @ matrix.T
-    if product.bias is not None:
-        expected = expected + product.bias
-    to = guarded(np.zeros(ROWS * product.outputs, np.uint16))
-    given = [guarded(bits_of(each)) for each in (mx.array([ROWS]), x, *product.arrays)]
-    places = tuple(int(each.ctypes.data) for each in (*given, to))
-    launch(Kernel(product.text, product.grid(4), product.threads, 0, places, ()))
-    found = mx.array(to).view(mx.bfloat16).reshape(ROWS, -1).astype(mx.float32)
+    if bias is not None:
+        expected = expected + bias
+    kernel = plain_product_kernel(program, program.nodes[0])
+    found = run_kernel(program, kernel, {0: x}, [1], ROWS, room=4)[1].astype(mx.float32)
     np.testing.assert_allclose(np.array(found), np.array(expected), rtol=1e-2, atol=0.1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_products_compile(kind: str, tmp_path: Path) -> None:
-    assert_compiles(product_of(kind)[0].text, tmp_path)
+    program, _, _ = product_of(kind)
+    assert_compiles(plain_product_kernel(program, program.nodes[0]).text, tmp_path)

@@ -15,10 +15,11 @@ from quire.executor.graphs.attention.pools import TailCoding
 from quire.executor.graphs.operands import HeadOperand, UnsupportedNode, check_heads
 from quire.executor.graphs.places import NodeKinds, Operand
 from quire.executor.graphs.recorder import Buffer
+from quire.executor.graphs.rows.row_layouts import LayoutRecording
 from quire.program.values import Node, Program
 
 
-class AttentionRecording(IndexerRecording):
+class AttentionRecording(IndexerRecording, LayoutRecording):
     """Records attention over the keys and values of pools.
 
     Attributes:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import mlx.core as mx
 
 from quire.executor.graphs.operands import ProductMatrix, UnsupportedNode
-from quire.executor.graphs.places import NodeKinds, ValueRecording, buffers_of
+from quire.executor.graphs.places import NodeKinds, buffers_of
 from quire.executor.graphs.products import product_kernels
+from quire.executor.graphs.rows.row_layouts import LayoutRecording
 from quire.executor.graphs.source import C_TYPES, own_text, source_text
 from quire.program.values import Node
 
 _THREADS = 128
 
 
-class HeadRecording(ValueRecording):
+class HeadRecording(LayoutRecording):
     """Records nodes that work on single heads."""
 
     @property

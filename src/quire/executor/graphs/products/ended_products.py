@@ -9,7 +9,7 @@ from quire.device.cuda.row_layout import RowLayout
 from quire.device.cuda.skinny_gemm import SkinnyGemm
 from quire.executor.graphs.attention.pools import LayerPool
 from quire.executor.graphs.operands import HeadOperand, Part, is_readable, product_matrix
-from quire.executor.graphs.places import Place, Unscaled, ValueRecording
+from quire.executor.graphs.places import Place
 from quire.executor.graphs.products import product_kernels
 from quire.executor.graphs.products.product_endings import (
     NormEnding,
@@ -18,13 +18,19 @@ from quire.executor.graphs.products.product_endings import (
     norm_ending,
 )
 from quire.executor.graphs.recorder import Buffer
-from quire.executor.graphs.rows.row_layouts import layout_for, products_of
+from quire.executor.graphs.rows.generated import GeneratedRecording, values_of
+from quire.executor.graphs.rows.row_layouts import (
+    LayoutRecording,
+    Unscaled,
+    layout_for,
+    products_of,
+)
 from quire.executor.graphs.source import NotGenerated
 from quire.program.passes import PRODUCTS
 from quire.program.values import FUSED, Node, Program
 
 
-class EndedRecording(ValueRecording):
+class EndedRecording(GeneratedRecording, LayoutRecording):
     """Joins to products of one row the kernels behind them, which take about as long as a small
     product: norms that only products read, and the rotation and storing of heads without norms.
 
@@ -72,8 +78,8 @@ class EndedRecording(ValueRecording):
             return False
         if not layouts:
             return False
-        sources = [each.source for each in found.arguments if isinstance(each.source, int)]
-        sources = [self._uses.source(each) for each in sources if each not in region.outputs]
+        sources = [each for each in values_of(found.arguments) if each not in region.outputs]
+        sources = list(map(self._uses.source, sources))
         if not all(each in self._places or each in self._program.constants for each in sources):
             return False  # it reads what a later kernel computes
         self._endings[node] = region
@@ -95,14 +101,8 @@ class EndedRecording(ValueRecording):
         rows = recorder.buffer(sum(sizes) + width // 16 * 4, reads)
         outputs = [id for id in self._endings[node].outputs if id != normed]
         writes = [*(self._written(id, reads) for id in outputs), rows]
-        arguments = list[int]()
-        for each in found.arguments:
-            if isinstance(each.source, int):
-                arguments.append(self._place(each.source).address + each.offset)
-            else:
-                arguments.append(recorder.weight(each.source) + each.offset)
         places = [rows.address + sum(sizes[:number]) for number in range(len(sizes) + 1)]
-        arguments += [places[-1], *places[:-1]]
+        arguments = [*map(self._address, found.arguments), places[-1], *places[:-1]]
         self._record_ended(
             [node], gemm, found.ending, arguments=arguments, reads=reads, writes=writes
         )

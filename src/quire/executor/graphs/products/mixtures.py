@@ -10,12 +10,17 @@ import mlx.core as mx
 from quire.device.cuda.row_layout import RowLayout
 from quire.device.weights import GatedExperts, PlainExperts
 from quire.executor.graphs.operands import ProductMatrix, UnsupportedNode, is_plain
-from quire.executor.graphs.places import NodeKinds, ValueRecording
+from quire.executor.graphs.places import NodeKinds
 from quire.executor.graphs.products import product_kernels
 from quire.executor.graphs.products.routes import ROUTE_THREADS, SCORING_THREADS, Route, grouping
 from quire.executor.graphs.recorder import EXPERT_TILE, Buffer
 from quire.executor.graphs.rows.arithmetic import activated, gated
-from quire.executor.graphs.rows.row_layouts import expert_tile, layout_for, with_layout
+from quire.executor.graphs.rows.row_layouts import (
+    LayoutRecording,
+    expert_tile,
+    layout_for,
+    with_layout,
+)
 from quire.executor.graphs.source import NotGenerated
 from quire.program.values import Node, Program
 
@@ -44,7 +49,7 @@ class Routed:
     tile: int
 
 
-class MixtureRecording(ValueRecording):
+class MixtureRecording(LayoutRecording):
     """Records the nodes of mixtures of experts."""
 
     @property

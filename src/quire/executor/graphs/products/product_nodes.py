@@ -16,21 +16,17 @@ from quire.executor.graphs.operands import (
     is_readable,
     product_matrix,
 )
-from quire.executor.graphs.places import NodeKinds, shown
+from quire.executor.graphs.places import NodeKinds
 from quire.executor.graphs.products import product_kernels
 from quire.executor.graphs.products.ended_products import EndedRecording
 from quire.executor.graphs.products.library_products import LibraryRecording
-from quire.executor.graphs.products.plain_products import PlainProduct
+from quire.executor.graphs.products.plain_products import plain_product_kernel
 from quire.executor.graphs.products.product_kernels import Gemm
 from quire.executor.graphs.ranks.exchange import ExchangeRecording
 from quire.executor.graphs.recorder import Buffer
 from quire.executor.graphs.rows.regions import row_kernel
-from quire.executor.graphs.source import NotGenerated
 from quire.program.passes import PRODUCTS, Uses
 from quire.program.values import Node
-
-_FEW_OUTPUTS = 512
-"""Most outputs of a matrix whose product is computed by one warp for each element."""
 
 
 class ProductRecording(EndedRecording, ExchangeRecording, LibraryRecording):
@@ -51,7 +47,7 @@ class ProductRecording(EndedRecording, ExchangeRecording, LibraryRecording):
         nodes = [each for each in (node.arguments or [node]) if each.kind in PRODUCTS]
         for each in nodes:
             if not is_readable(each):
-                self._plain_product(each)
+                self._generate(plain_product_kernel, each)
         alike: dict[Packing, list[tuple[Node, ProductMatrix]]] = {}
         for each in filter(is_readable, nodes):
             matrix = product_matrix(each)
@@ -146,24 +142,6 @@ class ProductRecording(EndedRecording, ExchangeRecording, LibraryRecording):
             return Part.of(inner, Uses(inner), value)
         except UnsupportedNode:
             return None
-
-    def _plain_product(self, node: Node) -> None:
-        """Record a product with a matrix that tensor core kernels do not take."""
-        x, y = (self._program.values[each] for each in (node.inputs[0], node.outputs[0]))
-        product = PlainProduct(x.dtype, y.dtype, node.weight("weight"), bias=node.weight("bias"))
-        recorder = self._recorder
-        if product.outputs > _FEW_OUTPUTS:
-            product_matrix(node)
-        try:
-            text = product.text
-        except NotGenerated as error:
-            raise UnsupportedNode(f"{shown(self._program, node)}: {error}") from error
-        reads = self._read([node.inputs[0]])
-        to = self._written(node.outputs[0], reads)
-        arguments = [recorder.rows, self._place(node.inputs[0]).address]
-        arguments += [*map(recorder.weight, product.arrays), to.address]
-        grid = product.grid(recorder.max_rows)
-        recorder.add(text, grid, product.threads, arguments=arguments, reads=reads, writes=[to])
 
 
 def _gates_products(gate: Node, up: Node, join: Node) -> bool:

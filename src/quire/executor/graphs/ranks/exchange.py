@@ -11,9 +11,11 @@ from quire.device.cuda.inboxes import MOST_BLOCKS, PIECES, SLOT, SLOTS, THREADS,
 from quire.device.gpu_kernels import kernel_text
 from quire.device.ranks import Part
 from quire.executor.graphs.operands import UnsupportedNode, row_width
-from quire.executor.graphs.places import NodeKinds, ValueRecording
+from quire.executor.graphs.places import NodeKinds
 from quire.executor.graphs.ranks import rank_sums
+from quire.executor.graphs.rows.generated import GeneratedRecording
 from quire.executor.graphs.rows.regions import RowKernel, row_kernel
+from quire.executor.graphs.rows.row_layouts import LayoutRecording
 from quire.executor.graphs.source import C_TYPES, ROUNDED, NotGenerated, own_text, source_text
 from quire.program.passes import RESHAPES
 from quire.program.values import FUSED, Node, Program
@@ -83,7 +85,7 @@ class Exchange:
         return source_text(parameters, body, THREADS, constants=constants, functions=_SENDING)
 
 
-class ExchangeRecording(ValueRecording):
+class ExchangeRecording(GeneratedRecording, LayoutRecording):
     """Records sums of ranks' rows, and ranks' columns side by side.
 
     In steps of few rows, skinny GEMMs send rows, and the row kernel that reads their sum computes

@@ -106,7 +106,7 @@ def _looked_up(
     parameters += [f"{C_TYPES[dtype]}* out0"]
     text = source_text(parameters, body, cut.lanes * cut.groups, constants=cut.constants)
     arguments = (Argument(numbers), *map(Argument, table), Argument(out))
-    return RowKernel(text, arguments, cut.lanes * cut.groups, cuts=(cut,))
+    return RowKernel(text, arguments, cut.lanes * cut.groups, grid=cut.grid)
 
 
 def _codes(table: PackedWeight, dtype: mx.Dtype) -> tuple[list[mx.array], list[str]]:

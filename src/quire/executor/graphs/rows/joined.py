@@ -49,4 +49,8 @@ def joined_kernel(program: Program, node: Node) -> RowKernel:
     kind, threads = C_TYPES[value.dtype], max(cut.lanes * cut.groups for cut in cuts)
     parameters = [f"const {kind}* in{number}" for number in range(len(cuts))] + [f"{kind}* out0"]
     text = source_text(parameters, lines, threads, constants={})
-    return RowKernel(text, (*arguments, Argument(out)), threads, cuts=tuple(cuts))
+
+    def grid(max_rows: int) -> tuple[int, int, int]:
+        return max(cut.grid(max_rows)[0] for cut in cuts), len(cuts), 1
+
+    return RowKernel(text, (*arguments, Argument(out)), threads, grid=grid)

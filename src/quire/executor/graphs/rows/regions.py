@@ -8,7 +8,7 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -52,20 +52,15 @@ class RowKernel:
     Attributes:
         text: the source of `kernel`. Its first argument is the number of rows; `arguments` follow.
         threads: threads of a thread block.
-        cuts: the cut of rows for each `blockIdx.y`.
+        grid: returns the number of thread blocks for up to a number of rows.
         layouts: for values whose rows it also writes in another layout, that layout.
     """
 
     text: str
     arguments: tuple[Argument, ...]
     threads: int
-    cuts: tuple[Cut, ...]
+    grid: Callable[[int], tuple[int, int, int]]
     layouts: Mapping[int, RowLayout] = field(default_factory=dict)
-
-    def grid(self, max_rows: int) -> tuple[int, int, int]:
-        """Return the number of thread blocks for up to `max_rows` rows."""
-        across = max(-(-max_rows * cut.parts // cut.groups) for cut in self.cuts)
-        return across, len(self.cuts), 1
 
 
 @dataclass(frozen=True)
@@ -156,7 +151,7 @@ class RowGenerator:
             text,
             tuple(self._arguments),
             threads=threads,
-            cuts=(cut,),
+            grid=cut.grid,
             layouts=written,
         )
 

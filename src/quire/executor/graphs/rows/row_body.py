@@ -64,6 +64,10 @@ class Cut:
         """Number of parts of a row."""
         return -(-self.width // self.part)
 
+    def grid(self, max_rows: int) -> tuple[int, int, int]:
+        """Return the number of thread blocks for up to `max_rows` rows."""
+        return -(-max_rows * self.parts // self.groups), 1, 1
+
     @property
     def has_groups(self) -> bool:
         """Whether eight neighbouring threads have 64 contiguous elements of a row."""

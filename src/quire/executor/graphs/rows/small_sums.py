@@ -95,7 +95,7 @@ def _kernel(
     ]
     text = source_text([*parameters, f"{kinds[-1]}* out0"], lines, _THREADS, constants=constants)
     arguments = tuple(map(Argument, (*node.inputs, *node.outputs)))
-    return RowKernel(text, arguments, _THREADS, cuts=(cut,))
+    return RowKernel(text, arguments, _THREADS, grid=cut.grid)
 
 
 def _fixed(sizes: tuple[Size, ...]) -> int:
