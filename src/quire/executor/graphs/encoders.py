@@ -330,15 +330,12 @@ def places_of(
     mx.eval(tables)
     sizes = dict.fromkeys(own.symbols, recorder.max_rows)
 
-    def buffer(memory: mx.array) -> Buffer:
-        return Buffer(recorder.constant(memory), memory.nbytes, memory)
-
     def unwritten(value: int) -> Buffer:
         kind = own.values[value]
         size = prod(bound(kind.shape, sizes)) * kind.dtype.size
-        return buffer(device_memory.unwritten((size,), mx.uint8))
+        return recorder.held(device_memory.unwritten((size,), mx.uint8))
 
-    buffers = {name: buffer(each) for name, each in tables.items()}
+    buffers = {name: recorder.held(each) for name, each in tables.items()}
     buffers["features"] = unwritten(own.fields["features"])
     given = {name: Place(each.address, each) for name, each in buffers.items()}
     return given, {value: unwritten(value) for value in own.outputs}

@@ -182,7 +182,7 @@ class Recorder:
 
     def __post_init__(self) -> None:
         self.rows = self.inputs.rows
-        self._free += [Buffer(self.constant(each), each.nbytes, each) for each in self.spare]
+        self._free += map(self.held, self.spare)
 
     def add(
         self,
@@ -265,7 +265,11 @@ class Recorder:
             return best
         own = device_memory.unwritten((-(-max(bytes, 1) // 16) * 16,), mx.uint8)
         self.allocated.append(own)
-        return Buffer(self.constant(own), own.nbytes, own)
+        return self.held(own)
+
+    def held(self, memory: mx.array) -> Buffer:
+        """Return flat memory, uint8, as a buffer that is kept alive as long as the graph."""
+        return Buffer(self.constant(memory), memory.nbytes, memory)
 
     def workspace(self, number: int) -> Buffer:
         """Return a workspace, which all graphs share; see `Workspaces.memory`."""
@@ -280,12 +284,6 @@ class Recorder:
         self._free.append(buffer)
 
     # -- addresses -------------------------------------------------------------------------------
-
-    def expert_tile(self, pairs: int, matrix: ProductMatrix) -> int:
-        """Return `expert_tile` of this step, where a matrix is the first of each expert's."""
-        if self.batch_invariant:
-            return EXPERT_TILE
-        return expert_tile(self.card, pairs, matrix.experts, packing=matrix.packing)
 
     def gemm(
         self,

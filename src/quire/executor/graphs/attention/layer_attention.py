@@ -34,7 +34,6 @@ class LayerAttention:
         result: the output, `[T, heads, value_dim]`.
         digits: address of the output's digits, see `digits.cuh`; 0 if they are not wanted.
         sinks: `[heads]`, one extra score for each row's softmax; None without.
-        value_dim: size of a value; 0 means `head_dim`.
         value_in_key: whether a value is the beginning of its key.
         prepared: queries that need no more, while keys and values are where they belong; None if
             a kernel is to rotate and to store them.
@@ -45,6 +44,7 @@ class LayerAttention:
     heads: int
     kv_heads: int
     head_dim: int
+    value_dim: int
     scale: float
     softcap: float | None
     q: Operand
@@ -59,7 +59,6 @@ class LayerAttention:
     result: Buffer
     digits: int = 0
     sinks: mx.array | None = None
-    value_dim: int = 0
     value_in_key: bool = False
     chosen: ChosenKeys | None = None
     prepared: Buffer | None = None

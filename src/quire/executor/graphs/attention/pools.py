@@ -110,9 +110,9 @@ class LayerPool(ABC):
     def record(self, recorder: Recorder, layer: LayerAttention) -> None:
         """Record the kernels from a layer's products to its attention output."""
         capped, sinks = layer.softcap is not None, layer.sinks is not None
-        dims = layer.head_dim, layer.value_dim or layer.head_dim
         shape = paged.shape_of(
-            *dims,
+            layer.head_dim,
+            layer.value_dim,
             kv_heads=layer.kv_heads,
             heads=layer.heads,
             block_size=self.block_size,
@@ -139,7 +139,7 @@ class LayerPool(ABC):
             layer.heads,
             0 if layer.k is None else layer.kv_heads,
             layer.head_dim,
-            value_dim=0 if layer.value_in_key else layer.value_dim or layer.head_dim,
+            value_dim=0 if layer.value_in_key else layer.value_dim,
             block_size=self.block_size,
             pairs=0 if rotation is None else rotation.pairs,
             neighbours=rotation is not None and rotation.neighbours,

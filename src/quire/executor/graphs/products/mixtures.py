@@ -17,8 +17,8 @@ from quire.executor.graphs.recorder import EXPERT_TILE, Buffer
 from quire.executor.graphs.rows.arithmetic import activated, gated
 from quire.executor.graphs.rows.row_layouts import (
     LayoutRecording,
-    expert_tile,
     layout_for,
+    tile_of_experts,
     with_layout,
 )
 from quire.executor.graphs.source import NotGenerated
@@ -107,8 +107,10 @@ class MixtureRecording(LayoutRecording):
         """Return the most pairs in a tile of the products of those experts."""
         parts = (part for node in self._uses.readers(chosen) for part in node.parts)
         node = next((each for each in parts if each.kind == "expert_outputs"), None)
+        if node is None:
+            return EXPERT_TILE
         try:
-            return EXPERT_TILE if node is None else expert_tile(self._recorder, self._program, node)
+            return tile_of_experts(self._recorder, self._program, node)
         except UnsupportedNode:  # MLX multiplies by their matrices
             return EXPERT_TILE
 
@@ -158,7 +160,7 @@ class MixtureRecording(LayoutRecording):
             if place is None:
                 raise UnsupportedNode("experts that no kernel chooses")
             count = ProductMatrix.of(experts.down.weight).experts
-            tile = expert_tile(recorder, self._program, node)
+            tile = tile_of_experts(recorder, self._program, node)
             groups = self._groups(chosen, count, [place], tile=tile, repeated=True)
             self._group(place, groups, count)
         routed = self._routed[chosen]

@@ -19,7 +19,7 @@ from quire.executor.graphs.operands import (
 )
 from quire.executor.graphs.places import ValueRecording
 from quire.executor.graphs.products.product_kernels import Gemm
-from quire.executor.graphs.recorder import Recorder
+from quire.executor.graphs.recorder import EXPERT_TILE, Recorder, expert_tile
 from quire.executor.graphs.rows.regions import LaidOutRows
 from quire.program.passes import PRODUCTS, Uses
 from quire.program.values import Node, Program, bound
@@ -142,16 +142,19 @@ def products_of(recorder: Recorder, program: Program, node: Node) -> Iterator[Ge
         rows = program.values[node.inputs[0]].shape[0]
         if bound((rows,), dict.fromkeys(program.symbols, 1)) != (1,):
             return  # weighted inputs: several for a row of the step, where layouts hold one
-        yield recorder.gemm(matrix, matrix.outputs, tile=expert_tile(recorder, program, node))
+        yield recorder.gemm(matrix, matrix.outputs, tile=tile_of_experts(recorder, program, node))
 
 
-def expert_tile(recorder: Recorder, program: Program, node: Node) -> int:
+def tile_of_experts(recorder: Recorder, program: Program, node: Node) -> int:
     """Return the most pairs of row and expert in a tile of the products of a node's experts.
 
     Raises:
         UnsupportedNode: no kernel reads their matrices.
     """
     experts: GatedExperts | PlainExperts = node.weight("experts")
-    top = program.values[node.inputs[1]].shape[1]
+    first, top = ProductMatrix.of(experts.up.weight), program.values[node.inputs[1]].shape[1]
     assert isinstance(top, int), "a row has a fixed number of experts"
-    return recorder.expert_tile(recorder.max_rows * top, ProductMatrix.of(experts.up.weight))
+    if recorder.batch_invariant:
+        return EXPERT_TILE
+    pairs = recorder.max_rows * top
+    return expert_tile(recorder.card, pairs, first.experts, packing=first.packing)
