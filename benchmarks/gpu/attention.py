@@ -204,7 +204,7 @@ def jobs(formats: list[str], *, sweep: bool) -> list[Job]:
         shape = cuda.Shape(mx.bfloat16, dim, dim, kv_heads, group, BLOCK, False, False)
         for format in formats:
             for rows, low, high in KEYS:
-                usual = shape.splits(rows)
+                usual = shape.splits(rows, card())
                 tried = [n for n in SPLITS if usual <= 2 * n <= 6 * usual] if sweep else [usual]
                 many = sweep and rows > 1 and high > 1000
                 for splits in tried:

@@ -108,9 +108,10 @@ def test_rows_find_codes_before_their_own_block_and_what_was_written_from_there_
 
 def test_launches_depend_on_rows_and_not_on_lengths() -> None:
     shape = SHAPES[0]
-    assert [shape.splits(tiles) for tiles in (1, 8, 32, 200)] == [64, 8, 2, 1]
+    assert [shape.splits(tiles, H200) for tiles in (1, 8, 32, 200)] == [64, 8, 2, 1]
+    assert [shape.splits(tiles, RTX_3060) for tiles in (1, 8, 32)] == [16, 2, 1]
     long = SHAPES[2]
-    assert [long.splits(tiles) for tiles in (1, 2, 8, 24, 32)] == [48, 24, 6, 2, 1]
+    assert [long.splits(tiles, H200) for tiles in (1, 2, 8, 24, 32)] == [48, 24, 6, 2, 1]
 
 
 def test_a_card_runs_at_least_one_split_of_a_row_at_a_time() -> None:

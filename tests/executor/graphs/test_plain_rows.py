@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -70,9 +70,9 @@ def test_few_thread_blocks_take_all_single_rows_beside_prompts(
 ) -> None:
     """Rows of four sequences, of which a prompt is the second, by one thread block a KV head."""
     monkeypatch.setattr(attention_recorder, "_MOSTLY_PROMPTS", 2 * MAX_ROWS)
-    monkeypatch.setattr(paged, "_MULTIPROCESSORS", 1)
     tables, reached, counts = [(4, 0), (1, 3), (2,), (5, 6)], [70, 0, 0, 90], [1, 12, 2, 3]
-    assert _error_beside_prompts(5, tables, reached, counts, SMALL) < 1e-2
+    card = replace(SMALL, multiprocessors=1)
+    assert _error_beside_prompts(5, tables, reached, counts, card) < 1e-2
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
@@ -169,7 +169,7 @@ def test_thread_blocks_share_the_keys_of_rows(sinks: bool) -> None:
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
 def test_half_the_splits_share_many_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """64 splits of eight KV heads do not run at a time, so 17 of them share 4,101 keys, not 33."""
-    monkeypatch.setattr(paged.Shape, "splits", lambda self, tiles: 64)
+    monkeypatch.setattr(paged.Shape, "splits", lambda *_: 64)
     layer = HeldLayer(FullKV(8, 64), KVFormat(), [tuple(range(65))], blocks=65)
     layer.write(layer.metadata([0], [4100]), layer.projected(4100, 8))
     metadata, projected = layer.metadata([4100], [1]), layer.projected(1, 8)

@@ -25,6 +25,7 @@ from quire.executor.graphs.graph_cache import MAX_ROWS
 from quire.executor.graphs.layout import InputLayout, group_of, write_group
 from quire.executor.graphs.recorder import Kernel
 from tests.attention.rows import HandRows
+from tests.device.cuda.cards import H200
 from tests.executor.graphs.layers import attended, empty_step
 from tests.support.emulated_metal import why_not
 from tests.support.emulated_steps import EmulatedRunner
@@ -54,7 +55,7 @@ class _Prepared(PreparedAttention):
         (count, heads, dim), kv_heads = q.shape, store.shape.kv_heads
         group, tokens = heads // kv_heads, store.shape.block_size
         shape = paged.Shape(mx.bfloat16, dim, dim, kv_heads, group, tokens, False, False)
-        splits = shape.splits(8)
+        splits = shape.splits(8, H200)
 
         memory = InputLayout(1, MAX_ROWS, len(metadata.block_table), runner.address)
         inputs, tiles, table = memory.rows, memory.group(0).tiles, memory.table

@@ -15,6 +15,7 @@ from quire.attention.paged.checked import CheckedBackend
 from quire.attention.paged.prompts import CodedPrompts
 from quire.attention.paged.tiles import FEW_ROWS, Part, cut
 from quire.cache.formats.base import LayerStore, PackedStore, WrittenBlocks
+from quire.device.cuda.driver import card
 
 
 class PagedBackend(CheckedBackend):
@@ -138,7 +139,7 @@ class _Prepared(PreparedAttention):
 
     def _launch(self, part: Part, shape: cuda.Shape) -> cuda.Launch:
         count = len(part.tiles)
-        splits = shape.splits(count) if part.few else 1
+        splits = shape.splits(count, card()) if part.few else 1
         tiles, visible = mx.array(part.tiles), mx.array(part.visible)
         return cuda.Launch(tiles, self._table, visible, count=count, few=part.few, splits=splits)
 

@@ -19,8 +19,6 @@ _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Allowed numbers of splits. They are few, because the kernel that merges splits is compiled for
 each.
 """
-_MULTIPROCESSORS = 132
-"""Multiprocessors of an H100 or H200."""
 _RESIDENT = 3
 """Thread blocks of single rows that a multiprocessor runs at a time where that is the compiler's
 choice.
@@ -74,20 +72,19 @@ class Shape:
         """Return how many rows of one sequence a tile holds."""
         return (1 if few else self.many_tiles) * _QUERIES // self.part
 
-    def splits(self, tiles: int) -> int:
+    def splits(self, tiles: int, card: Card) -> int:
         """Number of thread blocks that share the keys of each tile.
 
         It does not depend on the number of keys: blocks without work return at once. It is the
-        number that fits on the card at a time, so that none waits. For vectors of up to 128, of
+        number that the card runs at a time, so that none waits. For vectors of up to 128, of
         which three or four fit, it is higher: that costs little, and balances rows with few and
         many keys. See `benchmarks/gpu/attention.py`.
         """
-        return max(n for n in _SPLITS if n <= max(1, self.tiles_at_once // tiles))
+        return max(n for n in _SPLITS if n <= max(1, self.tiles_at_once(card) // tiles))
 
-    @property
-    def tiles_at_once(self) -> int:
-        """Number of tiles of single rows whose thread blocks are on the card at a time."""
-        return max(1, _MULTIPROCESSORS * (self.resident or 5) // self.blocks)
+    def tiles_at_once(self, card: Card) -> int:
+        """Return the number of tiles of single rows whose thread blocks a card runs at a time."""
+        return max(1, card.multiprocessors * (self.resident or 5) // self.blocks)
 
     @property
     def resident(self) -> int | None:

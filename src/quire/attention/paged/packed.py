@@ -19,6 +19,7 @@ from quire.attention.paged.tiles import TILE_FIELDS, score_numbers
 from quire.cache.formats.base import PackedStore
 from quire.cache.formats.rotation import rotation
 from quire.core.arrays import Ints
+from quire.device.cuda.driver import card
 from quire.device.gpu_kernels import Kernel
 
 BLOCK_SIZE = 64
@@ -69,9 +70,8 @@ def launch(metadata: AttentionMetadata, shape: Shape) -> PackedLaunch:
     table, tails = mx.array(metadata.block_table), mx.array(metadata.tails)
     count = metadata.rows
     tiles, own = map(mx.array, tiles_of(metadata))
-    return PackedLaunch(
-        tiles, own, table, tails=tails, visible=visible, count=count, splits=shape.splits(count)
-    )
+    splits = shape.splits(count, card())
+    return PackedLaunch(tiles, own, table, tails=tails, visible=visible, count=count, splits=splits)
 
 
 def attend(

@@ -20,6 +20,7 @@ from quire.attention.paged.decoding import BlockDecoder
 from quire.attention.paged.tiles import FEW_ROWS, cut
 from quire.cache.formats.base import PackedStore, WrittenBlocks
 from quire.core.arrays import Ints
+from quire.device.cuda.driver import card
 
 
 class TokenPrompts:
@@ -87,7 +88,7 @@ class CodedPrompts:
         launches = []
         for part in cut(self._by_block, FEW_ROWS if self._few else 0, few, rows_many=many):
             count = len(part.tiles)
-            splits = shape.splits(count) if part.few else 1
+            splits = shape.splits(count, card()) if part.few else 1
             tiles, visible = mx.array(part.tiles), mx.array(part.visible)
             launch = Launch(tiles, self._table, visible, count=count, few=part.few, splits=splits)
             launches.append((part.rows, launch))

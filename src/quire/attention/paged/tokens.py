@@ -23,6 +23,7 @@ from quire.attention.paged.target import CUDA
 from quire.attention.paged.tiles import FEW_ROWS, cut, score_numbers
 from quire.cache.formats.base import LayerStore, PackedStore, WrittenBlocks
 from quire.core.kv_format import KVFormat
+from quire.device.cuda.driver import card
 from quire.device.gpu_kernels import Kernel
 
 KEYS = 64
@@ -94,7 +95,7 @@ class _FewRows:
             [*arrays.keys, *arrays.values],
             self._tiles,
             table=self._table,
-            splits=shape.splits(len(q)),
+            splits=shape.splits(len(q), card()),
             scoring=scoring,
             shape=shape,
             codes=Codes.of(arrays),

@@ -80,7 +80,7 @@ class AttentionRecorder:
         """
         recorder = self.recorder
         most = _INVARIANT_ROWS if recorder.batch_invariant else rows or recorder.max_rows
-        return self.shape.splits(most)
+        return self.shape.splits(most, recorder.card)
 
     def partial(self, splits: int, rows: int | None = None) -> tuple[Buffer, Buffer]:
         """Allocate the results of splits: sums of values, and softmax statistics.
@@ -161,7 +161,9 @@ class AttentionRecorder:
             tiles_are_made=made,
             stores_digits=stores_digits,
         )
-        blocks = min(recorder.max_rows, shape.tiles_at_once) if few else recorder.max_rows
+        blocks = recorder.max_rows
+        if few:
+            blocks = min(blocks, shape.tiles_at_once(recorder.card))
         self.add(
             source,
             (blocks, shape.blocks, splits),

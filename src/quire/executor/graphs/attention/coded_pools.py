@@ -29,8 +29,8 @@ from quire.executor.graphs.attention.pools import Destination, LayerPool, TailCo
 from quire.executor.graphs.attention.workspaces import STREAMS
 from quire.executor.graphs.recorder import Buffer, Recorder
 
-_DECODING_BLOCKS = 1056
-"""Thread blocks that decode, or code, the blocks of a workspace: eight for each multiprocessor."""
+_DECODING_BLOCKS = 8
+"""Thread blocks of a multiprocessor that decode, or code, the blocks of a workspace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +78,23 @@ class CodedPool(LayerPool):
             halves = 1 if in_key else 2
             attention.add(
                 coded_kernels.decode_prompts(shape, codes, in_key=in_key),
-                (_DECODING_BLOCKS // (shape.kv_heads * halves) or 1, shape.kv_heads, halves),
+                _decoding_grid(attention.recorder, shape.kv_heads, halves),
                 [group.decoded, attention.table, *arrays, *to.arrays],
                 writes=[to.buffer],
                 after=[to.buffer],
                 threads=coded_kernels.DECODING_THREADS,
             )
         attention.attend_tiles(to.arrays, tiles=group.prompts, after=[to.buffer])
+
+
+def _decoding_grid(recorder: Recorder, kv_heads: int, halves: int) -> tuple[int, int, int]:
+    """Return the thread blocks that decode, or code, the heads of a workspace's blocks.
+
+    Args:
+        halves: 2 if keys and values have thread blocks of their own.
+    """
+    together = recorder.card.multiprocessors * _DECODING_BLOCKS
+    return together // (kv_heads * halves) or 1, kv_heads, halves
 
 
 def streams(recorder: Recorder) -> int:
@@ -190,7 +200,7 @@ class PagePool(CodedPool):
                 kernels.code_written(
                     shape.kv_heads, shape.key_dim, 0 if in_key else dim, codes=self.codes
                 ),
-                (_DECODING_BLOCKS // shape.kv_heads or 1, shape.kv_heads, 1),
+                _decoding_grid(recorder, shape.kv_heads, 1),
                 [group.decoded, group.written, signs, *own, *halves],
                 writes=[to.buffer],
                 after=[to.buffer],
