@@ -126,12 +126,10 @@ def attended(
         buffer = Buffer(recorder.constant(room), room.nbytes)
         return Operand(buffer.address, room.dtype, width, given.shape[2], buffer)
 
-    q, k = projected["q"], projected["k"]
-    result = mx.zeros((rows, q.shape[1], spec.value_dim), mx.bfloat16)
+    result = mx.zeros((rows, heads, spec.value_dim), mx.bfloat16)
     layer = LayerAttention(
-        heads=q.shape[1],
-        kv_heads=k.shape[1],
-        head_dim=q.shape[2],
+        heads=heads,
+        spec=spec,
         scale=scale,
         softcap=None,
         q=operand("q"),
@@ -145,8 +143,6 @@ def attended(
         rotation=None,
         result=Buffer(recorder.constant(result), result.nbytes),
         sinks=sinks,
-        value_dim=spec.value_dim,
-        value_in_key=spec.value_in_key,
     )
     kind_of(store.format).of(store, 0, runner.address).record(recorder, layer)
     for kernel in (*recorder.kernels, *more(runner, inputs)):

@@ -36,7 +36,13 @@ from quire.executor.graphs.layout import (
     write_group,
     write_positions,
 )
-from quire.executor.graphs.operands import ProductMatrix, UnsupportedNode
+from quire.executor.graphs.operands import (
+    HeadOperand,
+    Part,
+    ProductMatrix,
+    UnsupportedNode,
+    check_heads,
+)
 from quire.executor.graphs.places import Place
 from quire.executor.graphs.recorder import Buffer, Kernel, Recorder, launches
 from quire.executor.graphs.recording import Recording
@@ -48,6 +54,7 @@ from quire.models.registry import build
 from quire.program.passes import prepared, recordable, simplified, split_experts
 from quire.program.side_by_side import with_matrices_joined
 from quire.program.trace import trace
+from quire.program.values import Node, Weight
 from quire.program.wanted_rows import FIELD as WANTED_FIELD
 from quire.program.wanted_rows import with_wanted_rows
 from tests.attention.rows import HandRows
@@ -523,6 +530,13 @@ def test_a_model_in_float32_is_refused() -> None:
     assert refused == 2 * ["attention of mlx.core.float32"]
     reasons = {reason for _, reason in survey.unsupported}
     assert "a product with a matrix of mlx.core.float32" in reasons
+
+
+def test_weighted_norms_of_values_are_refused() -> None:
+    own, whole = {"weight": Weight("w", mx.ones(64)), "eps": 1e-6}, Part(0, 0, 64, head=64)
+    v = HeadOperand(whole, Node("rms_norm", (0,), (1,), ("x",), attributes=own), rotate=None)
+    with pytest.raises(UnsupportedNode, match="weighted norms of values"):
+        check_heads(HeadOperand(whole, None, None), None, v)
 
 
 def test_last_products_of_experts_may_read_the_tiles_at_their_start() -> None:

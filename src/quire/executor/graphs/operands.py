@@ -219,5 +219,6 @@ def check_heads(q: HeadOperand, k: HeadOperand | None, v: HeadOperand | None) ->
         raise UnsupportedNode("attention that rotates queries alone")
     if k is not None and (k.norm is None) != (q.norm is None):
         raise UnsupportedNode("attention that normalises queries alone")
-    if v is not None and (v.rotate is not None or (v.norm and v.norm.weight("weight"))):
+    weighted = v is not None and v.norm is not None and v.norm.weight("weight") is not None
+    if v is not None and (v.rotate is not None or weighted):
         raise UnsupportedNode("attention with weighted norms of values")

@@ -57,9 +57,8 @@ class AttentionRecording(IndexerRecording, LayoutRecording):
         q, k, v = heads["q"], heads["k"], heads.get("v")
         assert q is not None, "attention has queries"
         prepared = self._prepared.get(node)
-        head_dim = spec.head_dim
-        if not paged.takes(head_dim, spec.value_dim):
-            raise UnsupportedNode(f"heads of {head_dim}, with values of {spec.value_dim}")
+        if not paged.takes(spec.head_dim, spec.value_dim):
+            raise UnsupportedNode(f"heads of {spec.head_dim}, with values of {spec.value_dim}")
         check_heads(q, k, v)
         eps = {h.norm.attributes["eps"] for h in heads.values() if h and h.norm is not None}
         rotation = self._rotation(q, k)
@@ -70,9 +69,8 @@ class AttentionRecording(IndexerRecording, LayoutRecording):
         result = self._written(output, reads, layout=self._wanted_layout(output, written))
         described = LayerAttention(
             self._width(attend.input("q"), 1),
-            spec.kv_heads,
-            head_dim,
-            scale=own["scale"],
+            spec,
+            own["scale"],
             softcap=own.get("softcap"),
             q=self._head_rows(q),
             k=None if k is None or prepared else self._head_rows(k),
@@ -86,8 +84,6 @@ class AttentionRecording(IndexerRecording, LayoutRecording):
             result=result,
             digits=self._laid_out.get((output, RowLayout.DIGITS), 0),
             sinks=sinks,
-            value_dim=spec.value_dim,
-            value_in_key=spec.value_in_key,
             chosen=chosen,
             prepared=prepared,
         )

@@ -68,6 +68,11 @@ class AttentionRecorder:
         return self.recorder.inputs.table
 
     @property
+    def in_key(self) -> bool:
+        """Whether a value is the beginning of its key."""
+        return self.layer.spec.value_in_key
+
+    @property
     def has_tiles(self) -> bool:
         """Whether rows of prompts are read in tiles of several, beside single rows."""
         return bool(self.recorder.inputs.tilings)
@@ -157,7 +162,7 @@ class AttentionRecorder:
             recorder.card,
             ordered=self.has_tiles,
             most_tiles=recorder.inputs.max_rows if few else 0,
-            value_in_key=self.layer.value_in_key,
+            value_in_key=self.in_key,
             tiles_are_made=made,
             stores_digits=stores_digits,
         )
@@ -193,7 +198,7 @@ class AttentionRecorder:
         kernel = kernels.attend_many(
             shape,
             recorder.card,
-            value_in_key=self.layer.value_in_key,
+            value_in_key=self.in_key,
             in_boxes=all(map(boxes.reaches, arrays)),
         )
         sums = list[Buffer]()

@@ -71,7 +71,7 @@ class CodedPool(LayerPool):
             arrays: the arguments of `coded_kernels.decode_prompts` from the arrays of keys to the
                 signs.
         """
-        shape, in_key = attention.shape, attention.layer.value_in_key
+        shape, in_key = attention.shape, attention.in_key
         to = self._workspace(attention.recorder, shape.kv_heads, shape.key_dim, in_key=in_key)
         group = attention.inputs
         if attention.layer.k is not None:
@@ -138,13 +138,13 @@ class PagePool(CodedPool):
 
     def _destination(self, recorder: Recorder, layer: LayerAttention) -> Destination:
         group, tails = recorder.inputs.group(self.group), self.arrays[-1:]
-        if not layer.value_in_key:
+        if not layer.spec.value_in_key:
             tails = self.arrays[-2:]
         tails = (*tails, *tails)[:2]
         if layer.k is None or not recorder.inputs.tilings:
             return Destination(group.tails, group.offsets, coding=None, arrays=tails)
-        in_key = layer.value_in_key
-        to = self._workspace(recorder, layer.kv_heads, layer.head_dim, in_key=in_key)
+        in_key = layer.spec.value_in_key
+        to = self._workspace(recorder, layer.spec.kv_heads, layer.spec.head_dim, in_key=in_key)
         arrays = *tails, *to.arrays
         return Destination(
             group.tails, group.offsets, coding=None, arrays=arrays, workspace=to.buffer
@@ -155,7 +155,7 @@ class PagePool(CodedPool):
         shape, chosen = attention.shape, attention.layer.chosen
         group, rows, some = attention.inputs, streams(attention.recorder), attention.has_tiles
         splits = attention.splits(rows)
-        arrays, in_key = self.arrays, attention.layer.value_in_key
+        arrays, in_key = self.arrays, attention.in_key
         if in_key:
             arrays = (*2 * arrays[:3], *2 * arrays[3:])
         if chosen is not None:
@@ -189,7 +189,7 @@ class PagePool(CodedPool):
         Args:
             arrays: codes, scales and biases of keys and of values, then both tails.
         """
-        shape, in_key, recorder = attention.shape, attention.layer.value_in_key, attention.recorder
+        shape, in_key, recorder = attention.shape, attention.in_key, attention.recorder
         group, dim = attention.inputs, shape.value_dim
         to = self._workspace(recorder, shape.kv_heads, shape.key_dim, in_key=in_key)
         if attention.layer.k is not None:
@@ -260,7 +260,7 @@ class TokenPool(CodedPool):
             own = recorder.copied if codes.codebook else recorder.address
             arguments += [*map(recorder.address, parts), own(last_part)]
         signs = 0 if turn is None else recorder.constant(turn.signs * turn.transform_scale)
-        group, in_key = attention.inputs, attention.layer.value_in_key
+        group, in_key = attention.inputs, attention.in_key
         if chosen is not None:
             copy = chosen.decoding(codes, shape.key_dim, turned=turn is not None)
             attention.attend_chosen(chosen, copy, [*arguments[:3], signs])

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from quire.cache.specs import AttentionSpec
 from quire.executor.graphs.attention.chosen_keys import ChosenKeys
 from quire.executor.graphs.places import Operand
 from quire.executor.graphs.recorder import Buffer
@@ -26,6 +27,8 @@ class LayerAttention:
     """One layer's attention, as the program describes it.
 
     Attributes:
+        heads: query heads.
+        spec: sizes of keys and values.
         q, k, v: queries, keys and values as products wrote them; no keys and values if the layer
             reads another layer's.
         q_norm, k_norm: norm weights; None for norms without weights.
@@ -34,7 +37,6 @@ class LayerAttention:
         result: the output, `[T, heads, value_dim]`.
         digits: address of the output's digits, see `digits.cuh`; 0 if they are not wanted.
         sinks: `[heads]`, one extra score for each row's softmax; None without.
-        value_in_key: whether a value is the beginning of its key.
         prepared: queries that need no more, while keys and values are where they belong; None if
             a kernel is to rotate and to store them.
         chosen: the keys that an indexer chose for each row; None if rows attend to all that they
@@ -42,9 +44,7 @@ class LayerAttention:
     """
 
     heads: int
-    kv_heads: int
-    head_dim: int
-    value_dim: int
+    spec: AttentionSpec
     scale: float
     softcap: float | None
     q: Operand
@@ -59,6 +59,5 @@ class LayerAttention:
     result: Buffer
     digits: int = 0
     sinks: mx.array | None = None
-    value_in_key: bool = False
     chosen: ChosenKeys | None = None
     prepared: Buffer | None = None

@@ -109,11 +109,11 @@ class LayerPool(ABC):
 
     def record(self, recorder: Recorder, layer: LayerAttention) -> None:
         """Record the kernels from a layer's products to its attention output."""
-        capped, sinks = layer.softcap is not None, layer.sinks is not None
+        spec, capped, sinks = layer.spec, layer.softcap is not None, layer.sinks is not None
         shape = paged.shape_of(
-            layer.head_dim,
-            layer.value_dim,
-            kv_heads=layer.kv_heads,
+            spec.head_dim,
+            spec.value_dim,
+            kv_heads=spec.kv_heads,
             heads=layer.heads,
             block_size=self.block_size,
             capped=capped,
@@ -133,13 +133,13 @@ class LayerPool(ABC):
 
     def _heads(self, recorder: Recorder, layer: LayerAttention) -> Buffer:
         """Record the kernel that prepares queries and keys, and stores keys and values."""
-        to, rotation = self._destination(recorder, layer), layer.rotation
+        to, rotation, spec = self._destination(recorder, layer), layer.rotation, layer.spec
         k, v = (each or layer.q for each in (layer.k, layer.v))
         kernel = Heads(
             layer.heads,
-            0 if layer.k is None else layer.kv_heads,
-            layer.head_dim,
-            value_dim=0 if layer.value_in_key else layer.value_dim,
+            0 if layer.k is None else spec.kv_heads,
+            spec.head_dim,
+            value_dim=0 if spec.value_in_key else spec.value_dim,
             block_size=self.block_size,
             pairs=0 if rotation is None else rotation.pairs,
             neighbours=rotation is not None and rotation.neighbours,
@@ -153,7 +153,7 @@ class LayerPool(ABC):
         )
         reads = buffers_of((layer.q, k, v))
         angles = [] if rotation is None else [rotation.cosines, rotation.sines]
-        q = recorder.buffer(2 * recorder.max_rows * layer.heads * layer.head_dim, reads)
+        q = recorder.buffer(2 * recorder.max_rows * layer.heads * spec.head_dim, reads)
         arguments = [recorder.rows, layer.q.address, k.address, v.address, q.address]
         arguments += map(recorder.optional, (layer.q_norm, layer.k_norm))
         arguments += [each.address for each in angles] or [0, 0]
