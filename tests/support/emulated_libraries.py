@@ -62,7 +62,7 @@ def _made(suffix: str, source: str, flags: Sequence[str], objects: Sequence[Path
 def _compile(path: Path, source: str, flags: Sequence[str], objects: Sequence[Path]) -> None:
     _forget_oldest(path.parent)
     new = path.with_name(f"{path.name}.{token_hex(4)}")  # others may be compiling the same
-    linked = [*objects, *_LIBRARIES] if objects else []
+    linked: list[str | Path] = [*objects, *_LIBRARIES] if objects else []
     done = subprocess.run(
         ["g++", *_FLAGS, *flags, "-o", new, "-x", "c++", "-", "-x", "none", *linked],
         input=source,

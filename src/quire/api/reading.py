@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from quire.api.responses.stored_item import StoredItem
+from quire.api.routes import OPERATIONS
 from quire.api.shared.context import Context
 from quire.api.shared.signing import Signer
 from quire.core.config import ServerConfig
@@ -23,9 +24,7 @@ from quire.serving.model_files import Stamp, check_unchanged
 from quire.serving.ticket import Ticket
 
 _DECODERS = ("av", "pypdfium2")
-"""Modules of decoders in the `[media]` extra. Loading them takes 0.2 s, so they are loaded before
-jobs fork.
-"""
+"""Modules of decoders in the `[media]` extra. Loading them takes 0.2 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +46,20 @@ class ReadingContext:
         check_unchanged(Path(self.info.path), self.stamp)
         service = assemble(_NoEngine(self.info), self.name, self.config)
         service.prompts.media.share(_ServersFiles(ask))
-        for decoder in _DECODERS:  # here once, else anew in each job that needs one
-            if find_spec(decoder) is not None:
-                import_module(decoder)
+        _load()
         signer = Signer(self.config.signing_key)
         stored, media = _ServersStore(ask), service.prompts.media.for_job()
         return Context(service, self.config, signer, stored=lambda _: stored, job_media=media)
+
+
+def _load() -> None:
+    """Load decoders and build the schemas of requests, here once, else each job would anew."""
+    for decoder in _DECODERS:
+        if find_spec(decoder) is not None:
+            import_module(decoder)
+    for each in OPERATIONS:
+        if each.body is not None:
+            each.body.model_rebuild()
 
 
 class _NoEngine:

@@ -10,9 +10,8 @@ import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import httpx
 from starlette.types import ASGIApp
 
 from quire.api.batches.lines import Answers, BadLine, BatchRequest, requests_in
@@ -21,6 +20,9 @@ from quire.api.batches.store import BatchRecord, CallerFiles, FileStore
 from quire.api.shared.auth import as_caller
 from quire.api.shared.priority import PRIORITY_HEADER
 from quire.serving.tasks import cancel_and_wait, first_error
+
+if TYPE_CHECKING:
+    import httpx
 
 log = logging.getLogger("quire.batches")
 
@@ -113,6 +115,8 @@ class BatchRunner:
         self, caller: str, files: CallerFiles, batch: BatchRecord, answers: Answers
     ) -> None:
         """Send each request that has no answer yet, and write the answers."""
+        import httpx  # imports 90 modules, and few servers have batches
+
         assert self._app is not None, "the runner has not started"
         transport = httpx.ASGITransport(as_caller(self._app, caller), raise_app_exceptions=False)
         async with (

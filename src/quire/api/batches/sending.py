@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 from contextlib import suppress
-from typing import Any
-
-import httpx
+from typing import TYPE_CHECKING, Any
 
 from quire.api.batches.lines import Answers, BatchRequest
+
+if TYPE_CHECKING:
+    import httpx
 
 _BUSY = (429, 503)
 _LONGEST_WAIT_S = 30

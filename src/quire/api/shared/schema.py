@@ -72,6 +72,7 @@ class Wire(BaseModel):
         strict=True,
         frozen=True,
         populate_by_name=True,
+        defer_build=True,  # until the first request: most of 200 models are only parts of others
         json_schema_extra={"additionalProperties": False},
     )
 
