@@ -162,23 +162,19 @@ class _Trust:
 
     def __init__(self) -> None:
         self._promised = self._accepted = 0.0
-
-    @property
-    def ratio(self) -> float:
-        return min(1.0, (self._accepted + _ASSUMED) / (self._promised + _ASSUMED))
+        self.ratio = 1.0
 
     def observe(self, promised: float, accepted: float) -> None:
-        self._decay(_PROMISES**promised)
-        self._promised += promised
-        self._accepted += accepted
+        self._add(promised, accepted, kept=_PROMISES**promised)
 
     def forget(self) -> None:
         """Move the ratio towards 1, so that drafts are tried again."""
-        self._decay(_FORGOTTEN)
+        self._add(0.0, 0.0, kept=_FORGOTTEN)
 
-    def _decay(self, factor: float) -> None:
-        self._promised *= factor
-        self._accepted *= factor
+    def _add(self, promised: float, accepted: float, kept: float) -> None:
+        self._promised = kept * self._promised + promised
+        self._accepted = kept * self._accepted + accepted
+        self.ratio = min(1.0, (self._accepted + _ASSUMED) / (self._promised + _ASSUMED))
 
 
 class WorthwhileDrafts:
@@ -230,13 +226,15 @@ class WorthwhileDrafts:
         if seconds is None or not drafts:
             return 0.0
         row_s = self._added * (seconds[-1] - seconds[0]) / (len(seconds) - 1)
-        expected, drafting_s = float(rows), 0.0
+        right = drafting_s = 0.0
         for each, length in zip(candidates, lengths, strict=True):
-            chances = [each.chance * each.rate**depth for depth in range(1, length + 1)]
-            expected += self._trust.ratio * sum(chances)
+            chance = each.chance
+            for _ in range(length):
+                chance *= each.rate
+                right += chance
             drafting_s = max(drafting_s, length * each.token_s)
         step_s = seconds[0] + drafts * row_s + drafting_s
-        return expected / step_s * row_s
+        return (rows + self._trust.ratio * right) / step_s * row_s
 
     def observe_wait(self, seconds: float, rows: int, *, read: bool = True) -> None:
         """Record how long the device waited for a step.
@@ -294,8 +292,7 @@ class WorthwhileDrafts:
             return ()
         drafts = drafts[: len(seconds) - 1]
         trust, expected = self._trust.ratio, float(rows)
-        waits = {each: wait.seconds(rows) for each, wait in self._waits.items()}
-        drafting_s = reading_s = 0.0
+        wait_s, drafting_s, reading_s = self._waits[rows >= ahead].seconds(rows), 0.0, 0.0
         best, best_rate = 0, least_rate
         for count, (unlikelihood, depth, number) in enumerate(drafts, 1):
             expected -= trust * unlikelihood
@@ -303,7 +300,8 @@ class WorthwhileDrafts:
                 drafting_s = max(drafting_s, depth * token_s)
                 reading_s += candidates[number].reading_s if depth == 1 else 0.0
             step_s = seconds[0] + self._added * (seconds[count] - seconds[0])
-            wait_s = waits[rows + count > ahead]
+            if rows + count == ahead + 1:  # too many rows to be launched before tokens are read
+                wait_s = self._waits[True].seconds(rows)
             rate = expected / (step_s + wait_s + drafting_s + reading_s)
             if rate > best_rate:
                 best, best_rate = count, rate
@@ -322,11 +320,11 @@ def _likeliest(candidates: Seq[Candidate]) -> list[tuple[float, int, int]]:
     most = most_drafts(len(candidates))
     found = list[tuple[float, int, int]]()
     for number, each in enumerate(candidates):
-        chance = each.chance * each.rate
+        chance, rate = each.chance, each.rate
         for depth in range(1, min(each.most, most) + 1):
+            chance *= rate
             if chance < _LEAST_CHANCE:
                 break
             found.append((-chance, depth, number))
-            chance *= each.rate
     found.sort()
     return found

@@ -195,8 +195,8 @@ class Drafting:
         """Return whether the next rows of a sequence can be planned although the running step
         samples for it and perhaps verifies drafts: they begin where these end to be right.
         """
-        progress = sequence.progress
-        if progress.pending != 1 or not _may_follow(sequence):
+        state, progress = sequence.drafting, sequence.progress
+        if state is None or not state.may_follow or progress.pending != 1:
             return False
         return sequence.tokens_left > progress.unsettled
 
