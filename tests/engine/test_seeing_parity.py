@@ -79,6 +79,7 @@ SHAPES: dict[str, tuple[Shape, Shape]] = {
     "internvl_chat": TILES,
     "internvl_chat-norms": TILES,
     "lighton_ocr": PATCHES,
+    "llama4": TILES,
     "llava_next": ((2, 2, 4, 4, 4, 4), (2, 1, 4, 2, 4, 2)),
     "llava_next-granite": ((2, 2, 4, 4, 4, 4), (2, 1, 4, 2, 4, 2)),
     "llava_onevision": ((2, 2, 4, 4, 4, 4), (3, 1, 6, 2, 6, 2)),

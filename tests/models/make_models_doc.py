@@ -182,7 +182,6 @@ _SAME_AS = {
     "joyai_llm_flash": "deepseek_v3",
     "kimi_k2": "deepseek_v3",
     "lfm2-vl": "lfm2_vl",
-    "llama4": "llama4_text",
     "moondream2": "moondream1",
     "multi_modality": "deepseek_vl` and `deepseek_vl_hybrid",
     "mistral3": "mistral`, `ministral3` and `mistral4",

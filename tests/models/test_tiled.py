@@ -39,6 +39,8 @@ _TOWER = (
 
 def theirs(name: str, weights: Weights, *, conversion: bool) -> Weights:
     """Return the tensors as they are published, or as mlx-vlm converts them."""
+    if name == "llama4":
+        return dict(_llama4(*each) for each in weights.items())
     ready: Weights = {}
     for key, array in weights.items():
         if not key.startswith("visual."):
@@ -101,6 +103,40 @@ _INTERNVIT = (
     ("lambda_1", "scale1"),
     ("lambda_2", "scale2"),
     ("layernorm.", "post_layernorm."),
+)
+
+
+def _llama4(key: str, array: mx.array) -> tuple[str, mx.array]:
+    """Return Llama 4's tensor as it is published, which is how it is converted, too."""
+    if not key.startswith("visual."):
+        return f"language_model.{key}", array
+    for ours, other in _LLAMA4:
+        key = key.replace(ours, other)
+    if key.endswith("positional_embedding_vlm"):
+        return key, mx.concatenate([array[1:], array[:1]])
+    if "patch_embedding" in key:
+        patch = math.isqrt(array.shape[1] // 3)
+        array = array.reshape(-1, patch, patch, 3).moveaxis(-1, 1).flatten(1)
+    return key, array
+
+
+_LLAMA4 = (
+    ("visual.", ""),
+    ("multi_modal_projector.linear_1", "vision_model.vision_adapter.mlp.fc1"),
+    ("multi_modal_projector.linear_2", "vision_model.vision_adapter.mlp.fc2"),
+    ("multi_modal_projector.linear_3", "multi_modal_projector.linear_1"),
+    ("vision_tower.", "vision_model."),
+    ("embeddings.position_embedding.weight", "positional_embedding_vlm"),
+    ("embeddings.patch_embedding", "patch_embedding.linear"),
+    ("embeddings.class", "class"),
+    ("model.layers.", "model.model.layers."),
+    ("layer_norm1", "input_layernorm"),
+    ("layer_norm2", "post_attention_layernorm"),
+    ("out_proj", "o_proj"),
+    ("up_proj", "fc1"),
+    ("down_proj", "fc2"),
+    ("first_norm", "layernorm_pre"),
+    ("last_norm", "layernorm_post"),
 )
 
 
@@ -200,6 +236,22 @@ def test_layers_that_nothing_reads_are_left_out() -> None:
 def test_settings_of_llava_are_named(changes: dict[str, Any], word: str) -> None:
     with pytest.raises(ModelError, match=word):
         build(CONFIGS["llava"] | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"hidden_act": "quick_gelu"}, "hidden_act"),
+        ({"norm_eps": 1e-6}, "norm_eps"),
+        ({"pixel_shuffle_ratio": 0.4}, "pixel_shuffle_ratio"),
+        ({"image_size": 12}, "squares of 2"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rope_type"),
+    ],
+)
+def test_settings_of_llama_4_are_named(changes: dict[str, Any], word: str) -> None:
+    vision = CONFIGS["llama4"]["vision_config"] | changes
+    with pytest.raises(ModelError, match=word):
+        build(CONFIGS["llama4"] | {"vision_config": vision})
 
 
 def test_grids_that_cannot_be_are_named() -> None:

@@ -39,7 +39,7 @@ _WHOLE: dict[str, dict[str, Any]] = {
     "gemma3n, all": gemma3n_seeing_config(),
     "gemma4": _around("gemma4", TINY["gemma4"]()),
     "gemma4_unified": unified_config(),
-    "llama4": _around("llama4", DESCRIBED["llama4_text"]),
+    "llama4, text": _around("llama4", DESCRIBED["llama4_text"]),
     "mistral3, text": _around("mistral3", DESCRIBED["mistral"]),
     "mistral3, Mistral Small 4": _around("mistral3", DESCRIBED["mistral4"]),
     "deepseek_vl_hybrid": HYBRID,

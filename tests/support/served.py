@@ -302,6 +302,12 @@ FAMILIES: dict[str, Served] = {
         {"image": 12 + 1},
         {"image": "<|image_pad|>"},
     ),
+    "llama4": Served(
+        TILED["llama4"],
+        _pictures("Llama4ImageProcessorFast", **_TILES, resample=2, max_patches=4),
+        {"image": 4 + 1},
+        {"image": "<|image|>"},
+    ),
     "exaone4_5": Served(
         CONFIGS["exaone4_5"],
         _pictures("Qwen2VLImageProcessor", **_GLM)

@@ -157,6 +157,20 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "alignment_intermediate_size": 96,
     },
 }
+CONFIGS["llama4"] = {
+    "model_type": "llama4",
+    "text_config": DESCRIBED["llama4_text"],
+    "vision_config": _TOWER
+    | {
+        "model_type": "llama4_vision_model",
+        "intermediate_size": 4 * 48,
+        "projector_input_dim": 56,
+        "projector_output_dim": 56,
+        "vision_output_dim": 56,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+    "image_token_index": IMAGE,
+}
 CONFIGS["cohere2_vision"] = CONFIGS["aya_vision"] | {
     "model_type": "cohere2_vision",
     "image_token_id": IMAGE,

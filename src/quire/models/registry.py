@@ -56,6 +56,7 @@ _MODULES = (
     "mamba",
     "meituan",
     "meta",
+    "meta_vl",
     "microsoft",
     "minimax",
     "mistral",

@@ -49,7 +49,13 @@ WITH_TOOLS: tuple[Published, ...] = (
         "<|header_start|>assistant<|header_end|>\n\n",
         "<|python_start|><|python_end|>",
         {"<|eot|>": 200008, "<|end_of_text|>": 200001, "<|eom|>": 200007},
-        {"<|header_start|>": 200005, "<|header_end|>": 200006},
+        {
+            "<|header_start|>": 200005,
+            "<|header_end|>": 200006,
+            "<|image_start|>": 200080,
+            "<|image_end|>": 200081,
+            "<|patch|>": 200092,
+        },
     ),
     Published(
         ("mistral",),

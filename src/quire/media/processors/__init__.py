@@ -28,6 +28,7 @@ from quire.media.processors.idefics import IdeficsImageProcessor
 from quire.media.processors.kimi import KimiImageProcessor
 from quire.media.processors.lfm import LfmImageProcessor
 from quire.media.processors.llama import LlamaImageProcessor
+from quire.media.processors.llama4 import Llama4ImageProcessor
 from quire.media.processors.llava import (
     LlavaImageProcessor,
     LlavaNextImageProcessor,
@@ -119,6 +120,8 @@ IMAGES: dict[str, Open] = {
     "PixtralImageProcessor": open_pixtral,
     "PixtralImageProcessorFast": open_pixtral,
     "PixtralImageProcessorPil": open_pixtral,
+    "Llama4ImageProcessor": Llama4ImageProcessor.open,
+    "Llama4ImageProcessorFast": Llama4ImageProcessor.open,
     "MllamaImageProcessor": LlamaImageProcessor.open,
     "MllamaImageProcessorFast": LlamaImageProcessor.open,
     "MllamaImageProcessorPil": LlamaImageProcessor.open,

@@ -57,16 +57,10 @@ _CWM_ROPE: dict[str, Any] = {
 """CWM's rotary settings, if the configuration gives none."""
 
 
-def llama4(s: Settings) -> LanguageModel:
-    """Build Llama 4. Rotated layers see a chunk; others see all, with queries scaled by
+def llama4_text(s: Settings) -> LanguageModel:
+    """Build Llama 4's decoder. Rotated layers see a chunk; others see all, with queries scaled by
     position.
     """
-    text = s.within("text_config")
-    text.only("model_type", "llama4_text")
-    return llama4_text(text)
-
-
-def llama4_text(s: Settings) -> LanguageModel:
     count, every = s.integer("num_hidden_layers"), s.integer("no_rope_layer_interval", default=4)
     rotated = s.integers("no_rope_layers") or tuple((i + 1) % every for i in range(count))
     if len(rotated) != count:
@@ -177,7 +171,6 @@ def muse_glimmer(s: Settings) -> LanguageModel:
 FAMILIES = (
     Family("cwm", "Code World Model", cwm),
     Family("llama", "Llama 2, 3, 3.1, 3.2 text, 3.3", llama),
-    Family("llama4", "Llama 4, text", llama4),
     Family("llama4_text", "Llama 4, text", llama4_text),
     Family("muse_glimmer", "Muse Glimmer, text", muse_glimmer),
 )

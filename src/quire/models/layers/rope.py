@@ -204,6 +204,11 @@ class Rope:
         return current_device().operations.rotation(cos, sin, self._interleaved)
 
 
+def still(x: mx.array) -> mx.array:
+    """Return the vectors as they are: the `Rotate` of layers without a rotation."""
+    return x
+
+
 def _axes(pairs: int, p: RopeParameters) -> list[int]:
     """Return the position axis that rotates each pair."""
     section = p.mrope_section

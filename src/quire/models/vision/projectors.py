@@ -130,6 +130,38 @@ class Layers(Module):
         return y
 
 
+@dataclass(frozen=True)
+class AdapterProjector:
+    """Projects concatenated squares by two layers with activations, and a third one (Llama 4).
+
+    Attributes:
+        width: output size of the first two layers.
+    """
+
+    square: int
+    width: int
+
+    def module(self, inputs: int, outputs: int) -> Module:
+        return Adapter(self, inputs * self.square**2, outputs)
+
+
+class Adapter(Module):
+    """Computes an `AdapterProjector`."""
+
+    def __init__(self, kind: AdapterProjector, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self._square = kind.square
+        self.linear_1 = nn.Linear(inputs, kind.width, bias=False)
+        self.linear_2 = nn.Linear(kind.width, kind.width, bias=False)
+        self.linear_3 = nn.Linear(kind.width, outputs, bias=False)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        x = squares(x, self._square).flatten(3).flatten(1, 2)
+        gelu = ACTIVATIONS["gelu"]
+        y: mx.array = self.linear_3(gelu(self.linear_2(gelu(self.linear_1(x)))))
+        return y
+
+
 def squares(x: mx.array, size: int) -> mx.array:
     """Cut tiles into squares: `[tiles, side, side, width]` -> `[tiles, side / size, side / size,
     size * size, width]`.

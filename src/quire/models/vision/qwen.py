@@ -28,7 +28,7 @@ from quire.models.description import Norm
 from quire.models.layers.common import ACTIVATIONS, embed
 from quire.models.layers.encoder_attention import Neighbours, Parts, Windows
 from quire.models.layers.feed_forward import MLP
-from quire.models.layers.rope import Rope, RopeParameters, Rotate
+from quire.models.layers.rope import Rope, RopeParameters, Rotate, still
 from quire.models.vision.place_table import Table
 
 _PATCHES_AT_ONCE = 1024
@@ -264,7 +264,7 @@ class VisionTower(Module):
         if kind.table is not None:
             looked_up = self._looked_up(kind.table, places, rows, columns=columns)
             x = x + mx.tile(looked_up.astype(dtype), (moments, 1))
-        rotate = self._rope(mx.tile(mx.array(places), (1, moments))) if kind.rotated else _still
+        rotate = self._rope(mx.tile(mx.array(places), (1, moments))) if kind.rotated else still
         everywhere, nearby = self._neighbours(places, grid)
         deeper: list[mx.array] = []
         for index, block in enumerate(self.blocks):
@@ -306,10 +306,6 @@ class VisionTower(Module):
                 found = embed(self.pos_embed, mx.array(row * table.side + column), mx.float32)
                 total = total + found * mx.array((down * along).astype(np.float32))[:, None]
         return total
-
-
-def _still(x: mx.array) -> mx.array:
-    return x
 
 
 class QwenPictureEncoder(CutEncoder):

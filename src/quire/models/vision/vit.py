@@ -1,4 +1,4 @@
-"""The vision transformer (arXiv:2010.11929) of CLIP, SigLIP and InternViT.
+"""The vision transformer (arXiv:2010.11929) of CLIP, SigLIP, InternViT and Llama 4.
 
 Pictures are tiles, squares of one size. Patches see only patches of their own tile, so a tile's
 encoding does not depend on other tiles. Each patch position has a learned embedding.
@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
+import numpy.typing as npt
 
 from quire.core.errors import ModelError
 from quire.core.media import Colours
@@ -18,6 +20,7 @@ from quire.models.description import Norm
 from quire.models.layers.common import embed
 from quire.models.layers.encoder_attention import Parts
 from quire.models.layers.feed_forward import MLP
+from quire.models.layers.rope import Rope, RopeParameters, Rotate, still
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,8 @@ class VisionTransformer:
         last_norm: whether the output, then of a single layer, is normalised.
         qk_norm: norm of queries and keys over all heads; None for none.
         scaled: whether a block's output is multiplied by a learned vector (arXiv:2103.17239).
+        rope: how queries and keys are rotated by a patch's column and row, counted from one; the
+            class token's are not. None for no rotation.
     """
 
     depth: int
@@ -56,6 +61,7 @@ class VisionTransformer:
     attention_bias: bool = True
     qk_norm: Norm | None = None
     scaled: bool = False
+    rope: RopeParameters | None = None
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.heads:
@@ -78,6 +84,12 @@ class VisionTransformer:
     def patches(self) -> int:
         """Number of patches of a tile."""
         return self.side**2
+
+    @property
+    def places(self) -> npt.NDArray[np.int64]:
+        """Column and row of each row of a tile, `[2, rows]`: 0 for the class token."""
+        rows, columns = np.indices((self.side, self.side)).reshape(2, -1) + 1
+        return np.pad([columns, rows], [(0, 0), (int(self.class_token), 0)])
 
     @property
     def tile_bytes(self) -> int:
@@ -130,13 +142,13 @@ class SelfAttention(Module):
         if kind.qk_norm is not None:
             self.q_norm, self.k_norm = kind.qk_norm.module(width), kind.qk_norm.module(width)
 
-    def __call__(self, x: mx.array, tiles: Parts) -> mx.array:
+    def __call__(self, x: mx.array, tiles: Parts, rotate: Rotate) -> mx.array:
         """`[tiles * rows, hidden]` -> the same."""
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if self._normed:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = (each.reshape(len(x), self._heads, -1) for each in (q, k, v))
-        out = tiles.attend(q, k, v, scale=q.shape[-1] ** -0.5)
+        out = tiles.attend(rotate(q), rotate(k), v, scale=q.shape[-1] ** -0.5)
         y: mx.array = self.out_proj(out.reshape(x.shape))
         return y
 
@@ -154,9 +166,9 @@ class EncoderLayer(Module):
         if kind.scaled:
             self.scale1, self.scale2 = mx.ones((kind.hidden_size,)), mx.ones((kind.hidden_size,))
 
-    def __call__(self, x: mx.array, tiles: Parts) -> mx.array:
+    def __call__(self, x: mx.array, tiles: Parts, rotate: Rotate = still) -> mx.array:
         """`[tiles * rows, hidden]` -> the same."""
-        x = x + self._scale("scale1", self.self_attn(self.layer_norm1(x), tiles))
+        x = x + self._scale("scale1", self.self_attn(self.layer_norm1(x), tiles, rotate))
         return x + self._scale("scale2", self.mlp(self.layer_norm2(x)))
 
     def _scale(self, name: str, y: mx.array) -> mx.array:
@@ -175,6 +187,8 @@ class VisionTower(Module):
         self.layers = [EncoderLayer(kind) for _ in range(kind.depth)]
         if kind.last_norm:
             self.last_norm = kind.norm.module(kind.hidden_size)
+        head_dim = kind.hidden_size // kind.heads
+        self._rope = None if kind.rope is None else Rope(head_dim, kind.rope)
 
     @property
     def dtype(self) -> mx.Dtype:
@@ -191,9 +205,10 @@ class VisionTower(Module):
         x = self.embeddings(pixels, self.dtype).flatten(0, 1)
         if kind.first_norm:
             x = self.first_norm(x)
+        rotate = self._rotation(tiles.count)
         found = {0: x} if 0 in kind.taken else {}
         for number, layer in enumerate(self.layers, 1):
-            x = layer(x, tiles)
+            x = layer(x, tiles, rotate)
             if number in kind.taken:
                 found[number] = x
             yield x, *found.values()
@@ -203,3 +218,9 @@ class VisionTower(Module):
             y = self.last_norm(y)
         y = y.reshape(tiles.count, -1, y.shape[-1])
         return (y[:, 1:] if kind.class_token else y,)
+
+    def _rotation(self, tiles: int) -> Rotate:
+        """Return the rotation of the rows of so many tiles."""
+        if self._rope is None:
+            return still
+        return self._rope(mx.tile(mx.array(self.kind.places), (1, tiles)))
