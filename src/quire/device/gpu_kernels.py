@@ -9,7 +9,7 @@ from importlib.resources import files
 
 import mlx.core as mx
 
-from quire.device.cuda.compiled import CompiledKernel
+from quire.device.cuda.compiled import CompiledKernel, launching
 
 Kernel = Callable[..., list[mx.array]]
 """A kernel made by `mx.fast`; called with `inputs`, `grid`, `threadgroup` and output shapes."""
@@ -18,7 +18,8 @@ Kernel = Callable[..., list[mx.array]]
 def problem_of(check: Callable[[], str | None]) -> str | None:
     """Return the problem that a check reports or raises; None if there is none."""
     try:
-        return check()
+        with launching():
+            return check()
     except Exception as error:  # a compiler's or a driver's, of any type
         return str(error)
 

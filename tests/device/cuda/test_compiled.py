@@ -11,6 +11,7 @@ import pytest
 
 from quire.device.cuda import compiled
 from quire.device.cuda.compiled import CompiledKernel
+from quire.device.gpu_kernels import problem_of
 from tests.support.nvrtc import assert_compiles
 
 BODY = "y[threadIdx.x] = x_shape[1] * (float)x[x_shape[0] - 1] + w[0];"
@@ -92,3 +93,33 @@ def test_launches_that_ask_for_more_shared_memory_are_modules_of_their_own(
 @pytest.mark.slow
 def test_it_compiles(tmp_path: Path) -> None:
     assert_compiles(text(), tmp_path)
+
+
+def test_kernels_are_compiled_ahead_without_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+    launched: list[bytes] = []
+    doubles = SimpleNamespace(start=started.extend, binary=str.encode)
+    monkeypatch.setattr(compiled, "compiler", lambda: doubles)
+
+    def launch(*, compiled_source: bytes, **_: Any) -> list[mx.array]:
+        launched.append(compiled_source)
+        return [mx.zeros(96)]
+
+    monkeypatch.setattr(mx.fast, "precompiled_cuda_kernel", launch)
+    kernel = CompiledKernel(["x", "w"], ["y"], BODY, "// header", 0)
+    call: dict[str, Any] = {
+        "inputs": [mx.zeros((2, 3)), mx.zeros(1, mx.uint32)],
+        "grid": (96, 1, 1),
+        "threadgroup": (96, 1, 1),
+        "output_shapes": [(96,)],
+        "output_dtypes": [mx.float32],
+    }
+    with compiled.compiling_ahead():
+        (result,) = kernel(**call)
+    assert (result.shape, result.dtype, launched) == ((96,), mx.float32, [])
+    with compiled.compiling_ahead():
+        assert problem_of(lambda: str(len(kernel(**call)))) == "1", "a check needs results"
+    assert [text.encode() for text in started] == launched
+    with compiled.compiling_ahead():
+        kernel(**call)
+    assert len(started) == 1, "what is loaded is not compiled again"

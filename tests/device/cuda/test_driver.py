@@ -84,3 +84,20 @@ def test_kernels_are_compiled_in_the_background(
     let_go.clear()
     assert Compiler(tmp_path).start(["one", "three"]), "found on disk at once"
     assert compiler.start(["one", "three"])
+
+
+def test_a_binary_that_is_being_compiled_is_awaited(
+    machine: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = list[int]()
+
+    def compiles(text: str, options: list[str]) -> tuple[bytes, str]:
+        compiled.append(threading.get_ident())
+        return text.encode(), ""
+
+    monkeypatch.setattr(driver, "compile_source", compiles)
+    compiler = Compiler(None)
+    compiler.start(["one"])
+    assert [compiler.binary(each) for each in ("one", "two")] == [b"one", b"two"]
+    assert len(compiled) == 2, "none is compiled twice"
+    assert compiled[1] == threading.get_ident() != compiled[0]

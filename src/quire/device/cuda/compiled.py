@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from functools import cache
 from math import prod
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -33,6 +36,47 @@ def compiler() -> Compiler:
     """
     folder = kernel_folder()
     return Compiler(None if folder is None else folder / "quire")
+
+
+_ahead = ContextVar("_ahead", default=False)
+"""Whether kernels that are called are only compiled, see `compiling_ahead`."""
+
+
+def compiling_ahead() -> AbstractContextManager[None]:
+    """Compile the kernels that are called meanwhile in the background, side by side.
+
+    They are not launched: what they return is zeros, so nothing computed meanwhile may be kept. Who
+    calls them again afterwards waits for the compiler only where it has not come so far.
+    """
+    return _calling(ahead=True)
+
+
+def launching() -> AbstractContextManager[None]:
+    """Launch the kernels that are called meanwhile, within `compiling_ahead`, too."""
+    return _calling(ahead=False)
+
+
+@contextmanager
+def _calling(*, ahead: bool) -> Iterator[None]:
+    token = _ahead.set(ahead)
+    try:
+        yield
+    finally:
+        _ahead.reset(token)
+
+
+class _Kind(NamedTuple):
+    """What a kernel is compiled for.
+
+    Attributes:
+        ranks: numbers of inputs whose shapes the body reads, and of their dimensions.
+        threads: of a thread block.
+    """
+
+    inputs: tuple[mx.Dtype, ...]
+    outputs: tuple[mx.Dtype, ...]
+    ranks: tuple[tuple[int, int], ...]
+    threads: int
 
 
 class CompiledKernel:
@@ -59,7 +103,7 @@ class CompiledKernel:
             for number, name in enumerate(self._inputs)
             if re.search(rf"\b{name}_shape\b", body)
         ]
-        self._loaded: dict[tuple[object, ...], tuple[str, bytes]] = {}
+        self._loaded: dict[_Kind, tuple[str, bytes]] = {}
         """Name and binary of the kernel, which MLX requires at each call and loads at the first."""
 
     def __call__(
@@ -72,7 +116,14 @@ class CompiledKernel:
         output_dtypes: list[mx.Dtype],
     ) -> list[mx.array]:
         """Launch the kernel, with the arguments of `mx.fast.cuda_kernel`."""
-        name, binary = self._compiled(inputs, output_dtypes, prod(threadgroup))
+        types = tuple(each.dtype for each in inputs), tuple(output_dtypes)
+        ranks = {number: inputs[number].ndim for number in self._shaped}
+        kind = _Kind(*types, tuple(ranks.items()), prod(threadgroup))
+        if _ahead.get():
+            if kind not in self._loaded:
+                compiler().start([self._named(kind)[1]])
+            return [mx.zeros(*each) for each in zip(output_shapes, output_dtypes, strict=True)]
+        name, binary = self._compiled(kind)
         outs: list[mx.array] = mx.fast.precompiled_cuda_kernel(
             name=name,
             compiled_source=binary,
@@ -87,19 +138,19 @@ class CompiledKernel:
         )
         return outs
 
-    def _compiled(
-        self, inputs: list[mx.array], outputs: list[mx.Dtype], threads: int
-    ) -> tuple[str, bytes]:
+    def _compiled(self, kind: _Kind) -> tuple[str, bytes]:
         """Return the kernel's name and binary for these types."""
-        types = tuple(each.dtype for each in inputs), tuple(outputs)
-        ranks = {number: inputs[number].ndim for number in self._shaped}
-        kind = *types, *ranks.items(), threads
         if kind not in self._loaded:
-            text = self.text(*types, ranks, threads)
-            name = "quire_" + hashlib.sha256(text.encode()).hexdigest()[:32]
-            binary = compiler().binary(text.replace(_NAME, name))
-            self._loaded[kind] = name, binary + self._size_mark()
+            name, text = self._named(kind)
+            self._loaded[kind] = name, compiler().binary(text) + self._size_mark()
         return self._loaded[kind]
+
+    def _named(self, kind: _Kind) -> tuple[str, str]:
+        """Return the kernel's name and source for these types."""
+        ranks = dict(kind.ranks)
+        text = self.text(kind.inputs, kind.outputs, ranks, threads=kind.threads)
+        name = "quire_" + hashlib.sha256(text.encode()).hexdigest()[:32]
+        return name, text.replace(_NAME, name)
 
     def _size_mark(self) -> bytes:
         """Return bytes to append to a binary, so that MLX loads it once per shared memory size.

@@ -290,10 +290,19 @@ class Compiler:
     def _in_background(self, text: str) -> bytes:
         if not threading.main_thread().is_alive():
             raise CancelledError  # the process ends, and waits for its threads
-        return self.binary(text)
+        return self._binary(text)
 
     def binary(self, text: str) -> bytes:
-        """Return the binary of a source, compiled by this thread if it is not on disk."""
+        """Return the binary of a source, compiled by this thread if it is neither on disk nor
+        started.
+
+        Raises:
+            DriverError: the source does not compile.
+        """
+        started = self._compiling.pop(text, None)
+        return self._binary(text) if started is None else started.result()
+
+    def _binary(self, text: str) -> bytes:
         path = self._path(text)
         if path is not None and path.exists():
             return path.read_bytes()

@@ -16,6 +16,7 @@ import mlx.core as mx
 
 from quire.cache.pools import Pools
 from quire.cache.specs import KVLayout
+from quire.device.cuda.compiled import compiling_ahead
 from quire.device.cuda.driver import DriverError, Graph
 from quire.device.device import current_device
 from quire.device.ranks import Part, agreed
@@ -115,6 +116,7 @@ class StepCheck:
         mx.synchronize()
         self.before = self._states()
         self._run_eagerly = run_eagerly
+        self._compile_ahead()
         self.expected = self._computed()
         self._after = self._states()
         self._whole = self._by_node = mx.zeros((0,))
@@ -148,6 +150,18 @@ class StepCheck:
         """Run the model again: a graph that differs has written other keys and values to blocks."""
         self.before.restore()
         self.expected = self._computed()
+
+    def _compile_ahead(self) -> None:
+        """Compile the kernels that the model launches side by side: a run compiles one after the
+        other. This one computes nothing, and writes to arrays in the pools' place.
+        """
+        arrays = self._pools.arrays()
+        self._pools.replace(map(mx.stop_gradient, arrays))
+        try:
+            with compiling_ahead():
+                self._run_eagerly()
+        finally:
+            self._pools.replace(iter(arrays))
 
     def _computed(self) -> mx.array:
         """Run the model, and compute what it writes to the pools."""
