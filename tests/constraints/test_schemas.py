@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -72,6 +73,27 @@ def test_references_from_the_root_are_meant_within_the_schema() -> None:
     links: dict[str, Any] = {f"a{n}": {"$ref": f"/$defs/a{n + 1}"} for n in range(1200)}
     with pytest.raises(RequestError, match="chain"):
         prepare({"$defs": links, "$ref": "/$defs/a0"}, "x", lambda _: True, lambda _: True)
+
+
+@pytest.mark.parametrize(
+    ("schema", "loop"),
+    [
+        ({"$ref": "#"}, "'#' to '#'"),
+        (
+            {
+                "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
+                "$ref": "#/$defs/a",
+            },
+            "'#/$defs/a' to '#/$defs/b' to '#/$defs/a'",
+        ),
+    ],
+)
+def test_a_loop_of_references_is_told(schema: Any, loop: str) -> None:
+    said = f"it has no finite value: '$ref' leads from {loop}."
+    with pytest.raises(RequestError, match=re.escape(said)):
+        prepare(schema, "x", lambda _: True, lambda _: True)
+    tree = {"properties": {"next": {"$ref": "#"}}, "required": []}
+    assert prepare(tree, "x", lambda _: True, lambda _: True).schema == tree
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,7 @@ def prepare(
     _check_values(schema, param)
     schema = _asked(schema)
     _check_chain(schema, param)
+    _check_loop(schema, param)
     schema = closed(schema) if close else schema
     relaxing = _Relaxing(is_pattern, compiles)
     relaxing.definitions = {
@@ -269,6 +270,17 @@ def _check_chain(schema: Any, param: str) -> None:
             seen.add(reference)
             inner.append(target(reference, schema))
         waiting += [(child, depth + isinstance(child, Mapping)) for child in reversed(inner)]
+
+
+def _check_loop(schema: Any, param: str) -> None:
+    """Refuse a schema whose references lead from one to the next and back, and so to no value."""
+    node, seen = schema, list[str]()
+    while isinstance(node, Mapping) and isinstance(reference := node.get("$ref"), str):
+        if reference in seen:
+            loop = " to ".join(f"'{each}'" for each in [*seen[seen.index(reference) :], reference])
+            raise refused_schema(param, f"it has no finite value: '$ref' leads from {loop}")
+        seen.append(reference)
+        node = target(reference, schema)
 
 
 def target(reference: str, root: Any) -> Any:

@@ -26,6 +26,7 @@ class ModelInfo:
         kv_memory: bytes that KV blocks may take.
         kv_formats: names of the formats that a request may choose.
         modalities: "text", and the kinds of media that prompts may hold.
+        parameters: number of the weights; 0 if it is not known.
         weight_bytes: memory that the weights hold.
         blocks: how KV blocks are named.
         kv_table: lines of the start-up table: layers, format, bytes a token.
@@ -42,6 +43,7 @@ class ModelInfo:
     blocks: BlockNames = field(default_factory=BlockNames)
     kv_table: tuple[str, ...] = ()
     modalities: tuple[str, ...] = ("text",)
+    parameters: int = 0
     weight_bytes: int = 0
     trained_length: int | None = None
     generates: bool = True

@@ -355,6 +355,7 @@ class Engine:
             dtype=self._loaded.dtype,
             device=current_device().name,
             kv_memory=self._scheduler.manager.capacity.budget,
+            parameters=self._loaded.parameters,
             weight_bytes=self._loaded.parameter_bytes,
             generates=not self._loaded.model.bidirectional,
             labels=self._loaded.model.labels,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 from typing import Any, Literal
 
 import httpx
@@ -143,6 +144,9 @@ def test_errors_are_messages(serve: Serve) -> None:
 def test_what_is_served(child: Child) -> None:
     (listed,) = HTTP.get(f"{child.url}/api/tags").json()["models"]
     assert (listed["name"], listed["details"]["family"]) == ("quire-demo", "gemma4")
+    assert listed["details"]["parameter_size"] == "9.4M"
+    assert re.fullmatch("[0-9a-f]{64}", listed["digest"])
+    assert set(listed["digest"]) != {"0"}
     (running,) = HTTP.get(f"{child.url}/api/ps").json()["models"]
     assert running["context_length"] == 131072
     shown = post(child.url, "/api/show", model="quire-demo").json()

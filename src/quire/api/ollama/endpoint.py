@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -49,6 +50,7 @@ from quire.serving.vectors import embed_task, shortened
 _SPOKEN = "0.13.0"
 """The version of Ollama that this API reports: VS Code's provider requires 0.6.4 or later."""
 _UNKNOWN_DIGEST = "0" * 64
+"""The digest of a model that was not loaded yet, whose weights were not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +271,7 @@ class Ollama:
             "model": model.name,
             "modified_at": self._started.isoformat(),
             "size": 0 if info is None else info.weight_bytes,
-            "digest": _UNKNOWN_DIGEST,
+            "digest": _digest(info),
             "details": _details(info),
         }
 
@@ -312,6 +314,20 @@ class Ollama:
         }
 
 
+def _digest(info: ModelInfo | None) -> str:
+    """Return a SHA-256 by which clients tell models apart: of the hash of the weights."""
+    if info is None or not info.blocks.fingerprint:
+        return _UNKNOWN_DIGEST
+    return hashlib.sha256(info.blocks.fingerprint.encode()).hexdigest()
+
+
+def _rounded(parameters: int) -> str:
+    """Return a number of parameters as Ollama writes it, such as 8.0B or 270M; "" for 0."""
+    if parameters >= 1e9:
+        return f"{parameters / 1e9:.1f}B"
+    return f"{parameters / 1e6:.1f}M" if parameters else ""
+
+
 def _details(info: ModelInfo | None) -> dict[str, object]:
     family = "" if info is None else info.model_type
     return {
@@ -319,6 +335,6 @@ def _details(info: ModelInfo | None) -> dict[str, object]:
         "format": "mlx",
         "family": family,
         "families": [family] if family else [],
-        "parameter_size": "",
+        "parameter_size": "" if info is None else _rounded(info.parameters),
         "quantization_level": "" if info is None else info.dtype,
     }

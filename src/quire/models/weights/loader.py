@@ -64,6 +64,7 @@ class LoadedModel:
         eos_ids: ids of all tokens that end an answer, from config, generation config and tokenizer.
         fingerprint: a hash of every byte of weights and adapter, of the configuration, and of the
             dtype. Of a split model only the first rank hashes the weights.
+        parameters: number of the weights, packed or not; of a split model, of all its parts.
         parameter_bytes: bytes of the weights in memory.
         context_length: the most tokens of prompt and answer together.
         trained_length: context length of training, see `trained_length`.
@@ -83,6 +84,7 @@ class LoadedModel:
     dtype: str
     read_adapter: Callable[[str], LowRank]
     layers_by_rank: tuple[range, ...] = ()
+    parameters: int = 0
 
 
 def open_model(
@@ -118,6 +120,7 @@ def open_model(
     added = None if adapter is None else Adapter.open(adapter)
     config = _for_context(checked_config(folder), max_context)
     model = build(config)
+    parameters = sum(array.size for array in named_parameters(model).values())
     files = find_weights(folder)
     behind = _projections(folder)
     target = _target(dtype) or files.default_dtype
@@ -144,6 +147,7 @@ def open_model(
         dtype=resolved,
         read_adapter=partial(_beside, model, files, config, DTYPES[resolved]),
         layers_by_rank=layers_by_rank,
+        parameters=parameters,
     )
 
 
