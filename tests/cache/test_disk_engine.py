@@ -205,11 +205,11 @@ def test_a_folder_that_cannot_be_used_ends_the_start(
     loaded, settings = opened("llama"), config(tmp_path)
     first = company(loaded, settings)
     first.run([LONG])
-    with pytest.raises(ModelError, match=f"^kv-disk: {tmp_path} is in use by process"):
+    with pytest.raises(ModelError, match=f"^kv_disk: {tmp_path} is in use by process"):
         company(loaded, settings)
     first.engine.close()
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(ModelError, match=f"^kv-disk: {tmp_path}/file: File exists$"):
+    with pytest.raises(ModelError, match=f"^kv_disk: {tmp_path}/file: File exists$"):
         company(loaded, config(tmp_path / "file"))
     assert "disabled" not in caplog.text  # the error says it
     third = company(loaded, settings)
@@ -251,7 +251,7 @@ def test_an_abort_while_reading(opened: Callable[[str], LoadedModel], tmp_path: 
 
 def test_a_limit_too_small_is_refused(opened: Callable[[str], LoadedModel], tmp_path: Path) -> None:
     settings = replace(config(tmp_path), disk=DiskConfig(str(tmp_path), 1000))
-    with pytest.raises(ModelError, match="kv-disk-size"):
+    with pytest.raises(ModelError, match="kv_disk_size"):
         assemble(opened("llama"), settings)
 
 

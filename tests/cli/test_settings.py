@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from quire.cli import main
-from quire.cli.commands import COMMANDS, parse
+from quire.cli.commands import COMMANDS, parse, run
 from quire.cli.reference import reference
+from quire.cli.serve import ServeCommand
 from quire.cli.settings import Command
+from quire.core.errors import NoRoom, QuireError
 from quire.demo import MODEL_DIR
 
 
@@ -253,3 +255,34 @@ $(complete -p quire | sed 's/.*-F \\([^ ]*\\).*/\\1/')
 echo "${{COMPREPLY[@]}}" """
         got = subprocess.run(["bash", "-c", ask], capture_output=True, text=True)
         assert expected in got.stdout.split(), got
+
+
+@pytest.mark.parametrize(
+    ("argv", "variable", "file", "place"),
+    [
+        (("--kv-memory", "1GB"), None, None, "--kv-memory"),
+        ((), "1GB", None, "QUIRE_KV_MEMORY"),
+        ((), None, "[serve]\nkv-memory = '1GB'", "{file}: kv-memory"),
+        ((), None, "[[models]]\nname = 'a'\nkv-memory = '1GB'", "{file}: kv-memory"),
+        ((), None, None, "--kv-memory"),
+    ],
+)
+def test_what_the_engine_refuses_is_named_as_it_was_set(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    argv: tuple[str, ...],
+    variable: str | None,
+    file: str | None,
+    place: str,
+) -> None:
+    def refuse(self: ServeCommand) -> int:
+        raise NoRoom("only 1 MB is free", setting="kv_memory")
+
+    monkeypatch.setattr(ServeCommand, "run", refuse)
+    if variable is not None:
+        monkeypatch.setenv("QUIRE_KV_MEMORY", variable)
+    config = tmp_path / "config.toml"
+    config.write_text(file or "")
+    with pytest.raises(QuireError) as refused:
+        run(["serve", "--config", str(config), *argv])
+    assert str(refused.value) == f"{place.format(file=config)}: only 1 MB is free"

@@ -38,7 +38,7 @@ def test_what_recorded_steps_do_not_compute_is_refused() -> None:
     float16 = KVFormat(dtype="float16")
     check_format(ASKED, PAGE, {PAGE}.__contains__)
     check_format(EngineConfig(""), float16, {PAGE}.__contains__)
-    with pytest.raises(ModelError, match="batch-invariant: not possible with a plain-float16 KV"):
+    with pytest.raises(ModelError, match="batch_invariant: not possible with a plain-float16 KV"):
         check_format(ASKED, float16, {PAGE}.__contains__)
     check_invariant(ASKED, Request("r", (1,), kv_format=KVFormat()))
     with pytest.raises(RequestError, match="its own KV format alone, plain"):
@@ -51,7 +51,7 @@ def test_what_recorded_steps_do_not_compute_is_refused() -> None:
 def test_other_devices_say_that_they_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     metal = SimpleNamespace(kernels=None, kernel_language="metal")
     monkeypatch.setattr(invariance, "current_device", lambda: metal)
-    with pytest.raises(ModelError, match="batch-invariant: needs an NVIDIA GPU"):
+    with pytest.raises(ModelError, match="batch_invariant: needs an NVIDIA GPU"):
         limited(ASKED)
     with_kernels = SimpleNamespace(kernels=object(), kernel_language="")
     monkeypatch.setattr(invariance, "current_device", lambda: with_kernels)

@@ -108,9 +108,9 @@ def test_a_context_that_the_model_is_not_made_for_is_refused_with_both_numbers(
     folder = str(tiny_model(tmp_path, "llama"))
     made_for = open_engine(EngineConfig(folder)).info.context_length
     assert open_engine(EngineConfig(folder, max_context=made_for)).info.context_length == made_for
-    with pytest.raises(ModelError, match=r"max-context: 999,999 tokens .* supports [\d,]+"):
+    with pytest.raises(ModelError, match=r"max_context: 999,999 tokens .* supports [\d,]+"):
         open_engine(EngineConfig(folder, max_context=999_999))
-    with pytest.raises(ModelError, match=r"max-context: 10 tokens .* at least 64; set it higher"):
+    with pytest.raises(ModelError, match=r"max_context: 10 tokens .* at least 64; set it higher"):
         open_engine(EngineConfig(folder, max_context=10))
 
 

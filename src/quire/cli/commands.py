@@ -37,7 +37,7 @@ from quire.cli.settings import (
     read_file,
 )
 from quire.cli.values import Flag
-from quire.core.errors import QuireError
+from quire.core.errors import ModelError, QuireError
 from quire.core.logs import announce
 
 
@@ -86,6 +86,11 @@ def parse(argv: Sequence[str] | None = None) -> Command:
         QuireError: a variable or the configuration file is wrong. A wrong command line ends the
             process.
     """
+    return _parsed(argv)[0]
+
+
+def _parsed(argv: Sequence[str] | None) -> tuple[Command, Mapping[str, Any]]:
+    """Return the settings of a command line as `parse` does, and those that flags set."""
     ours, others = _cut(sys.argv[1:] if argv is None else argv)
     parser, parsers = build_parser(COMMANDS)
     if not (ours or others):
@@ -118,7 +123,7 @@ def parse(argv: Sequence[str] | None = None) -> Command:
     form = settings.log_format if isinstance(settings, ServerOptions) else "text"
     for warning in warnings:
         announce(f"quire: warning: {warning}", form, level=logging.WARNING)
-    return settings
+    return settings, flags
 
 
 def run(argv: Sequence[str] | None = None) -> int:
@@ -127,7 +132,29 @@ def run(argv: Sequence[str] | None = None) -> int:
     Raises:
         QuireError: the command failed; the message says why.
     """
-    return parse(argv).run()
+    settings, flags = _parsed(argv)
+    try:
+        return settings.run()
+    except ModelError as error:
+        options = {option.name: option for option in settings.options()}
+        if error.setting not in options:
+            raise
+        place = _place(options[error.setting], settings, flags)
+        raise QuireError(f"{place}: {error.message}") from error
+
+
+def _place(option: Option, settings: Command, flags: Mapping[str, Any]) -> str:
+    """Return where an option was set: the flag, the variable, or the key of the file. The flag
+    stands for a default, too.
+    """
+    key = option.name.replace("_", "-")
+    models = settings.models if isinstance(settings, ServerOptions) else ()
+    in_table = any(key in each for each in models if isinstance(each, Mapping))
+    if option.name in flags or (option.name not in settings.model_fields_set and not in_table):
+        return option.spelling
+    if option.variable in os.environ and not in_table:
+        return option.variable
+    return f"{config_file(settings.config)}: {key}"
 
 
 def _refuse(

@@ -166,7 +166,18 @@ class NotOffered(RequestError):
 
 
 class ModelError(QuireError):
-    """A model folder that cannot be opened: unknown type, missing tensor, too large for memory."""
+    """A model folder that cannot be opened: unknown type, missing tensor, too large for memory.
+
+    Args:
+        message: what is wrong; of a setting, what is wrong with its value.
+        setting: the setting at fault, as `LLM` spells it, e.g. `kv_memory`; "" for none. It stands
+            before the message, unless who shows the error knows how the user spelled it.
+    """
+
+    def __init__(self, message: str, *, setting: str = "") -> None:
+        super().__init__(f"{setting}: {message}" if setting else message)
+        self.message = message
+        self.setting = setting
 
 
 class NoRoom(ModelError):

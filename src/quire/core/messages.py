@@ -113,10 +113,12 @@ class Refused:
 
     Attributes:
         no_room: it would fit if other models were unloaded.
+        setting: see `ModelError`.
     """
 
     message: str
     no_room: bool = False
+    setting: str = ""
 
 
 NextTokens = tuple[str, tuple[int, ...], int, int]

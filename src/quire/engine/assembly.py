@@ -80,10 +80,10 @@ def assemble(
 
 def _ready_disk(config: DiskConfig, loaded: LoadedModel, open_disk: OpenDisk) -> DiskTier:
     if config.max_bytes < MIN_BYTES:
-        raise ModelError(f"kv-disk-size: at least {MIN_BYTES:,} bytes are needed")
+        raise ModelError(f"at least {MIN_BYTES:,} bytes are needed", setting="kv_disk_size")
     disk = open_disk(config, loaded)
     disk.wait_open(_DISK_OPEN_S)
     if disk.failure is not None:
         disk.close()
-        raise ModelError(f"kv-disk: {disk.failure}")
+        raise ModelError(disk.failure, setting="kv_disk")
     return disk

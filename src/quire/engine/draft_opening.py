@@ -80,7 +80,7 @@ def open_drafters(loaded: LoadedModel, config: EngineConfig) -> Drafters:
             drafters = (HeadDrafter(most), *drafters)
         elif config.speculate == HEAD:
             raise ModelError(
-                "speculate: the model has no head for 'mtp'; choose auto, ngram or off"
+                "the model has no head for 'mtp'; choose auto, ngram or off", setting="speculate"
             )
     return Drafters(config, (*lookup_drafters(), *drafters), guesser)
 
@@ -96,8 +96,9 @@ def _open_named(
     reads_states = described.get("model_type") in TYPES or is_eagle(described)
     if config.ranks > 1 and (reads_states or is_dflash(described)):
         raise ModelError(
-            f"speculate: {config.draft_model} drafts by the model's hidden states, which split "
-            "models do not support; name an ordinary model of the same vocabulary"
+            f"{config.draft_model} drafts by the model's hidden states, which split models do not "
+            "support; name an ordinary model of the same vocabulary",
+            setting="speculate",
         )
     if is_eagle(described):
         config, head, states = _open_eagle(config, folder, described, loaded=loaded)
@@ -139,7 +140,8 @@ def _open_assistant(
     """Open an assistant; return it with the bytes of its weights."""
     if not isinstance(loaded.model, Gemma4):
         raise ModelError(
-            f"speculate: {folder} is an assistant for Gemma 4; {loaded.path} is another model"
+            f"{folder} is an assistant for Gemma 4; {loaded.path} is another model",
+            setting="speculate",
         )
     assistant = build_assistant(config, loaded.model, folder)
     load_drafter(assistant, folder, config, dtype=DTYPES[loaded.dtype], named=named)
@@ -271,7 +273,8 @@ def check_vocabulary(draft: LoadedModel, loaded: LoadedModel) -> None:
     difference = vocabulary_difference(draft.path, loaded.path)
     if difference is not None:
         raise ModelError(
-            f"speculate: the draft model {draft.path} has another vocabulary than {loaded.path}: "
-            f"token {difference.id} is {difference.first!r} in one and {difference.second!r} in "
-            "the other; choose a draft model of the same family"
+            f"the draft model {draft.path} has another vocabulary than {loaded.path}: token "
+            f"{difference.id} is {difference.first!r} in one and {difference.second!r} in the "
+            "other; choose a draft model of the same family",
+            setting="speculate",
         )

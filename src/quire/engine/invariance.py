@@ -16,7 +16,7 @@ from quire.core.request import Request
 from quire.device.device import current_device
 from quire.executor.graphs.graph_cache import MAX_ROWS
 
-_FIELD = "batch-invariant"
+_FIELD = "batch_invariant"
 
 
 def limited(config: EngineConfig) -> EngineConfig:
@@ -28,7 +28,7 @@ def limited(config: EngineConfig) -> EngineConfig:
     if not _runs_graphs(config):
         return config
     if current_device().kernel_language != "cuda":
-        raise ModelError(f"{_FIELD}: needs an NVIDIA GPU, or a CPU with the compiled kernels")
+        raise ModelError("needs an NVIDIA GPU, or a CPU with the compiled kernels", setting=_FIELD)
     return replace(
         config,
         max_step_tokens=min(MAX_ROWS, config.max_step_tokens),
@@ -48,7 +48,7 @@ def check_format(
         ModelError: they cannot.
     """
     if _runs_graphs(config) and not graphed(format):
-        raise ModelError(f"{_FIELD}: not possible with a {format.name} KV cache on this GPU")
+        raise ModelError(f"not possible with a {format.name} KV cache on this GPU", setting=_FIELD)
 
 
 def check_invariant(config: EngineConfig, request: Request) -> None:

@@ -106,8 +106,9 @@ def kv_budget(config: EngineConfig, held: int, *, planned: int = 0) -> int:
         return max(0, int(share / config.sharers))
     if config.kv_memory > free:
         raise NoRoom(
-            f"kv-memory: {size(config.kv_memory)} were requested, but only {size(free)} are "
-            "free; set it lower"
+            f"{size(config.kv_memory)} were requested, but only {size(free)} are free; "
+            "set it lower",
+            setting="kv_memory",
         )
     return config.kv_memory
 
@@ -167,13 +168,14 @@ def wanted_context(config: EngineConfig, longest: int) -> int:
     least = min(_LEAST_ASKED, longest)
     if context < least:
         raise ModelError(
-            f"max-context: {context:,} tokens were requested, but a conversation needs at least "
-            f"{least:,}; set it higher"
+            f"{context:,} tokens were requested, but a conversation needs at least {least:,}; "
+            "set it higher",
+            setting="max_context",
         )
     if context > longest:
         raise ModelError(
-            f"max-context: {context:,} tokens were requested, but the model supports "
-            f"{longest:,}; set it lower"
+            f"{context:,} tokens were requested, but the model supports {longest:,}; set it lower",
+            setting="max_context",
         )
     return context
 
@@ -190,8 +192,9 @@ def check_context(tokens: int, wanted: int) -> int:
     least = min(_SHORTEST_CONTEXT, wanted)
     if tokens < least:
         raise NoRoom(
-            f"kv-memory: the budget holds a context of {tokens} tokens; at least {least} are needed"
-            "; set it higher, or choose a KV format of fewer bits"
+            f"the budget holds a context of {tokens} tokens; at least {least} are needed; "
+            "set it higher, or choose a KV format of fewer bits",
+            setting="kv_memory",
         )
     return tokens
 

@@ -283,20 +283,22 @@ class LeadingExecutor(SplitExecutor):
 
 def check_split(config: EngineConfig) -> None:
     """Raise `ModelError` if a setting does not go with a split model."""
-    hosts, flag = _hosts(config), "--tensor-parallel"
-    if config.pipeline is not None:
-        flag = "--pipeline"
+    hosts = _hosts(config)
+    setting = "tensor_parallel" if config.pipeline is None else "pipeline"
     cards, here = count_cards(), hosts.local_size(0)
     if chosen_backend(hosts.backend) == "nccl" and 0 < cards < here:
         raise ModelError(
-            f"{flag}: {here} processes on this machine need a GPU each, and it has {cards}"
+            f"{here} processes on this machine need a GPU each, and it has {cards}",
+            setting=setting,
         )
     if config.adapters:
-        raise ModelError(f"{flag}: split models do not support adapters of requests")
+        raise ModelError("split models do not support adapters of requests", setting=setting)
     if config.speculate == HEAD:
-        raise ModelError(f"{flag}: split models do not support the model's own draft head")
+        said = "split models do not support the model's own draft head"
+        raise ModelError(said, setting=setting)
     if config.batch_invariant and current_device().kernel_language:
-        raise ModelError(f"{flag}: split models do not support --batch-invariant on GPUs")
+        said = "split models do not support batch invariance on GPUs"
+        raise ModelError(said, setting=setting)
 
 
 def pipeline_of(config: EngineConfig, part: Part) -> tuple[int, ...]:

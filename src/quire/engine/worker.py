@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from quire.core.config import EngineConfig
-from quire.core.errors import EngineFailure, NoRoom, QuireError
+from quire.core.errors import EngineFailure, ModelError, NoRoom, QuireError
 from quire.core.frames import Frames, encode
 from quire.core.logs import write_logs
 from quire.core.messages import (
@@ -73,8 +73,11 @@ def main() -> int:
             lambda progress: _tell(pipe, progress),
             lambda lacking: _ask_for_room(pipe, frames, lacking),
         )
+    except ModelError as error:
+        _tell(pipe, Refused(error.message, isinstance(error, NoRoom), error.setting))
+        return 1
     except QuireError as error:
-        _tell(pipe, Refused(str(error), isinstance(error, NoRoom)))
+        _tell(pipe, Refused(str(error)))
         return 1
     freeze_heap()
     _tell(pipe, Ready(engine.info))

@@ -64,8 +64,8 @@ class Cut:
             ends = [before + own.start * size, before + own.stop * size]
             if any(end * found % whole for end in ends):
                 raise ModelError(
-                    f"--tensor-parallel {part.size}: {name} cannot be cut between groups of packed "
-                    "weights"
+                    f"{name} cannot be cut into {part.size} parts between groups of packed weights",
+                    setting="tensor_parallel",
                 )
             first, last = (end * found // whole for end in ends)
             pieces.append((first, last))
@@ -133,8 +133,8 @@ class Split:
         """
         if count % self.part.size:
             raise ModelError(
-                f"--tensor-parallel {self.part.size}: the model has {count} {what}, not a multiple "
-                f"of {self.part.size}"
+                f"the model has {count} {what}, not a multiple of {self.part.size}",
+                setting="tensor_parallel",
             )
         return count // self.part.size
 
@@ -158,8 +158,9 @@ class Split:
         size, group = self.part.size, self.group
         if not self.divides(count):
             raise ModelError(
-                f"--tensor-parallel {size}: {count} values between two products, packed in "
-                f"groups of {group}, cannot be divided by it"
+                f"{count} values between two products, packed in groups of {group}, cannot be "
+                f"divided by {size}",
+                setting="tensor_parallel",
             )
         piece = group if count % size or count // size % group else count // size
         run = count // piece, piece
@@ -191,8 +192,9 @@ class Stage:
         if len(cuts) + 1 < ranks:
             why = ", of which some share keys" if joined else ""
             raise ModelError(
-                f"--pipeline: the model has {count} layers{why}: they can be divided among at most "
-                f"{len(cuts) + 1} processes, not {ranks}"
+                f"the model has {count} layers{why}: they can be divided among at most "
+                f"{len(cuts) + 1} processes, not {ranks}",
+                setting="pipeline",
             )
         ends = [0]
         for rank in range(ranks - 1):

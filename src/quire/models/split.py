@@ -49,7 +49,7 @@ def split_by_layers(
         ModelError: the model cannot be split so.
     """
     if not isinstance(model, LayeredModel):
-        raise ModelError("--pipeline: this family cannot be split by layers yet")
+        raise ModelError("this family cannot be split by layers yet", setting="pipeline")
     own, kept = model.staged(stage)
     here, places = named_parameters(own), named_parameters(model)
     gone = {name.rpartition(".")[0] for name in places.keys() - here.keys()}

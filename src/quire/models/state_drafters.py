@@ -27,7 +27,8 @@ def description_of(
     """
     described = build(dict(text))
     if not isinstance(model, DecoderModel) or not isinstance(described, DecoderModel):
-        raise ModelError(f"speculate: {folder} is {kind}, which this family does not take")
+        said = f"{folder} is {kind}, which this family does not take"
+        raise ModelError(said, setting="speculate")
     return described.description, model
 
 
@@ -40,6 +41,6 @@ def check_sizes(kind: str, folder: Path, sizes: Mapping[str, tuple[int, int]]) -
     for name, (ours, theirs) in sizes.items():
         if ours != theirs:
             raise ModelError(
-                f"speculate: {folder} is {kind} for another model: its {name} is {ours}, the "
-                f"model's {theirs}"
+                f"{folder} is {kind} for another model: its {name} is {ours}, the model's {theirs}",
+                setting="speculate",
             )

@@ -279,9 +279,10 @@ class ProcessEngine:
                 self._on_progress(message)
             case Ready(info):
                 self._opened.set_result(info)
-            case Refused(reason, no_room):
-                self._failure = reason  # so that its end is no news
-                self._opened.set_exception((NoRoom if no_room else ModelError)(reason))
+            case Refused(reason, no_room, setting):
+                error = (NoRoom if no_room else ModelError)(reason, setting=setting)
+                self._failure = str(error)  # so that its end is no news
+                self._opened.set_exception(error)
             case Broken(reason):
                 self.give_up(reason)
 

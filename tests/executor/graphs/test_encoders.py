@@ -316,5 +316,5 @@ def test_the_kv_budget_leaves_the_memory_of_encoders(
     planned = free // 32
     company = Company(loaded, EngineConfig("", kv_memory=free - planned))
     assert executor_of(company.engine).planned_bytes == planned
-    with pytest.raises(NoRoom, match="kv-memory"):
+    with pytest.raises(NoRoom, match="kv_memory"):
         Company(loaded, EngineConfig("", kv_memory=free - planned + 1))

@@ -24,9 +24,10 @@ def skipped_layers(
     for index in wanted:
         if not 0 <= index < len(layout):
             raise ModelError(
-                f"kv-skip-layers names layer {index}, but the model has {len(layout)} layers"
+                f"there is no layer {index}: the model has {len(layout)} layers, from 0 on",
+                setting="kv_skip_layers",
             )
         spec = layout[index]
         if spec.lacks_kv:
-            raise ModelError(f"kv-skip-layers names layer {index}, which {spec.lacks_kv}")
+            raise ModelError(f"layer {index} {spec.lacks_kv}", setting="kv_skip_layers")
     return tuple(sorted(set(wanted)))

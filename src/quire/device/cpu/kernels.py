@@ -65,8 +65,9 @@ def load_kernels(
     cores = Cores(threads, "as set") if threads else usable_cores()
     if not ops.use(best if instructions == "auto" else instructions, activation_bits):
         raise ModelError(
-            f"kernels: {instructions} is not available on this processor or in this build; "
-            f"available: {', '.join(ops.instruction_sets())}"
+            f"{instructions} is not available on this processor or in this build; "
+            f"available: {', '.join(ops.instruction_sets())}",
+            setting="kernels",
         )
     if ops.threads() != cores.count:
         ops.set_threads(cores.count)

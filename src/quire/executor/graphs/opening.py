@@ -93,7 +93,7 @@ def open_cuda_graphs(
         graphs.check()
     except (UnsupportedNode, NotLinear, NoExtension, DriverError, OSError) as error:
         if batch_invariant:
-            raise ModelError(f"batch-invariant: {error}") from error
+            raise ModelError(str(error), setting="batch_invariant") from error
         graphs, problem = None, str(error)
     if agreed(int(graphs is not None), part):
         return graphs
