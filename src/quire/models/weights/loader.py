@@ -17,7 +17,6 @@ import mlx.nn as nn
 from quire.core.end_tokens import end_token_ids
 from quire.core.errors import ModelError
 from quire.core.original_configs import read_config
-from quire.core.sentence_modules import read_modules
 from quire.device.device import current_device
 from quire.device.dtypes import DTYPES
 from quire.device.ranks import WHOLE, Part
@@ -39,7 +38,7 @@ from quire.models.weights.identity import WeightIdentity
 from quire.models.weights.layouts import replaced_dtype, store_for_device, widen_codes
 from quire.models.weights.low_rank import LowRank
 from quire.models.weights.pieces import Pieces
-from quire.models.weights.projections import open_projections, weight_files
+from quire.models.weights.projections import open_projections, projections, weight_files
 
 _WIDE = ("e_score_correction_bias", "expert_bias", "freqs_cis_golden")
 """Ends of names of tensors that are never narrowed: small differences rank experts, and angles need
@@ -119,10 +118,8 @@ def open_model(
     folder = with_tokenizer(find_folder(path_or_hub_id))
     added = None if adapter is None else Adapter.open(adapter)
     config = _for_context(checked_config(folder), max_context)
-    model = build(config)
-    parameters = sum(array.size for array in named_parameters(model).values())
-    files = find_weights(folder)
-    behind = _projections(folder)
+    model, files, behind = build(config), find_weights(folder), projections(folder)
+    parameters = sum(each.size for each in named_parameters(model).values())
     target = _target(dtype) or files.default_dtype
     with WeightIdentity(_hashed(files, added, behind, part=part)) as identity:
         model, layers_by_rank = _load_weights(
@@ -160,12 +157,6 @@ def _target(dtype: str) -> mx.Dtype | None:
     if dtype and dtype not in DTYPES:
         raise ModelError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
     return DTYPES.get(dtype) or current_device().default_dtype
-
-
-def _projections(folder: Path) -> tuple[Path, ...]:
-    """Return the folders of the linear layers behind pooling."""
-    stages = read_modules(folder)
-    return () if stages is None else stages.projections
 
 
 def _hashed(

@@ -10,6 +10,7 @@ import mlx.nn as nn
 
 from quire.core.errors import ModelError
 from quire.core.folder import read_object
+from quire.core.sentence_modules import read_modules
 from quire.core.values import Values
 from quire.device.activations import Activation
 from quire.models.base import Module
@@ -61,6 +62,12 @@ def weight_files(folders: Sequence[Path]) -> list[Path]:
         if not path.is_file():
             raise ModelError(f"{path.parent} has no {_WEIGHTS}")
     return paths
+
+
+def projections(folder: Path) -> tuple[Path, ...]:
+    """Return the folders of a model's linear layers behind pooling."""
+    stages = read_modules(folder)
+    return () if stages is None else stages.projections
 
 
 def open_projections(folders: Sequence[Path]) -> list[Projection]:
