@@ -10,7 +10,7 @@ from functools import cache
 from quire.cache.blocks import Block, PoolKey, Resize
 
 _COPIED_SHARE = 16
-"""Part of the budget, one in so many, that arrays may take beyond it while a pool is resized."""
+"""Arrays may exceed the budget by this fraction of it, 1 / 16, while a pool is resized."""
 
 
 @dataclass(slots=True)

@@ -28,8 +28,8 @@ from quire.scheduler.prefix_sharing import ReadAhead
 _SHORTEST_CONTEXT = 256
 """Fewest tokens of context that the KV budget must hold, unless a shorter one is asked for."""
 _PARTS = 32
-"""Part of the budget, one in so many, that a pool takes at least when it grows in place. Of 30 GB
-in 64 arrays that takes 3 ms (H200), beside a running step.
+"""A pool that grows in place takes at least this fraction of the budget, 1 / 32. Of 30 GB in 64
+arrays that takes 3 ms (H200), beside a running step.
 """
 _LEAST_ASKED = 64
 """Fewest tokens of context that may be asked for."""

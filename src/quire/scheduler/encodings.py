@@ -249,8 +249,8 @@ class Encodings:
 
 
 def _group(encoding: _Encoding, others: Iterable[_Encoding]) -> list[_Encoding]:
-    """Return the encodings that go on with one: those of its group, or, if it begins, others of its
-    shape that begin.
+    """Return the encodings that are computed together with `encoding`, itself first: its group. If
+    none of its pieces is planned yet, items of the same shape for which that holds, too, join it.
     """
     own = encoding.group, encoding.item.kind, encoding.item.shape, encoding.pieces
     found = {

@@ -10,7 +10,9 @@ from quire.scheduler.step_times import StepTimes
 _FEWER_ROWS = 512
 """Most rows of a graphed step whose time depends on how much of its graph it fills."""
 _GROWTH = 2
-"""Steps that sample all rows are known up to this multiple of the most rows that one sampled."""
+"""Times of steps that sample all rows count as known up to this multiple of the most rows that a
+step sampled so far.
+"""
 
 
 def _timed_as(rows: int) -> int:

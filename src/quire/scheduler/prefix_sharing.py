@@ -21,7 +21,7 @@ _NOT_FOUND = (MissKind.NEW, MissKind.DIFFERENCE, MissKind.END)
 
 
 ReadAhead = Callable[[PrefixIndex], DiskPrefetch]
-"""Returns what reads blocks of an index back from the disk tier."""
+"""Makes the reader of an index's blocks from the disk tier."""
 
 
 class PrefixSharing:
@@ -31,8 +31,8 @@ class PrefixSharing:
         block_size: tokens per block.
         snapshot_every: tokens between two recurrent snapshots of a prompt.
         enabled: whether prefixes are shared at all.
-        read_ahead: returns what reads blocks of the index back from the disk tier; None without
-            one.
+        read_ahead: makes the reader of the index's blocks from the disk tier; None without a disk
+            tier.
     """
 
     def __init__(

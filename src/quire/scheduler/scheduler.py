@@ -35,13 +35,13 @@ from quire.scheduler.sequence import Sequence, SequenceParts, Status
 
 
 class _Accepted(NamedTuple):
-    """Tokens that a sequence got in a step, to be reported.
+    """The new tokens of a sequence from one step, to be reported.
 
     Attributes:
-        foreseen: what drafters guessed of them.
-        draft: what was verified.
-        accepted: number of its tokens that were right.
-        sampled: the tokens that count.
+        foreseen: drafters' guesses of these tokens, verified or not.
+        draft: the draft that the step verified.
+        accepted: number of the draft's tokens that were accepted.
+        sampled: the new tokens: the accepted ones and the one sampled after them.
     """
 
     sequence: Sequence
@@ -51,7 +51,7 @@ class _Accepted(NamedTuple):
     sampled: SampledTokens
 
     def count_drafts(self, drafting: Drafting) -> None:
-        """Count what came true of the drafts."""
+        """Report to drafting how many drafted tokens were accepted."""
         if self.foreseen or self.draft.tokens:
             drafting.observe(self.sequence, self.foreseen, self.draft, accepted=self.accepted)
 
@@ -303,8 +303,8 @@ class Scheduler:
         self._finish(sequence, reason, sampled=kept)
 
     def _settle(self, sequence: Sequence, rejected: int) -> None:
-        """Drop the last rows of a step, whose drafts were rejected. If a step follows it already,
-        its rows are as much further to the front.
+        """Discard the last `rejected` computed tokens, which are rejected drafts. The rows of a
+        step that is planned already then begin earlier by as many tokens.
         """
         if sequence.status is Status.RUNNING:
             progress = sequence.progress

@@ -144,11 +144,10 @@ class StepTimes:
         return self._ordered
 
     def _newest(self) -> list[tuple[float, float]]:
-        """Return the points as a curve in which newer times bound older ones of fewer and more
-        rows.
+        """Return the points as an ascending curve, in which newer points correct older ones.
 
-        Ranges of too few steps bound no certain ones. They are left out where they took less time
-        than fewer rows do, and take no longer than more rows.
+        A range with fewer than `_CERTAIN` steps corrects no range with more. Its point is left out
+        if it lies below one of fewer rows, and lowered if it lies above one of more rows.
         """
         certain = [end for end in self._own if len(self._steps[end]) >= _CERTAIN]
         others = sorted(end for end in self._own if len(self._steps[end]) < _CERTAIN)
@@ -272,7 +271,7 @@ class ShortTimes:
 
 
 def _weighted_median(values: Iterable[tuple[float, int]]) -> float:
-    """Return the value below and above which the weights, given beside the values, are alike."""
+    """Return the weighted median of pairs of a value and its weight."""
     ordered = sorted(values)
     half = sum([weight for _, weight in ordered]) / 2
     for value, weight in ordered:
@@ -283,6 +282,6 @@ def _weighted_median(values: Iterable[tuple[float, int]]) -> float:
 
 
 def _range(rows: int) -> int:
-    """Return the upper end of the range of rows that a number lies in."""
+    """Return the largest number of the range that contains `rows`; see `StepTimes`."""
     power = 1 << (rows - 1).bit_length()
     return power * 3 // 4 if power >= 4 and rows <= power * 3 // 4 else power

@@ -63,12 +63,13 @@ _EXIT_S = 1.0
 _EXIT_POLL_S = 0.01
 
 MakeRoom = Callable[[NoRoom], Awaitable[EngineConfig]]
-"""Unloads another model, and returns the settings with the memory that is free then. Raises
-`NoRoom` if none can be unloaded now."""
+"""A function that unloads another model, and returns the settings with the memory that is then
+free. It raises `NoRoom` if none can be unloaded now.
+"""
 
 
 async def refuse(lacking: NoRoom) -> EngineConfig:
-    """Return the `MakeRoom` of a model that is served alone."""
+    """Raise `lacking`: a model that is served alone has no other to unload. A `MakeRoom`."""
     raise lacking
 
 

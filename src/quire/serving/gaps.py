@@ -119,6 +119,6 @@ class Gaps:
 
 
 def _known(tokenizer: Tokenizer, names: Sequence[str]) -> list[int]:
-    """Return the ids of those tokens that the tokenizer has."""
+    """Return the ids of the spellings that the tokenizer has as tokens."""
     found = (tokenizer.token_id(name) for name in names)
     return [token for token in found if token is not None]

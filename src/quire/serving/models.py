@@ -34,10 +34,12 @@ _CLOSED = "the server is shutting down"
 
 
 OnProgress = Callable[[Progress | None], None]
-"""Hears how far a model's loading has come; None when that is over."""
+"""A function that is told the progress of loading a model; None once it has ended."""
 
 Opener = Callable[[ModelConfig, OnProgress, MakeRoom], Awaitable[Loaded]]
-"""Loads a model; asks for room before it reads weights that do not fit. Raises `ModelError`."""
+"""A function that loads a model, and asks for room before it reads weights that do not fit. It
+raises `ModelError`.
+"""
 
 
 class Models:

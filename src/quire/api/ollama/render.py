@@ -25,7 +25,9 @@ from quire.text.tokenizer import Tokenizer
 
 Said = dict[str, object]
 Shape = Callable[[Said], Said]
-"""Puts what is said (`content`, `thinking`, `tool_calls`) where an endpoint has it."""
+"""A function that returns an endpoint's object for a part of an answer, from its fields `content`,
+`thinking` and `tool_calls`.
+"""
 
 
 def message_shape(said: Said) -> Said:

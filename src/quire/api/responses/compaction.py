@@ -33,7 +33,7 @@ _ASK: TemplateMessage = {
     "still to be done. Only output the summary.",
 }
 _SHARE = 8
-"""A summary is at most one part in so many of the context."""
+"""Divisor of the context that gives the most tokens of a summary."""
 _REPEATS = 16
 """Exact repeats of a cycle of tokens that end a summary, which is greedy."""
 

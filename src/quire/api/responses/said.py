@@ -28,7 +28,7 @@ from quire.serving.generation import FieldNames, Generation, Thinking
 
 _NAMES = FieldNames(messages="input", parameters="parameters")
 _ROOM = 8
-"""`truncated` leaves one part in so many of the context for an answer."""
+"""Divisor of the context that gives the tokens which `truncated` leaves for an answer."""
 
 
 @dataclass(frozen=True, slots=True)
