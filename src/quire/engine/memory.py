@@ -202,7 +202,7 @@ def check_context(tokens: int, wanted: int) -> int:
 def reading_ahead(
     disk: DiskTier | None, manager: BlockManager, executor: Executor, budget: PrefillBudget
 ) -> ReadAhead | None:
-    """Return how blocks come back from the disk tier, if there is one."""
+    """Return the maker of the disk tier's reader; None without a disk tier."""
     if disk is None:
         return None
     return partial(

@@ -52,12 +52,13 @@ class Outbox:
                 self._patient[request.id] = request.hold
 
     def pack(self, outputs: list[Output], step_s: float) -> StepOutputs:
-        """Return what to send of a step's outputs, most of them packed as tokens only.
+        """Return the outputs of a step, and of earlier ones that waited, which are due to be sent.
+        Most are packed as tokens only.
 
-        First tokens and ends are sent at once. If many tokens come in little time, or steps are
-        short and compute on the server's cores, other tokens wait for the next ones of their
-        stream, and there the news that a request is accepted waits for its first token. Tokens that
-        nobody streams wait for the end of their answer.
+        First tokens and ends of answers are sent at once. If many tokens come in little time, or
+        steps are short and compute on the server's cores, further tokens wait for the next ones of
+        their stream, and the notice that a request is accepted waits for its first token. Tokens of
+        an answer that is not streamed wait for its end.
 
         Args:
             step_s: expected duration of the next step.

@@ -152,7 +152,7 @@ class Following:
         return Following(sequences, self._before, given=True)
 
     def described(self) -> RowsBehind:
-        """Return what a kernel needs to place the rows; see `RowsBehind`."""
+        """Return the kernel's operands for placing the rows."""
         before, rows, texts = self._before, array("i"), array("i")
         guessed = 0 if before.guesses is None else before.guesses.array.shape[1]
         for each in self._sequences:
@@ -202,7 +202,9 @@ class Following:
         )
 
     def _of_runs(self) -> mx.array:
-        """Return what runs expect behind the rows that sequences go on from, int32 `[N, count]`."""
+        """Return the tokens that runs expect after each row from which a sequence may continue,
+        int32 `[N, count]`.
+        """
         runs = [each for each in self._sequences if each.run]
         count = max([each.count for each in runs]) - 1
         behind = np.zeros((self._before.lasts[-1] + 1, count), np.int32)

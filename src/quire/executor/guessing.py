@@ -123,8 +123,9 @@ class Guesser(ABC):
         self._run = run
 
     def _computed(self, rows: SomeRows, number: int = 0) -> Computed:
-        """Return what one of `behind` computes of rows. It becomes `arrays`: what a graph writes to
-        the pools is part of no other array.
+        """Run one of the modules in `behind` over rows; return its hidden states and logits. They
+        become `arrays`, so that its writes to the pools are evaluated, too: no other array depends
+        on these.
         """
         assert rows.hidden is not None, "it reads hidden states"
         eagerly = partial(self.behind[number].run, rows.hidden, rows.tokens, rows)

@@ -54,8 +54,8 @@ class KeptStates:
         return found
 
     def written(self, layer: int | None) -> list[mx.array]:
-        """Return what a layer's states and tails say now, however they are stored: states with the
-        updates that wait, and tails with zeros behind sequences' last tokens.
+        """Return the current values of a layer's states and tails, however they are stored: states
+        with the updates that wait, and tails with zeros behind sequences' last tokens.
         """
         own = [each for each in self._kept if each.layer == layer]
         contents = self.of_layer(layer)

@@ -172,7 +172,7 @@ class RepeatedSteps:
 
 
 def _outputs(computed: Computed) -> list[mx.array]:
-    """Return what a step computes, but for the pools."""
+    """Return the arrays that a step computes besides the pools: hidden states and logits."""
     assert computed.logits is not None, "graphs compute logits"
     return [computed.hidden, computed.logits]
 

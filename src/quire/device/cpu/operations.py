@@ -225,7 +225,7 @@ class KernelOperations(KernelDraws, KernelExperts, KernelGates):
 
 @dataclass(frozen=True, slots=True)
 class _Rotation:
-    """See `Operations.rotation`."""
+    """The function that `Operations.rotation` returns."""
 
     ops: Any
     cosines: mx.array | None
