@@ -1,1 +1,1 @@
-"""The process that owns MLX: worker, engine, runner, encoder cache, token constraints."""
+"""The process that owns MLX: worker, engine and its assembly, token constraints, drafters."""

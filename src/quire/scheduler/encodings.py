@@ -42,7 +42,7 @@ class _Encoding:
 
 
 class Encodings:
-    """Owner of the encoder cache's contents: the runner's cache follows the plans made here.
+    """Owner of the encoder cache's contents: the executor's cache follows the plans made here.
 
     Args:
         ahead: how many tokens ahead of a prompt's next token items are encoded, at most those of

@@ -203,7 +203,7 @@ class CodedArrays:
 
 
 class LayerStore(ABC):
-    """One layer's blocks in one format. Owned by its group's pool; only the runner mutates it.
+    """One layer's blocks in one format. Owned by its group's pool; only the executor writes to it.
 
     A store starts without blocks; `resize` adds some. Arrays have `kv_heads` rows a block: `[blocks
     * kv_heads, ...]`.
