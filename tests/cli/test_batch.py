@@ -49,6 +49,7 @@ def test_every_request_gets_an_answer(child: Child, tmp_path: Path) -> None:
     )
     ran = subprocess.run(command(into, out, "--url", child.url), capture_output=True, text=True)
     assert ran.returncode == 1, ran.stderr
+    assert "answering requests: 4\n" in ran.stderr
     assert "4 answered, 1 of them with an error; 0 were already there" in ran.stderr
     found = answers(out)
     assert {name: each["status_code"] for name, each in found.items()} == {
@@ -79,6 +80,9 @@ def test_a_killed_batch_goes_on(child: Child, tmp_path: Path) -> None:
     assert again.returncode == 0, again.stderr
     assert out.read_bytes().startswith(kept)
     assert set(answers(out)) == {f"r{n}" for n in range(count)}
+    idle = subprocess.run(arguments, capture_output=True, text=True)
+    done = f"quire batch: 0 answered, 0 of them with an error; {count} were already there\n"
+    assert (idle.returncode, idle.stderr) == (0, done)
 
 
 @pytest.mark.parametrize(
