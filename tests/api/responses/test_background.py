@@ -9,6 +9,7 @@ import pytest
 from openai import OpenAI
 from openai.types.responses import Response
 
+from quire.core.config import ServerConfig
 from quire.core.request import Failure
 from tests.api.conftest import Serve, Served, openai_client
 from tests.support.scripted_engine import Script
@@ -83,6 +84,25 @@ def test_it_goes_on_when_its_client_leaves(serve: Serve) -> None:
     response_id = "resp_" + answer.split('"id":"resp_')[1][:32]
     go_on.set()
     assert ended(client, response_id).output_text == TEXT
+
+
+def test_a_running_response_is_not_evicted(serve: Serve) -> None:
+    served, go_on = serve(config=ServerConfig(stored_responses=3)), threading.Event()
+    tokens, client = served.ids(TEXT), openai_client(served.url)
+    served.engine.reset(lambda _: Script(tokens, held=go_on, held_at=2))
+    talk = client.conversations.create().id
+    started = client.responses.create(input="x", background=True, conversation=talk)
+    served.engine.reset(lambda _: Script(tokens))
+    for _ in range(4):
+        client.responses.create(input="y")
+        client.conversations.retrieve(talk)  # so that it stays the most recently used
+    go_on.set()
+    assert ended(client, started.id).output_text == TEXT
+    assert len(list(client.conversations.items.list(talk))) == 2
+    for _ in range(3):
+        client.responses.create(input="y")
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(started.id)
 
 
 def silent(serve: Serve) -> tuple[Served, OpenAI]:

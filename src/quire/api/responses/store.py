@@ -101,7 +101,7 @@ class ResponseStore:
     ) -> None:
         """Store a response, replacing one of the same id."""
         stored = Stored(body, said, output, running=running, background=background)
-        self._entries.put(response_id, stored)
+        self._entries.put(response_id, stored, unfinished=running)
 
     def get(self, response_id: str) -> Stored | None:
         """Return a stored response and mark it as used; None if there is none of this id."""

@@ -34,6 +34,7 @@ class Entries:
         self._max_count = max_count
         self._max_bytes = max_bytes
         self._entries: OrderedDict[str, Entry] = OrderedDict()
+        self._unfinished: set[str] = set()
         self.on_put: Callable[[str, Entry], None] = lambda entry_id, entry: None
         self.on_removed: Callable[[str, Entry], None] = lambda entry_id, entry: None
         self.size = 0
@@ -41,17 +42,25 @@ class Entries:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def put(self, entry_id: str, entry: Entry) -> None:
+    def put(self, entry_id: str, entry: Entry, *, unfinished: bool = False) -> None:
         """Store an entry, replacing one of the same id. Evict the least recently used.
 
         One that is too large is not stored.
+
+        Args:
+            unfinished: whether another entry will replace it. It is not evicted before that.
         """
         self._remove(entry_id)
         self._entries[entry_id] = entry
+        if unfinished:
+            self._unfinished.add(entry_id)
         self.size += entry.size
         self.on_put(entry_id, entry)
         while len(self._entries) > self._max_count or self.size > self._max_bytes:
-            self._remove(next(iter(self._entries)))
+            oldest = next((each for each in self._entries if each not in self._unfinished), None)
+            if oldest is None:
+                break
+            self._remove(oldest)
 
     def get(self, entry_id: str, kind: type[Kind]) -> Kind | None:
         """Return an entry and mark it as used; None if none of this kind has the id."""
@@ -75,6 +84,7 @@ class Entries:
         return found
 
     def _remove(self, entry_id: str) -> None:
+        self._unfinished.discard(entry_id)
         entry = self._entries.pop(entry_id, None)
         if entry is not None:
             self.size -= entry.size
