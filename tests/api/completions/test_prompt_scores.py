@@ -51,14 +51,42 @@ def test_prompts_beside_each_other_and_what_was_generated(child: Child) -> None:
     assert best == one["logprobs"]["token_logprobs"][-2:]  # greedy
 
 
-def test_streams_have_them_with_the_echo(child: Child) -> None:
-    body = {"prompt": PROMPT, "max_tokens": 2, "logprobs": 1, "echo": True, "temperature": 0}
-    whole = ask(child, **body)["logprobs"]
-    read = blocks(f"{child.url}/v1/completions", {**body, "stream": True})
+def streamed(child: Child, **body: Any) -> list[dict[str, Any]]:
+    """Return the choices of a stream's chunks."""
+    fields = {"temperature": 0, **body, "stream": True}
+    read = blocks(f"{child.url}/v1/completions", fields)
     chunks = [json.loads(each.removeprefix("data: ")) for each in read[:-1]]
-    parts = [each["choices"][0]["logprobs"] for each in chunks if each["choices"]]
+    return [choice for each in chunks for choice in each["choices"]]
+
+
+@pytest.mark.parametrize("prompt", ["x", PROMPT, list(range(100, 300))])
+def test_streams_have_them_with_the_echo(child: Child, prompt: str | list[int]) -> None:
+    body = {"prompt": prompt, "max_tokens": 2, "logprobs": 1, "echo": True}
+    whole = ask(child, **body)
+    read = streamed(child, **body)
+    parts = [each["logprobs"] for each in read if each["logprobs"]]
     for name in ("tokens", "text_offset"):
-        assert [item for part in parts if part for item in part[name]] == whole[name]
+        assert [item for part in parts for item in part[name]] == whole["logprobs"][name]
+    assert "".join(each["text"] for each in read) == whole["text"]
+    # A long prompt is not written in one turn of the event loop.
+    assert max(len(part["tokens"]) for part in parts) <= 64
+
+
+@pytest.mark.parametrize(
+    "beside", [{}, {"logprobs": 0}, {"echo": True}, {"return_token_ids": True}]
+)
+def test_streams_have_vllms_form(child: Child, beside: dict[str, Any]) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 3, "prompt_logprobs": 1, "n": 2, **beside}
+    answer = HTTP.post(f"{child.url}/v1/completions", json={"temperature": 0, **body}).json()
+    read = streamed(child, **body)
+    for whole in answer["choices"]:
+        own = [each for each in read if each["index"] == whole["index"]]
+        assert "".join(each["text"] for each in own) == whole["text"]
+        for name in ("prompt_logprobs", "prompt_token_ids"):
+            found = [each[name] for each in own if name in each]
+            assert found == ([whole[name]] if name in whole else [])
+        count = sum(len(each["logprobs"]["tokens"]) for each in own if each["logprobs"])
+        assert count == len(whole["logprobs"]["tokens"]) if whole["logprobs"] else not count
 
 
 def test_offsets_are_of_the_text_whatever_tokens_are_called(child: Child) -> None:

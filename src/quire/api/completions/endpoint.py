@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from quire.api.completions.logprobs import (
     CompletionLogprobs,
+    Lists,
     LogprobsWriter,
     MeanLogprob,
     PromptScores,
@@ -163,52 +164,55 @@ class CompletionChunks:
         usage: StreamUsage,
         token_ids: bool = False,
         scores: Sequence[PromptScores] = (),
+        by_token: Sequence[Array] = (),
     ) -> None:
         self._constant = b"data: " + compact(identity)[:-1] + b',"choices":['
         self._heads = ChunkHeads(self._constant, run, b"text", token_ids=token_ids)
-        self._prompts = _prompt_ids(run) if token_ids else [None] * len(run.choices)
+        self._prompts = _prompt_ids(run) if token_ids else []
         self._ends = ChunkEnds(run, usage)
-        self._echoes = echoes
-        self._echoed = [echoes is None] * len(run.choices)
+        self._echoes = echoes or []
         self._logprobs = logprobs
         self._scores = scores
+        self._by_token = by_token
+        shows_prompt = bool(self._prompts or self._echoes or by_token)
+        self._begun = [not shows_prompt] * len(run.choices)
 
     def render(self, batch: list[ChoiceEvent]) -> Iterator[bytes]:
         """Yield the chunks of a batch of events."""
         self._ends.update()
         for index, event in batch:
-            if self._echoes is not None and not self._echoed[index]:
-                self._echoed[index] = True
-                yield self._head(index) + quoted(self._echoes[index]) + self._echo_end(index)
+            if not self._begun[index]:
+                self._begun[index] = True
+                yield from self._prompt(index)
             yield self._chunk(index, event)
 
-    def _echo_end(self, index: int) -> bytes:
-        """Return the end of the chunk of an echoed prompt."""
+    def _prompt(self, index: int) -> Iterator[bytes]:
+        """Yield the chunks of what a choice shows of its prompt."""
+        yield self._heads.of(index) + quoted(self._echoes[index] if self._echoes else "")
+        if self._prompts:
+            yield b',"prompt_token_ids":' + compact(self._prompts[index])
+        if self._by_token:
+            yield b',"prompt_logprobs":'
+            yield from self._by_token[index].pieces()
         if not self._scores:
-            return self._ends.tail
-        writer, prompt = self._logprobs[index], self._scores[index]
-        lists = writer.first(prompt.first)
-        for name, values in writer.write(prompt.scores).items():
-            lists[name] += values
+            yield self._ends.tail
+            return
+        portions = self._logprobs[index].prompt(self._scores[index])
+        yield self._scored(next(portions))
+        for lists in portions:
+            yield self._heads.of(index) + b'""' + self._scored(lists)
+
+    def _scored(self, lists: Lists) -> bytes:
+        """Return the end of a chunk with log-probabilities."""
         return b',"logprobs":' + compact(lists) + b',"finish_reason":null}' + self._ends.after
 
-    def _head(self, index: int) -> bytes:
-        """Return the start of a chunk. A choice's first one has its prompt's ids, if requested."""
-        head, prompt = self._heads.of(index), self._prompts[index]
-        if prompt is not None:
-            self._prompts[index] = None
-            ids = b'"prompt_token_ids":' + compact(prompt) + b',"text":'
-            head = head.removesuffix(b'"text":') + ids
-        return head
-
     def _chunk(self, index: int, event: Event) -> bytes:
-        head = self._head(index)
+        head = self._heads.of(index)
         match event:
             case Text(text, ()):
                 return head + quoted(text) + self._ends.tail
             case Text(text, entries):
-                logprobs = b',"logprobs":' + compact(self._logprobs[index].write(entries))
-                return head + quoted(text) + logprobs + b',"finish_reason":null}' + self._ends.after
+                return head + quoted(text) + self._scored(self._logprobs[index].write(entries))
             case Finished():
                 reasons = {"finish_reason": finish_reason(event), "stop_reason": stop_reason(event)}
                 return head + b'"","logprobs":null,' + compact(reasons)[1:] + self._ends.after
@@ -289,6 +293,11 @@ class Completions:
         context, asked = await self._server.read(request, _read)
         service, echoes = context.service, asked.echoes
         scores = await _scores(context, request, asked)
+        names = token_names(service.tokenizer, numbered=asked.numbered)
+        writers = _writers(service, asked, names)
+        logprobs: list[MeanLogprob] = []
+        if not asked.stream:
+            logprobs = await self._logprobs(request, asked, writers=writers, scores=scores)
         run = await context.start(request, asked.prepared)
         identity = {
             "id": f"cmpl-{new_id()}",
@@ -296,22 +305,23 @@ class Completions:
             "created": int(time.time()),
             "model": context.answering(asked.prepared),
         }
-        names = token_names(service.tokenizer, numbered=asked.numbered)
         token_ids = asked.prepared.spec.token_ids
+        by_token = [each.by_token(names) for each in scores if asked.prompt_logprobs]
         if asked.stream:
             chunks = CompletionChunks(
                 identity,
                 run,
-                _writers(service, asked, names),
+                writers,
                 echoes=echoes,
                 usage=asked.usage,
                 token_ids=token_ids,
-                scores=scores if asked.logprobs else (),
+                scores=scores if asked.logprobs and echoes is not None else (),
+                by_token=by_token,
             )
             return EventStream(run, chunks)
-        answers, logprobs, chosen = await self._collected(
-            request, run, asked, writers=_writers(service, asked, names), scores=scores
-        )
+        answers = await collect(request, run, logprobs, slots=self._server.slots)
+        means = [each.mean for each in logprobs]
+        chosen = best_choices(means, asked.prepared.spec.n, asked.kept)
         choices = (
             _choice(
                 number,
@@ -331,32 +341,30 @@ class Completions:
                 }
                 for choice, index in zip(choices, chosen, strict=True)
             )
-        if asked.prompt_logprobs:
+        if by_token:
             choices = (
-                {**choice, "prompt_logprobs": scores[index].body(names)}
+                {**choice, "prompt_logprobs": by_token[index]}
                 for choice, index in zip(choices, chosen, strict=True)
             )
         body = {**identity, "choices": Array(choices), "usage": usage_body(run.usage)}
         return await whole(pieces(body), run_headers(run))
 
-    async def _collected(
+    async def _logprobs(
         self,
         request: Request,
-        run: GenerationStream,
         asked: _ReadRequest,
         writers: Sequence[LogprobsWriter],
         scores: Sequence[PromptScores],
-    ) -> tuple[list[Answer], Sequence[Logprobs], list[int]]:
-        """Return the answers, their log-probabilities, and the indices of those to return."""
+    ) -> list[MeanLogprob]:
+        """Return what collects each choice's log-probabilities, those of an echo included."""
         logprobs: list[MeanLogprob] = []
         for index, writer in enumerate(writers):
             written = CompletionLogprobs(writer) if asked.logprobs else NoLogprobs()
             logprobs.append(MeanLogprob(written))
             if isinstance(written, CompletionLogprobs) and asked.echoes is not None:
-                self._server.slots.hold(request.scope, written.add_prompt(scores[index]))
-        answers = await collect(request, run, logprobs, slots=self._server.slots)
-        means = [each.mean for each in logprobs]
-        return answers, logprobs, best_choices(means, asked.prepared.spec.n, asked.kept)
+                size = await written.add_prompt(scores[index])
+                self._server.slots.hold(request.scope, size)
+        return logprobs
 
 
 def _writers(service: Service, asked: _ReadRequest, names: TokenNames) -> list[LogprobsWriter]:

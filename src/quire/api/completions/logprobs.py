@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from quire.api.shared.pieces import Array, compact
 from quire.api.shared.render import Logprobs, TokenNames, clamp, token_text
 from quire.core.request import ScoredToken, TokenLogprobs
 from quire.text.detokenizer import Detokenizer
+
+_PORTION = 64
+"""Tokens of a prompt that are written in one turn of the event loop."""
 
 Lists = dict[str, list[object]]
 """OpenAI's parallel lists by name: tokens, their log-probabilities, top lists, text offsets."""
@@ -22,22 +27,21 @@ class PromptScores:
     first: int
     scores: tuple[ScoredToken, ...]
 
-    def body(self, tokenizer: TokenNames) -> list[dict[str, object] | None]:
+    def by_token(self, names: TokenNames) -> Array:
         """Return vLLM's `prompt_logprobs`, by token id; the prompt's own token is included."""
-        listed: list[dict[str, object] | None] = [None]
-        for each in self.scores:
-            ranked = [(token, value, rank) for rank, (token, value) in enumerate(each.top, 1)]
-            listed.append(
-                {
-                    str(token): {
-                        "logprob": clamp(value),
-                        "rank": rank,
-                        "decoded_token": token_text(tokenizer, token),
-                    }
-                    for token, value, rank in [(each.token_id, each.logprob, each.rank), *ranked]
-                }
-            )
-        return listed
+        return Array(chain((None,), (_by_token(each, names) for each in self.scores)))
+
+
+def _by_token(scored: ScoredToken, names: TokenNames) -> dict[str, object]:
+    ranked = [(token, value, rank) for rank, (token, value) in enumerate(scored.top, 1)]
+    return {
+        str(token): {
+            "logprob": clamp(value),
+            "rank": rank,
+            "decoded_token": token_text(names, token),
+        }
+        for token, value, rank in [(scored.token_id, scored.logprob, scored.rank), *ranked]
+    }
 
 
 class LogprobsWriter:
@@ -54,11 +58,15 @@ class LogprobsWriter:
         self._text = text
         self._offset = 0
 
-    def first(self, token_id: int) -> Lists:
-        """Write a prompt's first token, which has no log-probability."""
+    def prompt(self, prompt: PromptScores) -> Iterator[Lists]:
+        """Yield the lists of an echoed prompt in portions, so that a long one is not written in one
+        turn of the event loop. Its first token has no log-probability.
+        """
         unknown: Lists = {"token_logprobs": [None], "top_logprobs": [None]}
-        offset = self._next_offset(token_id)
-        return {"tokens": [token_text(self._names, token_id)], **unknown, "text_offset": [offset]}
+        name, offset = token_text(self._names, prompt.first), self._next_offset(prompt.first)
+        yield {"tokens": [name], **unknown, "text_offset": [offset]}
+        for start in range(0, len(prompt.scores), _PORTION):
+            yield self.write(prompt.scores[start : start + _PORTION])
 
     def write(self, entries: Sequence[TokenLogprobs]) -> Lists:
         """Return OpenAI's four parallel lists for the next tokens. Top lists include the sampled
@@ -90,9 +98,13 @@ class CompletionLogprobs:
         self._writer = writer
         self._written: dict[str, list[bytes]] = {name: [] for name in self._writer.write(())}
 
-    def add_prompt(self, prompt: PromptScores) -> int:
-        """Write the tokens of an echoed prompt."""
-        return self._add(self._writer.first(prompt.first)) + self.add(prompt.scores)
+    async def add_prompt(self, prompt: PromptScores) -> int:
+        """Write the tokens of an echoed prompt. Return the bytes written."""
+        size = 0
+        for lists in self._writer.prompt(prompt):
+            size += self._add(lists)
+            await asyncio.sleep(0)
+        return size
 
     def add(self, entries: Sequence[TokenLogprobs], *, reasoning: bool = False) -> int:
         return self._add(self._writer.write(entries)) if entries else 0
