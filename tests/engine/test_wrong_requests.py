@@ -103,7 +103,7 @@ def test_an_adapter_that_cannot_be_read_costs_no_stream(tmp_path: Path) -> None:
     """A failing disk raises errors of its own, such as that of a name too long for it."""
     engine = open_engine(EngineConfig(str(MODEL_DIR), kv_memory=32 << 20))
     engine.add(asked("stream"))
-    problem = engine.adapters.change("late", str(tmp_path / ("x" * 5_000)), users=0)
+    problem = engine.adapters.change("late", str(tmp_path / ("x" * 5_000)))
     assert "File name too long" in problem
     assert len(problem) < 300
     ended = [each for _ in range(9) for each in engine.step() if each.finish is not None]

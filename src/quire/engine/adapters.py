@@ -38,11 +38,8 @@ class RequestAdapters:
         for name, place in config.adapters:
             self._add(name, place)
 
-    def change(self, name: str, place: str | None, users: int) -> str:
-        """Load an adapter, or unload it if `place` is None.
-
-        Args:
-            users: number of requests in flight that name it.
+    def change(self, name: str, place: str | None) -> str:
+        """Load an adapter, or unload it if `place` is None; no request may use it then.
 
         Returns:
             Why nothing was changed; empty on success.
@@ -50,8 +47,6 @@ class RequestAdapters:
         try:
             if place is not None:
                 self._add(name, place)
-            elif users:
-                return f"{users} requests use the adapter {name!r}; try again when they have ended"
             elif name in self._adapters:
                 self._adapters.remove(name)
         except ModelError as error:

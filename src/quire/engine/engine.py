@@ -121,7 +121,7 @@ class Engine:
             drafting=drafting,
             read_ahead=reading_ahead(disk, manager, executor, budget=prefill_budget),
         )
-        self.prepare, self.users_of = executor.prepare, self._scheduler.users_of
+        self.prepare = executor.prepare
         self._disk = disk
         self.constraints = ConstraintFactory(
             loaded.path, vocabulary, loaded.eos_ids, limited=config.stop_on_loop != 0
@@ -192,6 +192,11 @@ class Engine:
             self._beside.append(
                 Output(request_id, finish=reason, prompt_tokens=len(dropped.prompt))
             )
+
+    def users_of(self, adapter: str) -> int:
+        """Return how many unfinished requests name an adapter."""
+        compiling = sum(each.adapter == adapter for each in self._grammars)
+        return compiling + self._scheduler.users_of(adapter)
 
     @property
     def has_work(self) -> bool:

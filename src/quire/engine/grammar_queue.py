@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from quire.core.request import Request
@@ -47,6 +47,9 @@ class GrammarQueue:
 
     def __bool__(self) -> bool:
         return bool(self._entries)
+
+    def __iter__(self) -> Iterator[Request]:
+        return (entry.request for entry in self._entries.values())
 
     def add(self, request: Request) -> None:
         """Start compiling for a request, or queue it."""

@@ -113,6 +113,8 @@ class _Worker:
         self._poll = select.poll()
         self._poll.register(pipe, select.POLLIN)
         self._outbox = outbox
+        self._changes: list[ChangeAdapter] = []
+        """Changes of adapters that have not been made yet."""
 
     def run(self) -> int:
         """Run steps while there is work, sleep while there is none; return the exit status."""
@@ -135,6 +137,7 @@ class _Worker:
 
     def _take_messages(self) -> bool:
         """Read messages that arrived; wait for one when idle. Return False if the pipe closed."""
+        self._change_adapters()  # of those that the last step's ends allow
         while self._poll.poll(0 if self._engine.has_work else None):
             messages = self._frames.read()
             if messages is None:
@@ -151,11 +154,24 @@ class _Worker:
                         self._send(Stats(number, self._engine.stats()))
                     case AskCached(number):
                         self._send(Cached(number, self._engine.cached()))
-                    case ChangeAdapter(number, name, place):
-                        users = self._engine.users_of(name)
-                        problem = self._engine.adapters.change(name, place, users)
-                        self._send(AdapterChanged(number, problem))
+                    case ChangeAdapter():
+                        self._changes.append(message)
+            self._change_adapters()
         return True
+
+    def _change_adapters(self) -> None:
+        """Load and unload adapters in the order in which the changes came, those of one name one
+        after the other. An adapter is unloaded when no request uses it any more.
+        """
+        waiting: list[ChangeAdapter] = []
+        for change in self._changes:
+            used = change.place is None and self._engine.users_of(change.name)
+            if used or any(each.name == change.name for each in waiting):
+                waiting.append(change)
+                continue
+            problem = self._engine.adapters.change(change.name, change.place)
+            self._send(AdapterChanged(change.number, problem))
+        self._changes = waiting
 
     def _send(self, message: FromEngine) -> None:
         try:

@@ -14,13 +14,14 @@ async def change_adapter(models: Models, model: Model, name: str, place: str | N
     """Load a LoRA adapter into a served model, or unload it.
 
     A model that is not loaded is loaded for a new adapter, because only its engine can say whether
-    the adapter fits. A model that is unloaded and loaded again gets its adapters back.
+    the adapter fits. A model that is unloaded and loaded again gets its adapters back. An adapter
+    that is unloaded has no new requests from now on; those in flight are waited for.
 
     Args:
         place: the adapter's folder; None unloads it.
 
     Raises:
-        RequestError: the name is taken, unknown or in use, or the adapter cannot be used.
+        RequestError: the name is taken or unknown, or the adapter cannot be used.
         EngineFailure: the engine is gone, or the model cannot be loaded.
     """
     _check(models, model, name=name, place=place)
@@ -29,13 +30,15 @@ async def change_adapter(models: Models, model: Model, name: str, place: str | N
         return
     lease = await models.use(model)  # an engine that opens or ends would not hear of the change
     try:
+        client = lease.loaded.service.client
+        change = partial(ChangeAdapter, name=name, place=place)
         async with models.renaming:
             _check(models, model, name=name, place=place)
-            question = partial(ChangeAdapter, name=name, place=place)
-            problem: str = await lease.loaded.service.client.ask(question)
-            if problem:
+            if place is not None and (problem := await client.ask(change)):
                 raise RequestError(problem, param="lora_name", code="adapter_refused")
             model.config = model.config.with_adapter(name, place)
+        if place is None:  # outside the lock: the requests that use it may take long
+            await client.ask(change)
     finally:
         lease.release()
 
