@@ -67,6 +67,7 @@ SHAPES: dict[str, tuple[Shape, Shape]] = {
     "gemma3n, all": ((128, 128), (128, 64)),
     "glm46v": PATCHES,
     "glm46v, experts": PATCHES,
+    "got_ocr2": TILES,
     "hunyuan_vl": PATCHES,
     "dots_ocr": PATCHES,
     "kimi_k25": PATCHES,

@@ -429,6 +429,11 @@ INTERNVL_SETTINGS: dict[str, Any] = {
 }
 AYA = {"model_type": "aya_vision", "vision_config": SIGLIP, "image_token_index": 7}
 AYA_SETTINGS = INTERNVL_SETTINGS | {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+GOT = {
+    "model_type": "got_ocr2",
+    "vision_config": {"model_type": "got_ocr2_vision", "image_size": 56, "patch_size": 14},
+    "image_token_index": 7,
+}
 DYNAMIC = {"image_processor_type": "GotOcr2ImageProcessorFast"}
 
 
@@ -454,6 +459,21 @@ def test_tiles_by_shape_against_transformers(
         assert sum(part.item.tokens for part in parts) == 4 * len(wanted)
         if name == "internvl":
             assert [(part.before, part.after) for part in parts] == [("<img>", "</img>")]
+
+
+@pytest.mark.parametrize("cuts", [False, True])
+def test_got_ocr_cuts_pictures_where_its_settings_say(tmp_path: Path, cuts: bool) -> None:
+    pytest.importorskip("torch")
+    oracle = pytest.importorskip("transformers.models.got_ocr2.image_processing_pil_got_ocr2")
+    settings = {"size": {"height": 56, "width": 56}, "crop_to_patches": cuts}
+    theirs = oracle.GotOcr2ImageProcessorPil(**settings)
+    ours = processor(tmp_path, GOT, settings | DYNAMIC)
+    for seed, size in enumerate(SIZES):
+        picture = noise(*size, seed)
+        (part,) = ours.read(encoded(picture), param="p")
+        wanted = theirs.preprocess(picture, return_tensors="np")["pixel_values"]
+        assert np.abs(pixels(part.item, GOT) - wanted).max() < 1e-3
+        assert (part.item.tokens, part.before, part.after) == (len(wanted), "<img>", "</img>")
 
 
 def test_pictures_of_opengvlabs_own_code(tmp_path: Path) -> None:

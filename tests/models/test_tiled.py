@@ -39,6 +39,8 @@ _TOWER = (
 
 def theirs(name: str, weights: Weights, *, conversion: bool) -> Weights:
     """Return the tensors as they are published, or as mlx-vlm converts them."""
+    if name == "got_ocr2":
+        return dict(_got(*each, conversion) for each in weights.items())
     if name == "llama4":
         return dict(_llama4(*each) for each in weights.items())
     ready: Weights = {}
@@ -103,6 +105,29 @@ _INTERNVIT = (
     ("lambda_1", "scale1"),
     ("lambda_2", "scale2"),
     ("layernorm.", "post_layernorm."),
+)
+
+
+def _got(key: str, array: mx.array, conversion: bool) -> tuple[str, mx.array]:
+    """Return GOT-OCR's tensor as it is published, or with channels last."""
+    if not key.startswith("visual."):
+        return f"language_model.{key}", array
+    for ours, other in _GOT:
+        key = key.replace(ours, other)
+    if "patch_embed" in key and array.ndim == 2:
+        patch = math.isqrt(array.shape[1] // 3)
+        array = array.reshape(-1, patch, patch, 3)
+    is_kernel = array.ndim == 4 and not key.endswith("pos_embed")
+    return key, array.moveaxis(-1, 1) if is_kernel and not conversion else array
+
+
+_GOT = (
+    ("visual.", ""),
+    ("patch_embed.", "patch_embed.projection."),
+    ("mlp.up_proj", "mlp.lin1"),
+    ("mlp.down_proj", "mlp.lin2"),
+    ("projector.conv", "projector.conv_upsampler"),
+    ("projector.linear", "projector.multimodal_projector"),
 )
 
 

@@ -302,6 +302,12 @@ FAMILIES: dict[str, Served] = {
         {"image": 12 + 1},
         {"image": "<|image_pad|>"},
     ),
+    "got_ocr2": Served(
+        TILED["got_ocr2"],
+        _pictures("GotOcr2ImageProcessor", **_CLIP_COLOURS, size=_TILES["size"]),
+        {"image": 1},
+        {"image": "<|image_pad|>"},
+    ),
     "llama4": Served(
         TILED["llama4"],
         _pictures("Llama4ImageProcessorFast", **_TILES, resample=2, max_patches=4),

@@ -157,6 +157,24 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "alignment_intermediate_size": 96,
     },
 }
+CONFIGS["got_ocr2"] = {
+    "model_type": "got_ocr2",
+    "text_config": _QWEN2 | {"tie_word_embeddings": True},
+    "vision_config": {
+        "model_type": "got_ocr2_vision",
+        "hidden_size": 48,
+        "mlp_dim": 80,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 3,
+        "image_size": TILE,
+        "patch_size": TILE // 4,
+        "window_size": 3,
+        "global_attn_indexes": [1],
+        "output_channels": 16,
+    },
+    "image_token_index": IMAGE,
+    "tie_word_embeddings": True,
+}
 CONFIGS["llama4"] = {
     "model_type": "llama4",
     "text_config": DESCRIBED["llama4_text"],

@@ -13,11 +13,16 @@ from quire.text.template import ChatTemplate
 
 PICTURE, QUESTION = {"type": "image"}, {"type": "text", "text": "Why?"}
 QUERY = "<|md_reserved_0|>query<|md_reserved_1|>Why?<|md_reserved_2|>"
+GOT = (
+    "<|im_start|>system\nYou should follow the instructions carefully and explain your answers in \
+detail.<|im_end|><|im_start|>user\n<imgpad>\n"
+)
 PROMPTS = {
     "moondream1": f"<|endoftext|>{QUERY}",
     "deepseekocr": "<image>\nWhy?",
     "falcon_ocr": "<|image|>Why?\n<|OCR_PLAIN|>",
     "falcon_perception": "<|image|>Why?",
+    "got_ocr2": f"{GOT}Why?<|im_end|><|im_start|>assistant\n",
     "moondream3": f"<|endoftext|>{QUERY}",
 }
 AGAIN = {
@@ -25,6 +30,7 @@ AGAIN = {
     "deepseekocr": "Oh.<|endoftext|>Why?",
     "falcon_ocr": "Oh.<|end_of_query|>Why?\n<|OCR_PLAIN|>",
     "falcon_perception": "Oh.<|end_of_query|>Why?",
+    "got_ocr2": "Oh.<|im_end|><|im_start|>user\nWhy?<|im_end|><|im_start|>assistant\n",
     "moondream3": f"Oh.{QUERY}",
 }
 
@@ -49,6 +55,7 @@ def test_a_question_is_written_as_by_the_publisher(model_type: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("model_type", "prompt"),
     [
+        ("got_ocr2", f"{GOT} OCR: <|im_end|><|im_start|>assistant\n"),
         ("falcon_ocr", "<|image|>Extract the text content from this image.\n<|OCR_PLAIN|>"),
         (
             "moondream3",

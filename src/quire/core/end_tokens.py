@@ -36,6 +36,7 @@ def end_token_ids(folder: Path) -> frozenset[int]:
 _PUBLISHED_IN_CODE = {
     "falcon_ocr": "<|end_of_query|>",
     "falcon_perception": "<|end_of_query|>",
+    "got_ocr2": "<|im_end|>",
     **dict.fromkeys(("moondream1", "moondream2", "moondream3"), "<|endoftext|>"),
 }
 """By `model_type`, end tokens that only the published code names."""

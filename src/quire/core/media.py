@@ -25,6 +25,7 @@ IMAGENET_COLOURS = Colours((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 TOWER_COLOURS = {
     "clip_vision_model": CLIP_COLOURS,
     "siglip_vision_model": EVEN_COLOURS,
+    "got_ocr2_vision": CLIP_COLOURS,
     "internvl_vision": IMAGENET_COLOURS,
 }
 """Pixel normalisation of encoders by `model_type`."""

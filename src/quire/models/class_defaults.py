@@ -111,6 +111,7 @@ TEXT_TYPES: Mapping[str, str] = {
     "glm4v": "glm4v_text",
     "glm4v_moe": "glm4v_moe_text",
     "glm_ocr": "glm_ocr_text",
+    "got_ocr2": "qwen2",
     "hunyuan_vl": "hunyuan_vl_text",
     "idefics3": "llama",
     "internvl": "qwen2",

@@ -79,6 +79,7 @@ _MODULES = (
     "sarvam",
     "stability",
     "stepfun",
+    "stepfun_vl",
     "swiss_ai",
     "teleai",
     "tencent",

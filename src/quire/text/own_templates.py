@@ -47,6 +47,23 @@ _DEEPSEEK_OCR = (
 """
 )
 
+# Only the published processor has the prompt. A message without text asks for all text.
+_GOT_OCR = (
+    _TEXT
+    + """\
+{%- set told = messages[0].role == 'system' -%}
+{%- set system = text(messages[0].content, '') if told else
+    'You should follow the instructions carefully and explain your answers in detail.' -%}
+{{- '<|im_start|>system\n' + system + '<|im_end|>' -}}
+{%- for message in (messages[1:] if told else messages) -%}
+{{ '<|im_start|>' + message.role + '\n' + text(message.content, '<imgpad>\n') }}
+{{- ' OCR: ' if message.role == 'user' and not text(message.content, '') | trim }}
+{{- '<|im_end|>' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}
+"""
+)
+
 # The publisher's prompt for questions without boxes and masks.
 _FALCON_PERCEPTION = (
     _TEXT
@@ -258,6 +275,7 @@ _OWN = {
     **dict.fromkeys(("deepseek_vl_v2", "deepseekocr", "deepseekocr_2"), _DEEPSEEK_OCR),
     "falcon_ocr": _FALCON_OCR,
     "falcon_perception": _FALCON_PERCEPTION,
+    "got_ocr2": _GOT_OCR,
     "kimi_k3": _KIMI_K3,
     **dict.fromkeys(("moondream1", "moondream2", "moondream3"), _MOONDREAM),
     "multi_modality": _DEEPSEEK_VL,

@@ -55,6 +55,12 @@ PLAIN: tuple[Published, ...] = (
         marks={"<image>": 128815},
     ),
     Published(
+        ("got_ocr2",),
+        "stepfun-ai/GOT-OCR-2.0-hf",
+        "none",
+        marks={"<imgpad>": 151859},
+    ),
+    Published(
         ("dots_ocr",),
         "rednote-hilab/dots.ocr",
         "none",

@@ -1,4 +1,4 @@
-"""InternVL and Aya Vision: a picture is cut into tiles whose number follows its shape.
+"""InternVL, Aya Vision and GOT-OCR 2.0: a picture is cut into tiles whose number follows its shape.
 
 The pixels equal those of transformers' `GotOcr2ImageProcessorPil`, but stay uint8: the model scales
 them.
@@ -7,7 +7,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import PIL.Image
@@ -208,15 +208,37 @@ class AyaImageProcessor(ImageProcessor):
         return "TILE_GLOBAL" if last else f"TILE_{number}", ""
 
 
+class GotImageProcessor(InternVLImageProcessor):
+    """The image processor of GOT-OCR 2.0: one tile, unless the settings ask to cut."""
+
+    @classmethod
+    def open(cls, settings: Values, config: Values) -> Self:
+        """Open the processor described by `preprocessor_config.json` and `config.json`.
+
+        Raises:
+            ModelError: a value asks for different pixels than this class computes.
+        """
+        token = config.integer("image_token_id", "image_token_index", default=151_859, minimum=0)
+        cutting = Cutting.open(settings, config, square=4, size=1024, patch=16)
+        if not settings.flag("crop_to_patches", default=False):
+            cutting = replace(cutting, minimum=1, maximum=1)
+        return cls(Placeholders(token), cutting)
+
+
 def open_dynamic(settings: Values, config: Values) -> ImageProcessor:
     """Open the processor of a model whose settings name the one of GOT-OCR 2.
 
     Raises:
         ModelError: see `InternVLImageProcessor.open`.
     """
-    aya = config.value("model_type") == "aya_vision"
-    kind = AyaImageProcessor if aya else InternVLImageProcessor
+    kind = _BY_MODEL.get(str(config.value("model_type")), InternVLImageProcessor)
     return kind.open(settings, config)
+
+
+_BY_MODEL: dict[str, type[AyaImageProcessor | InternVLImageProcessor]] = {
+    "aya_vision": AyaImageProcessor,
+    "got_ocr2": GotImageProcessor,
+}
 
 
 def internvl_square(config: Values) -> int:

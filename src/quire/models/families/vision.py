@@ -93,7 +93,7 @@ def vision_transformer(
         ModelError: there is no such layer, or the encoder's type is unknown.
     """
     kind = v.word("model_type", default=SIGLIP)
-    require("vision_config.model_type", kind, TOWER_COLOURS)
+    require("vision_config.model_type", kind, tuple(_DEFAULTS))
     v = v.filled(**_DEFAULTS[kind])
     v = v.changed(**{key: _side(v.values[key]) for key in ("image_size", "patch_size")})
     usual = VisionTransformer(

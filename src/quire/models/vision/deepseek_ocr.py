@@ -290,7 +290,7 @@ class OcrEncoder(CutEncoder):
     def feature_bytes(self, shape: tuple[int, ...]) -> int:
         down, across = shape
         kind = self.visual.kind
-        return down * across * kind.tile_bytes + kind.sam.image_bytes
+        return down * across * kind.tile_bytes + kind.sam.tile_bytes
 
     def rows(self, shape: tuple[int, ...]) -> int:
         if len(shape) != 2 or (shape != (0, 0) and min(shape) < 1):

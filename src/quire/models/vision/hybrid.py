@@ -82,7 +82,7 @@ class HybridEncoder(CutEncoder):
 
     def feature_bytes(self, shape: tuple[int, ...]) -> int:
         visual = self.visual
-        return visual.high_res_vision_model.kind.image_bytes + visual.vision_model.kind.tile_bytes
+        return visual.high_res_vision_model.kind.tile_bytes + visual.vision_model.kind.tile_bytes
 
     def rows(self, shape: tuple[int, ...]) -> int:
         if shape != (1,):
@@ -96,7 +96,7 @@ class HybridEncoder(CutEncoder):
     def encode(self, features: mx.array, shape: tuple[int, ...]) -> Encoding:
         visual = self.visual
         tower, low = visual.high_res_vision_model, visual.vision_model.kind
-        large, small = mx.split(features, [tower.kind.image_bytes])
+        large, small = mx.split(features, [tower.kind.tile_bytes])
         last, first = yield from tower.encode(large.reshape(1, tower.kind.side**2, -1))
         reduced = visual.high_res_vision_proj(last)
         earlier = visual.high_res_vision_proj(visual.high_res_vision_neck(first))

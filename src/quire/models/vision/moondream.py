@@ -113,7 +113,8 @@ class MoondreamVision(TiledVision):
 
     def encode(self, pixels: mx.array) -> Encoding:
         """Encode without projection: `[tiles, patches, hidden]`."""
-        return (yield from self.vision_tower.encode(pixels))
+        rows: tuple[mx.array, ...] = yield from self.vision_tower.encode(pixels)
+        return rows
 
 
 class OverlappingTiles:

@@ -12,6 +12,7 @@ from quire.core.errors import ModelError
 from quire.models.base import Module
 from quire.models.description import Norm
 from quire.models.layers.common import ACTIVATIONS, GATES
+from quire.models.layers.convolution import Convolution
 
 
 class Projector(Protocol):
@@ -159,6 +160,32 @@ class Adapter(Module):
         x = squares(x, self._square).flatten(3).flatten(1, 2)
         gelu = ACTIVATIONS["gelu"]
         y: mx.array = self.linear_3(gelu(self.linear_2(gelu(self.linear_1(x)))))
+        return y
+
+
+@dataclass(frozen=True)
+class NarrowingProjector:
+    """Halves a tile's sides twice by convolutions, and projects what is left (GOT-OCR 2.0,
+    arXiv:2409.01704).
+    """
+
+    square = 4
+
+    def module(self, inputs: int, outputs: int) -> Module:
+        return Narrowing(inputs, outputs)
+
+
+class Narrowing(Module):
+    """Computes a `NarrowingProjector`."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.conv1 = Convolution(inputs, 2 * inputs, 3, stride=2, padding=1)
+        self.conv2 = Convolution(2 * inputs, outputs, 3, stride=2, padding=1)
+        self.linear = nn.Linear(outputs, outputs)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        y: mx.array = self.linear(self.conv2(self.conv1(x)).flatten(1, 2))
         return y
 
 

@@ -58,9 +58,21 @@ class Sam:
             )
 
     @property
-    def image_bytes(self) -> int:
+    def patches(self) -> int:
+        """Number of patches of a picture."""
+        return self.side**2
+
+    @property
+    def tile_bytes(self) -> int:
         """Bytes of a picture's pixels."""
-        return (self.side * self.patch) ** 2 * 3
+        return self.patches * self.patch**2 * 3
+
+    @property
+    def output_size(self) -> int:
+        return self.channels
+
+    def module(self) -> Module:
+        return SamTower(self)
 
 
 class Attention(Module):

@@ -1,8 +1,9 @@
-"""Decoders that see pictures as tiles of one size, encoded by a vision transformer."""
+"""Decoders that see pictures as tiles of one size, encoded by a transformer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import mlx.core as mx
 
@@ -12,7 +13,6 @@ from quire.models.base import CutEncoder, Encoding, MediaEncoder, Module
 from quire.models.decoder import DecoderModel
 from quire.models.vision.packing import Packing
 from quire.models.vision.projectors import Projector, check_squares
-from quire.models.vision.vit import VisionTower, VisionTransformer
 from quire.models.weights.names import Weights
 
 _PATCHES_AT_ONCE = 1024
@@ -22,8 +22,43 @@ TILES = ("visual.", "vision_tower.", "multi_modal_projector.", "image_newline")
 """Prefixes of the encoder's tensors in checkpoints. This package uses the first for all."""
 
 
+class TileTransformer(Protocol):
+    """Description of an encoder of tiles; implementations are frozen dataclasses."""
+
+    @property
+    def depth(self) -> int:
+        """Number of layers."""
+        ...
+
+    @property
+    def side(self) -> int:
+        """Patches on a tile's side."""
+        ...
+
+    @property
+    def patches(self) -> int:
+        """Number of patches of a tile."""
+        ...
+
+    @property
+    def tile_bytes(self) -> int:
+        """Bytes of a tile's pixels."""
+        ...
+
+    @property
+    def output_size(self) -> int:
+        """Values that the encoder computes of a patch."""
+        ...
+
+    def module(self) -> Module:
+        """Return the module. Its `encode` takes uint8 `[tiles, patches, patch * patch * 3]`, yields
+        after each layer, and returns an array of all patches' outputs first.
+        """
+        ...
+
+
 class TiledVision(Module):
-    """A vision transformer and its projector.
+    """An encoder of tiles and its projector.
 
     Args:
         multiplier: factor of an item's rows.
@@ -31,7 +66,7 @@ class TiledVision(Module):
 
     def __init__(
         self,
-        kind: VisionTransformer,
+        kind: TileTransformer,
         projector: Projector,
         width: int,
         *,
@@ -43,7 +78,7 @@ class TiledVision(Module):
         check_squares(kind.side, projector.square)
         self.kind = kind
         self.side = kind.side // projector.square
-        self.vision_tower = VisionTower(kind)
+        self.vision_tower = kind.module()
         self.multi_modal_projector = projector.module(kind.output_size, width)
         self._newline = newline
         if newline:
@@ -57,7 +92,7 @@ class TiledVision(Module):
 
     def encode(self, pixels: mx.array) -> Encoding:
         """Encode uint8 `[tiles, patches, patch * patch * 3]` to `[tiles, side * side, width]`."""
-        (x,) = yield from self.vision_tower.encode(pixels)
+        x, *_ = yield from self.vision_tower.encode(pixels)
         side = self.kind.side
         return (self.multi_modal_projector(x.reshape(len(x), side, side, -1)),)
 
@@ -111,7 +146,7 @@ class TileEncoder(CutEncoder):
 
 
 class TiledModel(DecoderModel):
-    """A decoder with a vision transformer; without its tensors, a model of text only.
+    """A decoder with an encoder of tiles; without its tensors, a model of text only.
 
     Args:
         text: the decoder, whose description and names are used.
@@ -124,7 +159,7 @@ class TiledModel(DecoderModel):
     def __init__(
         self,
         text: DecoderModel,
-        kind: VisionTransformer,
+        kind: TileTransformer,
         projector: Projector,
         packings: Mapping[str, Packing],
         visual_names: Callable[[Weights], Weights],

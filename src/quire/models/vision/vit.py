@@ -100,6 +100,9 @@ class VisionTransformer:
     def output_size(self) -> int:
         return self.hidden_size * len(self.taken)
 
+    def module(self) -> Module:
+        return VisionTower(self)
+
 
 class Embeddings(Module):
     """Embeds patches: a projection of their pixels plus position embeddings."""
