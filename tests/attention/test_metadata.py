@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.attention.cpu import paged_tables, tables_of_few
+from quire.attention.cpu import paged_tables, plain_tables
 from quire.attention.metadata import AttentionMetadata, build_metadata
 from quire.attention.reference.cuts import cut
-from quire.attention.rows import RowLists
+from quire.attention.rows import MOST_LISTED, RowLists
 from quire.cache.specs import AttentionSpec, FullKV, WindowKV
 from quire.core.kv_format import KVFormat
 from tests.attention.rows import HandRows
@@ -221,7 +221,7 @@ def test_long_block_tables_do_not_share_a_batch_with_short_ones() -> None:
     spans=st.lists(st.tuples(st.integers(0, 150), st.integers(1, 6)), min_size=1, max_size=8),
     seed=st.integers(0, 1000),
 )
-def test_tables_of_few_rows_are_those_of_metadata(
+def test_plain_tables_are_those_of_metadata(
     name: str, spans: list[tuple[int, int]], seed: int
 ) -> None:
     spec, rng = SPECS[name], random.Random(seed)
@@ -230,6 +230,23 @@ def test_tables_of_few_rows_are_those_of_metadata(
         for start, count in spans
     ]
     ops = SimpleNamespace(Tables=lambda numbers, sizes: (numbers.tolist(), sizes))
-    few = RowLists(rows)
-    found = tables_of_few(ops, few, few.of_group(0, spec, SIZE))
+    lists = RowLists(rows)
+    found = plain_tables(ops, lists, lists.of_group(0, spec, SIZE))
     assert found == paged_tables(ops, build_metadata(0, spec, rows, SIZE))
+
+
+@pytest.mark.parametrize("name", ["full", "window", "short window"])
+def test_many_rows_have_the_lists_of_few(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, rng = SPECS[name], random.Random(1)
+    spans = [(rng.randrange(150), rng.randrange(1, 40)) for _ in range(9)]
+    rows = [
+        HandRows(start, count, PLAIN, (table_of(rng, spec, start, start + count),), (), ())
+        for start, count in spans
+    ]
+    lists = RowLists(rows)
+    assert len(lists.keys) > MOST_LISTED
+    many = lists.of_group(0, spec, SIZE)
+    blocks = lists.blocks(many, SIZE)
+    monkeypatch.setattr("quire.attention.rows.MOST_LISTED", len(lists.keys))
+    assert lists.of_group(0, spec, SIZE) == many
+    assert lists.blocks(many, SIZE) == blocks

@@ -135,8 +135,8 @@ def paged_tables(ops: Any, metadata: AttentionMetadata) -> Any:
     return ops.Tables(mx.array(np.concatenate(tables)), [len(each) for each in tables])
 
 
-def tables_of_few(ops: Any, few: RowLists, own: GroupLists, move: Move | None = None) -> Any:
-    """Return `paged_tables` of few rows in plain blocks, none of which sees later rows.
+def plain_tables(ops: Any, rows: RowLists, own: GroupLists, move: Move | None = None) -> Any:
+    """Return `paged_tables` of rows in plain blocks, none of which sees later rows.
 
     Args:
         own: the lists of the KV group.
@@ -146,13 +146,13 @@ def tables_of_few(ops: Any, few: RowLists, own: GroupLists, move: Move | None = 
         own.block_table,
         own.table_starts,
         own.first_blocks,
-        few.query_starts,
+        rows.query_starts,
         own.first_visible,
-        few.keys,
+        rows.keys,
     )
     joined = mx.array(np.frombuffer(b"".join(tables), np.int32))
     if move is not None:
-        count = len(few.keys)
+        count = len(rows.keys)
         joined = move(joined, [-1] * (len(joined) - 2 * count) + 2 * list(range(count)))
     return ops.Tables(joined, [len(each) for each in tables])
 

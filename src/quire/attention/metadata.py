@@ -6,13 +6,13 @@ copies what it needs to the device when it prepares a step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
-from quire.attention.rows import AttentionRows, RowKeys, block_tables, ints, row_keys
+from quire.attention.rows import AttentionRows, RowLists, ints
 from quire.cache.formats.slots import SlotMapping
 from quire.cache.specs import AttentionSpec, KVSpec
 from quire.core.arrays import Ints
@@ -158,60 +158,38 @@ def build_metadata(
     spec: AttentionSpec,
     rows: Sequence[AttentionRows],
     block_size: int,
-    keys_of: RowKeys | None = None,
+    lists: RowLists | None = None,
 ) -> AttentionMetadata:
     """Return the metadata of sequences that have one format, in their order.
 
     Args:
         group: the KV group's index and spec.
         rows: one entry per sequence.
-        keys_of: their `row_keys`, if known.
+        lists: the lists of these rows, if made.
     """
-    found = keys_of or row_keys(rows)
-    if found.few is None:
-        own = _of_many(group, spec, rows, keys_of=found, block_size=block_size)
-    else:
-        own = map(ints, found.few.of_group(group, spec, block_size))
-    first_visible, table_starts, block_table, first_blocks, blocks = own
-    last_visible, tails = found.keys, None
+    lists = lists or RowLists(rows)
+    own = lists.of_group(group, spec, block_size)
+    keys, query_starts = ints(lists.keys), ints(lists.query_starts)
+    last_visible, tails = keys, None
     if spec.bidirectional_media:
-        last_visible = _with_bidirectional_media(found.keys, rows, found.query_starts)
+        last_visible = _with_bidirectional_media(keys, rows, query_starts)
     if rows[0].format.has_tail:
         tails = np.array([each.tail_block(group) for each in rows], np.int32)
     return AttentionMetadata(
         spec=spec,
         format=rows[0].format,
         block_size=block_size,
-        query_starts=found.query_starts,
-        lengths=found.lengths,
-        keys=found.keys,
-        first_visible=first_visible,
+        query_starts=query_starts,
+        lengths=ints(lists.lengths),
+        keys=keys,
+        first_visible=ints(own.first_visible),
         last_visible=last_visible,
-        table_starts=table_starts,
-        block_table=block_table,
-        first_blocks=first_blocks,
-        blocks=blocks,
+        table_starts=ints(own.table_starts),
+        block_table=ints(own.block_table),
+        first_blocks=ints(own.first_blocks),
+        blocks=ints(lists.blocks(own, block_size)),
         tails=tails,
     )
-
-
-def _of_many(
-    group: int,
-    spec: AttentionSpec,
-    rows: Sequence[AttentionRows],
-    keys_of: RowKeys,
-    block_size: int,
-) -> Iterable[Ints]:
-    """Return the arrays that `RowLists.of_group` returns as lists."""
-    starts, keys = keys_of.query_starts, keys_of.keys
-    first_visible = spec.first_visible_each(keys)
-    first_blocks = first_visible[starts[:-1]] // block_size
-    lasts = (keys_of.lengths - 1) // block_size
-    tables = block_tables(group, rows, first_blocks.tolist(), lasts=lasts.tolist())
-    block_table, table_starts = map(ints, tables)
-    shifts = np.repeat(table_starts[:-1] - first_blocks, starts[1:] - starts[:-1])
-    blocks = block_table[shifts + keys // block_size]
-    return first_visible, table_starts, block_table, first_blocks, blocks
 
 
 def _with_bidirectional_media(

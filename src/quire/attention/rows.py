@@ -18,7 +18,7 @@ from quire.core.arrays import Ints
 from quire.core.kv_format import KVFormat
 
 MOST_LISTED = 32
-"""Most rows for which lists take less time than arrays."""
+"""Most rows whose own numbers lists give sooner than arrays."""
 
 
 class AttentionRows(Protocol):
@@ -63,11 +63,10 @@ class GroupLists(NamedTuple):
     table_starts: array[int]
     block_table: array[int]
     first_blocks: array[int]
-    blocks: array[int]
 
 
 class RowLists:
-    """The rows of few sequences, none of which sees later rows. The same in each KV group.
+    """The rows of a step's sequences, which are the same in each KV group.
 
     Attributes:
         query_starts, keys, lengths: see `AttentionMetadata`.
@@ -86,24 +85,35 @@ class RowLists:
 
     def of_group(self, group: int, spec: AttentionSpec, block_size: int) -> GroupLists:
         """Return the rows' lists in a KV group."""
-        first_visible = array("i", map(spec.first_visible, self.keys))
-        firsts = [first_visible[row] // block_size for row in self.query_starts[:-1]]
-        if self._behind:
-            earliest = [max(0, span.start - self._behind) for span in self._spans]
-            firsts = [spec.first_visible(key) // block_size for key in earliest]
+        earliest = [max(0, span.start - self._behind) for span in self._spans]
+        firsts = [key // block_size for key in spec.first_visible_of(earliest)]
         lasts = [(length - 1) // block_size for length in self.lengths]
         table, starts = block_tables(group, self._sequences, firsts, lasts=lasts)
-        spans = zip(self._spans, starts, firsts, strict=False)
-        blocks = [
-            table[start - first + key // block_size] for span, start, first in spans for key in span
-        ]
         return GroupLists(
-            first_visible,
-            starts,
-            table,
-            first_blocks=array("i", firsts),
-            blocks=array("i", blocks),
+            _first_visible(spec, self.keys), starts, table, first_blocks=array("i", firsts)
         )
+
+    def blocks(self, own: GroupLists, block_size: int) -> array[int]:
+        """Return the id of the block that each row's key is written to, `[T]`.
+
+        Args:
+            own: the lists of the KV group.
+        """
+        if len(self.keys) <= MOST_LISTED:
+            table, parts = own.block_table, zip(own.table_starts, own.first_blocks, strict=False)
+            spans = zip(self._spans, parts, strict=True)
+            return array(
+                "i",
+                [
+                    table[at - first + key // block_size]
+                    for span, (at, first) in spans
+                    for key in span
+                ],
+            )
+        table, starts = ints(own.block_table), ints(own.table_starts)
+        counts = [len(span) for span in self._spans]
+        shifts = np.repeat(starts[:-1] - ints(own.first_blocks), counts)
+        return array("i", table[shifts + ints(self.keys) // block_size].tobytes())
 
     def by_row(self, of_sequences: Sequence[int]) -> array[int]:
         """Repeat a number for each sequence, `[S]`, for each of its rows, `[T]`."""
@@ -111,32 +121,11 @@ class RowLists:
         return array("i", [number for number, span in pairs for _ in span])
 
 
-class RowKeys(NamedTuple):
-    """Keys of a step's rows, which are the same in each KV group.
-
-    Attributes:
-        query_starts, keys, lengths: see `AttentionMetadata`.
-        few: the same as lists; None if there are many rows.
-    """
-
-    query_starts: Ints
-    keys: Ints
-    lengths: Ints
-    few: RowLists | None
-
-
-def row_keys(rows: Sequence[AttentionRows]) -> RowKeys:
-    """Return the keys of sequences' rows."""
-    counts = [each.count for each in rows]
-    total = sum(counts)
-    if total <= MOST_LISTED:
-        few = RowLists(rows)
-        starts, keys, lengths = map(ints, (few.query_starts, few.keys, few.lengths))
-        return RowKeys(starts, keys, lengths, few=few)
-    query_starts = np.array([0, *accumulate(counts)], np.int32)
-    starts = np.array([each.start for each in rows], np.int32)
-    keys = np.arange(total, dtype=np.int32) + np.repeat(starts - query_starts[:-1], counts)
-    return RowKeys(query_starts, keys, keys[query_starts[1:] - 1] + 1, few=None)
+def _first_visible(spec: AttentionSpec, keys: array[int]) -> array[int]:
+    """Return the first key that each row sees."""
+    if len(keys) <= MOST_LISTED:
+        return array("i", spec.first_visible_of(keys))
+    return array("i", spec.first_visible_each(ints(keys)).tobytes())
 
 
 def block_tables(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 from itertools import groupby
 from operator import attrgetter
+from typing import TypeVar
 
 import mlx.core as mx
 import numpy as np
@@ -24,7 +25,7 @@ from quire.attention.choice import IndexerTopK, choice_needed
 from quire.attention.cross import CrossRows, build_cross
 from quire.attention.metadata import AttentionMetadata, build_metadata
 from quire.attention.reference.cuts import length_class
-from quire.attention.rows import RowKeys, row_keys
+from quire.attention.rows import AttentionRows, RowLists
 from quire.cache.formats.base import LayerStore, WrittenBlocks
 from quire.cache.formats.slots import SlotMapping
 from quire.cache.pools import KVPool, Pools
@@ -37,6 +38,9 @@ _CaseKey = tuple[bool, int, mx.Dtype, bool, bool, bool, int]
 """Traits that differ between layers with the same rows: packed, heads, type, cap, sinks, keys in no
 block, and the number of keys that an indexer chooses (0 without one).
 """
+
+
+Rows = TypeVar("Rows", bound=AttentionRows)
 
 
 @dataclass(slots=True)
@@ -245,11 +249,6 @@ class StepAttention:
         others = [each.format for each in self._rows if each.format is not first]
         return all(each == first for each in others)
 
-    def metadata(self, group: int) -> AttentionMetadata:
-        """Return the metadata of a group's rows, which have one format."""
-        (part,) = self._parts(group)
-        return part.metadata
-
     @property
     def block_size(self) -> int:
         """Tokens of a block."""
@@ -319,9 +318,9 @@ class StepAttention:
         parts = []
         row = 0
         size = self._pools.block_size
-        for format, some, keys in self._by_format:
+        for format, some, lists in self._by_format:
             metadata = build_metadata(
-                group, spec.attention, some, block_size=size, keys_of=keys
+                group, spec.attention, some, block_size=size, lists=lists
             ).ahead(spec.attention, self._ahead)
             rows = slice(row, row + metadata.rows)
             parts.append(_FormatRows(rows, rows, self._pools.kv(group, format), metadata=metadata))
@@ -351,10 +350,10 @@ class StepAttention:
         return parts
 
     @cached_property
-    def _by_format(self) -> list[tuple[KVFormat, Sequence[CrossRows], RowKeys]]:
-        """The step's sequences by format, and the keys of their rows."""
+    def _by_format(self) -> list[tuple[KVFormat, Sequence[CrossRows], RowLists]]:
+        """The step's sequences by format, and the lists of their rows."""
         groups = [list(some) for _, some in groupby(self._rows, key=attrgetter("format"))]
-        return [(some[0].format, some, row_keys(some)) for some in groups]
+        return [(some[0].format, some, RowLists(some)) for some in groups]
 
     def _runs(self, part: _FormatRows, owner: int, q: mx.array, scoring: Scoring) -> list[_Run]:
         """Assign rows to backends; the result is the same for all layers of one kind."""
@@ -441,10 +440,14 @@ def _stand_in(*shape: int, dtype: mx.Dtype) -> mx.array:
     return mx.zeros(shape, dtype)
 
 
-def preferred_order(start: int, count: int, block_size: int) -> tuple[bool, int]:
+def in_preferred_order(rows: Sequence[Rows], block_size: int) -> list[Rows]:
     """Sort the sequences of a step: single rows first, similar block table lengths together.
 
     Any order is correct. This one gives backends few batches.
     """
-    several = count > 1
-    return several, 0 if several else length_class((start + count) // block_size + 1)
+    single = [each for each in rows if each.count == 1]
+    classes = [length_class((each.start + 1) // block_size + 1) for each in single]
+    if len(set(classes)) > 1:
+        order = sorted(range(len(single)), key=classes.__getitem__)
+        single = [single[number] for number in order]
+    return single + [each for each in rows if each.count > 1]

@@ -11,9 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from heapq import merge
 from itertools import takewhile
-from operator import itemgetter
 
 from quire.cache.block_manager import BlockManager
 from quire.cache.blocks import Block
@@ -105,17 +103,23 @@ class Node:
 
     def alike(self, tokens: tuple[int, ...]) -> Iterator[tuple[Node, int]]:
         """Yield children that start as `tokens` does, and how many tokens agree, most first."""
-        at = bisect_left(self.ordered, (tokens, b""))
-        behind = self.ordered[at : at + _SIBLINGS]
-        before = reversed(self.ordered[max(0, at - _SIBLINGS) : at])
-        agreeing = [
-            ((common_length(other, tokens), key) for other, key in side)
-            for side in (behind, before)
-        ]
-        for common, key in merge(*agreeing, key=itemgetter(0), reverse=True):
-            if common == 0:
-                return
-            yield self.children[key], common
+        ordered, at = self.ordered, bisect_left(self.ordered, (tokens, b""))
+        nearby = range(max(0, at - _SIBLINGS), min(len(ordered), at + _SIBLINGS))
+
+        def agreeing(place: int) -> int:
+            return common_length(ordered[place][0], tokens) if place in nearby else 0
+
+        before, behind = at - 1, at
+        common_before, common_behind = agreeing(before), agreeing(behind)
+        while common_before or common_behind:
+            if common_behind >= common_before:
+                yield self.children[ordered[behind][1]], common_behind
+                behind += 1
+                common_behind = agreeing(behind)
+            else:
+                yield self.children[ordered[before][1]], common_before
+                before -= 1
+                common_before = agreeing(before)
 
 
 class PrefixIndex:
@@ -163,7 +167,10 @@ class PrefixIndex:
         if reached == 0:
             return Match()
         found_all = at + agreed == limit
-        end = None if found_all else ReuseMiss(_why_it_ends(parent, tail, agreed), at + agreed)
+        end = None
+        if not found_all:
+            nearest = last if usable == agreed else None
+            end = ReuseMiss(_why_it_ends(parent, tail, agreed, nearest), at + agreed)
         length, miss = reached, end
         if partial and usable < agreed:
             length, miss = at + usable, _NO_SNAPSHOT if self._recurrent else _EVICTED
@@ -432,10 +439,18 @@ def _descend(node: Node, keys: Seq[bytes]) -> list[Node]:
     return path
 
 
-def _why_it_ends(parent: Node, tokens: tuple[int, ...], agreed: int) -> MissKind:
-    """Return whether the cached continuation of `parent` differs after `agreed` tokens."""
+def _why_it_ends(
+    parent: Node, tokens: tuple[int, ...], agreed: int, nearest: Node | None
+) -> MissKind:
+    """Return whether the cached continuation of `parent` differs after `agreed` tokens.
+
+    Args:
+        nearest: a child of which so many tokens agree, if known.
+    """
     if agreed == 0:
         return MissKind.DIFFERENCE if parent.children else MissKind.END
+    if nearest is not None and len(nearest.tokens) > agreed:
+        return MissKind.DIFFERENCE
     same = takewhile(lambda found: found[1] == agreed, parent.alike(tokens))
     longer = any(len(child.tokens) > agreed for child, _ in same)
     return MissKind.DIFFERENCE if longer else MissKind.END

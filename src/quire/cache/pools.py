@@ -10,7 +10,7 @@ import numpy as np
 
 from quire.cache.blocks import PoolKey, Resize
 from quire.cache.formats.base import LayerShape, LayerStore
-from quire.cache.formats.paging import ANY_ROOM, Room
+from quire.cache.formats.paging import ANY_ROOM, Room, block_rows
 from quire.cache.formats.registry import block_bytes, make_index_store, make_store, store_type
 from quire.cache.specs import KVGroup, recurrent_groups, stored_groups
 from quire.cache.states import StatePool
@@ -83,7 +83,14 @@ class KVPool:
 
     def copies(self, sources: Ints, targets: Ints) -> list[RowCopies]:
         """Return the rows to copy for blocks `targets` to become copies of `sources`."""
-        return [store.copies(sources, targets) for store in self._stores()]
+        by_heads: dict[int, list[mx.array]] = {}
+        for store in self._stores():
+            for arrays in store.block_arrays:
+                by_heads.setdefault(store.shape.kv_heads, []).extend(arrays)
+        return [
+            RowCopies(arrays, block_rows(sources, heads), block_rows(targets, heads))
+            for heads, arrays in by_heads.items()
+        ]
 
     def _stores(self) -> list[LayerStore]:
         return [*self.layers.values(), *self.indexes.values()]

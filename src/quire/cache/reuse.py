@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import compress, count
+from operator import ne
 
 from quire.cache.blocks import Block
 
@@ -20,6 +22,10 @@ class MissKind(StrEnum):
     BEING_WRITTEN = "still being written"  # by a neighbour that has not shared it yet
     DISABLED = "off"
     EVERY_TOKEN_NEEDED = "every token is computed"  # by the request's task
+
+
+_ONE_BY_ONE = 64
+"""Most items of which the first that differs is found in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +68,14 @@ class Match:
 def common_length(a: Seq[int], b: Seq[int]) -> int:
     """Return how many leading items agree. Most sequences part within their first items."""
     most = min(len(a), len(b))
-    low, high = 0, min(1, most)
+    low, high = 0, min(_ONE_BY_ONE, most)
     while low < high and a[low:high] == b[low:high]:
         low, high = high, min(2 * high, most)
-    while low < high - 1:
+    while high - low > _ONE_BY_ONE:
         middle = (low + high) // 2
         if a[low:middle] == b[low:middle]:
             low = middle
         else:
             high = middle
-    return low
+    differs = map(ne, a[low:high], b[low:high])
+    return next(compress(count(low), differs), high)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -160,9 +160,13 @@ class AttentionSpec(KVSpec):
     def first_visible(self, position: int) -> int:
         """Return the first key that a query at `position` sees."""
 
+    def first_visible_of(self, positions: Sequence[int]) -> list[int]:
+        """Return `first_visible` of few queries."""
+        return [self.first_visible(position) for position in positions]
+
     @abstractmethod
     def first_visible_each(self, positions: Ints) -> Ints:
-        """Return `first_visible` of several queries."""
+        """Return `first_visible` of many queries."""
 
     def first_needed(self, length: int) -> int:
         return self.first_visible(length)
@@ -188,6 +192,9 @@ class FullKV(AttentionSpec):
 
     def first_visible(self, position: int) -> int:
         return 0
+
+    def first_visible_of(self, positions: Sequence[int]) -> list[int]:
+        return [0] * len(positions)
 
     def first_visible_each(self, positions: Ints) -> Ints:
         return np.zeros_like(positions)

@@ -96,12 +96,13 @@ def clamped(given: Mapping[str, float]) -> dict[str, Any]:
     for name, value in given.items():
         if not is_within_limits(name, value):
             raise _refused(name, allowed(name), value)
-    return {name: max(value, _least(name)) for name, value in given.items()}
+    return {name: max(value, _LEAST[name]) for name, value in given.items()}
 
 
-def _least(name: str) -> float:
-    least, lowest = BOUNDS[name].least, BOUNDS[name].lowest
-    return lowest if least is None else least
+_LEAST = {
+    name: bounds.lowest if bounds.least is None else bounds.least for name, bounds in BOUNDS.items()
+}
+"""The smallest value of each parameter that the sampler takes."""
 
 
 def allowed(name: str) -> str:
@@ -131,7 +132,7 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
         RequestError: a value is not allowed; the message names the field and its allowed values.
     """
     for name, bounds in BOUNDS.items():
-        value, least = getattr(params, name), _least(name)
+        value, least = getattr(params, name), _LEAST[name]
         if not least <= value <= bounds.highest:
             raise _refused(name, _range(name, least), value)
     if params.logprobs is not None and not 0 <= params.logprobs <= MAX_LOGPROBS:

@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from quire.attention.backend import AttentionUse, Scoring
-from quire.attention.step import Attention, preferred_order
+from quire.attention.step import Attention, in_preferred_order
 from quire.core.kv_format import KVFormat
 from quire.device.device import current_device
 from quire.device.dtypes import int32, noting
@@ -357,6 +357,4 @@ def _in_row_order(sequences: Iterable[ScheduledSequence], size: int) -> list[Sch
             last = each.format
             own = by_format.setdefault(last, [])
         own.append(each)
-    for own in by_format.values():
-        own.sort(key=lambda each: preferred_order(each.start, each.count, size))
-    return [each for own in by_format.values() for each in own]
+    return [each for own in by_format.values() for each in in_preferred_order(own, size)]

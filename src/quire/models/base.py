@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import mlx.core as mx
@@ -377,7 +378,7 @@ class LanguageModel(Module):
         """
         raise NotImplementedError
 
-    @property
+    @cached_property
     def bidirectional(self) -> bool:
         """Whether tokens see those after them: the model embeds texts, and generates none."""
         return any(spec.uncached is not None for spec in self.layout)

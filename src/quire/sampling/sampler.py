@@ -12,9 +12,10 @@ depend on the other rows; sums whose order a backend may choose by the number of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from enum import Enum
+from functools import lru_cache
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -45,8 +46,12 @@ def sample(logits: mx.array, rows: Sequence[RowSampling], *, moved: Moved | None
             `quire.core.sampling_params.check_sampling`.
         moved: by how much the rows' positions are less. `may_move` must be true of the rows.
     """
-    adjusted = adjust(logits, rows)
-    tokens = _choose(adjusted, rows, moved)
+    traits = _traits_of(rows)
+    changed = [
+        row for row, own in zip(rows, traits, strict=True) if own.adjusted or row.mask is not None
+    ]
+    adjusted = adjust(logits, rows) if changed else logits
+    tokens = _choose(adjusted, rows, traits, moved=moved)
     if [row for row in rows if row.params.logprobs is not None]:
         return _with_logprobs(logits, tokens, rows)
     return Sampled(tokens)
@@ -54,16 +59,7 @@ def sample(logits: mx.array, rows: Sequence[RowSampling], *, moved: Moved | None
 
 def may_move(rows: Sequence[RowSampling]) -> bool:
     """Return whether the rows' positions may be known to the device only."""
-    return all(is_greedy(params) or _kernels_draw(params) for params in _params_of(rows))
-
-
-def _params_of(rows: Sequence[RowSampling]) -> list[SamplingParams]:
-    """Return the parameters of rows; those that neighbours share, such as a sequence's, once."""
-    found: list[SamplingParams] = []
-    for row in rows:
-        if not found or row.params is not found[-1]:
-            found.append(row.params)
-    return found
+    return all(own.by_kernels == _KERNEL for own in _traits_of(rows))
 
 
 class _Means(Enum):
@@ -92,78 +88,119 @@ _KNOWN_TO_KERNELS = ADJUSTED | {
     "logprobs",  # of the model's own logits
     "xtc_threshold",  # without effect unless xtc_probability is set
 }
-_UNKNOWN_TO_KERNELS = {
-    each.name: each.default for each in fields(SamplingParams) if each.name not in _KNOWN_TO_KERNELS
-}
-"""Parameters that `Draw` has no place for, with the values that turn them off. A new parameter is
-one of them, so that no kernel draws a row without it.
+_OFF = {each.name: each.default for each in fields(SamplingParams)}
+"""The values that turn parameters off."""
+_UNKNOWN_TO_KERNELS = _OFF.keys() - _KNOWN_TO_KERNELS
+"""Parameters that `Draw` has no place for. A new parameter is one of them, so that no kernel draws
+a row without it.
 """
 
 
-def _choose(logits: mx.array, rows: Sequence[RowSampling], moved: Moved | None) -> mx.array:
+class _Traits(NamedTuple):
+    """What parameters say of how rows are sampled, whatever their position.
+
+    Attributes:
+        greedy: see `is_greedy`.
+        adjusted: whether `adjust` changes logits, by parameters and not by a mask.
+        by_kernels, by_operations: how a token is chosen on a device whose kernels draw, and on
+            another.
+    """
+
+    greedy: bool
+    adjusted: bool
+    by_kernels: _Way
+    by_operations: _Way
+
+
+@lru_cache(maxsize=1024)
+def _traits(params: SamplingParams) -> _Traits:
+    greedy = is_greedy(params)
+    operations = _BEST if greedy else _Way(_Means.OPERATIONS, _candidates(params))
+    drawn = greedy or _are_off(params, _UNKNOWN_TO_KERNELS)
+    return _Traits(
+        greedy,
+        adjusted=not _are_off(params, ADJUSTED),
+        by_kernels=_KERNEL if drawn else operations,
+        by_operations=operations,
+    )
+
+
+def _traits_of(rows: Sequence[RowSampling]) -> list[_Traits]:
+    """Return the traits of each row. Those of parameters that neighbours share are found once."""
+    found: list[_Traits] = []
+    params: SamplingParams | None = None
+    for row in rows:
+        if row.params is not params:  # their hash takes a while
+            params, own = row.params, _traits(row.params)
+        found.append(own)
+    return found
+
+
+def _are_off(params: SamplingParams, names: Iterable[str]) -> bool:
+    return all(getattr(params, name) == _OFF[name] for name in names)
+
+
+def _choose(
+    logits: mx.array, rows: Sequence[RowSampling], traits: Sequence[_Traits], moved: Moved | None
+) -> mx.array:
     """Return each row's token, int32 `[R]`."""
     operations = current_device().operations
-    if moved is not None and operations.draws and not all(map(is_greedy, _params_of(rows))):
+    if moved is not None and operations.draws and not all(own.greedy for own in traits):
         choices = [
-            [_draw_of(row._replace(position=row.position - n)) for n in range(most + 1)]
-            for row, most in zip(rows, moved.most, strict=True)
+            [_draw_of(row._replace(position=row.position - n), own) for n in range(most + 1)]
+            for row, own, most in zip(rows, traits, moved.most, strict=True)
         ]
         return operations.draw_moved(logits, choices, moved.rows)
     ways: dict[_Way, list[int]] = {}
-    params, way = rows[0].params, _way_of(rows[0].params)
-    members = ways[way] = []
-    for i, row in enumerate(rows):
-        if row.params is not params:
-            params, known = row.params, way
-            if (way := _way_of(params)) is not known:  # its hash takes a while
-                members = ways.setdefault(way, [])
+    known, members = None, list[int]()
+    for i, own in enumerate(traits):
+        way = own.by_kernels if operations.draws else own.by_operations
+        if way is not known:  # its hash takes a while
+            known, members = way, ways.setdefault(way, [])
         members.append(i)
     if len(ways) == 1:
-        return _by(next(iter(ways)), logits, rows, moved=moved)
+        return _by(next(iter(ways)), logits, rows, traits=traits, moved=moved)
     tokens = operations.best(logits)
     for way, members in ways.items():
         if way != _BEST:
-            where = mx.array(members)
+            where, some = mx.array(members), [rows[i] for i in members]
             of_some = moved and Moved(moved.rows[where], [moved.most[i] for i in members])
-            tokens[where] = _by(way, logits[where], [rows[i] for i in members], moved=of_some)
+            own_traits = [traits[i] for i in members]
+            tokens[where] = _by(way, logits[where], some, traits=own_traits, moved=of_some)
     return tokens
 
 
-def _way_of(params: SamplingParams) -> _Way:
-    greedy = is_greedy(params)
-    if current_device().operations.draws and (greedy or _kernels_draw(params)):
-        return _KERNEL
-    return _BEST if greedy else _Way(_Means.OPERATIONS, _candidates(params))
-
-
-def _kernels_draw(params: SamplingParams) -> bool:
-    """Return whether `Draw` has a place for all that a row asks for."""
-    return all(getattr(params, name) == off for name, off in _UNKNOWN_TO_KERNELS.items())
-
-
-def _by(way: _Way, logits: mx.array, rows: Sequence[RowSampling], moved: Moved | None) -> mx.array:
+def _by(
+    way: _Way,
+    logits: mx.array,
+    rows: Sequence[RowSampling],
+    traits: Sequence[_Traits],
+    moved: Moved | None,
+) -> mx.array:
     operations = current_device().operations
     match way.means:
         case _Means.BEST:
             return operations.best(logits)
         case _Means.KERNEL:
-            return operations.draw(logits, [_draw_of(row) for row in rows])
+            pairs = zip(rows, traits, strict=True)
+            draws = [GREEDY if own.greedy else _draw_of(row, own) for row, own in pairs]
+            return operations.draw(logits, draws)
         case _Means.OPERATIONS:
             return _draw(logits, rows, way.candidates, moved=moved)
 
 
-def _draw_of(row: RowSampling) -> Draw:
+def _draw_of(row: RowSampling, traits: _Traits) -> Draw:
     """Return what a kernel must know to draw a row's token."""
-    params = row.params
-    if is_greedy(params):
+    if traits.greedy:
         return GREEDY
+    params = row.params
     block, inside = uniforms(params.seed, row.position)
     return Draw(
         temperature=params.temperature,
         min_p=params.min_p,
         top_k=params.top_k,
         top_p=params.top_p,
-        candidates=_candidates(params),
+        candidates=traits.by_operations.candidates,
         block=block,
         inside=inside,
     )

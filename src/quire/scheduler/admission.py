@@ -124,7 +124,8 @@ class Admission:
         """Move waiting sequences to `prompts`, in fair order, while memory allows."""
         passed: Counter[str] = Counter()
         looked_up = 0
-        while len(self.running) < self._config.max_sequences and len(prompts) < max(1, budget):
+        places = self._config.max_sequences
+        while self.waiting and len(self.running) < places and len(prompts) < max(1, budget):
             sequence = self.fairness.next(self.waiting, passed)
             if sequence is None:
                 break

@@ -49,8 +49,8 @@ class BlockTables:
         if fresh is None:
             self._manager.release_all([*shared, *sources])
             return False
-        for group in self._groups:
-            blocks = fresh[PoolKey(group.index, format)]
+        own = [blocks for key, blocks in fresh.items() if not key.tail]
+        for group, blocks in zip(self._groups, own, strict=True):
             source = match.partial.get(group.index) or match.snapshots.get(group.index)
             if source is not None:
                 held.copies.append((source, blocks[0]))

@@ -27,6 +27,9 @@ class WaitingQueue:
     def __len__(self) -> int:
         return sum(map(len, self._of.values()))
 
+    def __bool__(self) -> bool:
+        return bool(self._of)
+
     def __iter__(self) -> Iterator[Sequence]:
         return chain.from_iterable(self._of.values())
 
@@ -49,8 +52,11 @@ class WaitingQueue:
 
     def heads(self, passed: Mapping[str, int]) -> list[Sequence]:
         """Return the next sequence of each key, after skipping as many as were passed over."""
-        queues = ((queue, passed.get(caller, 0)) for caller, queue in self._of.items())
-        return [queue[index] for queue, index in queues if index < len(queue)]
+        return [
+            queue[index]
+            for caller, queue in self._of.items()
+            if (index := passed.get(caller, 0)) < len(queue)
+        ]
 
 
 class Fairness:

@@ -29,11 +29,14 @@ class Limits:
 
     def check(
         self, request: Request, format: KVFormat, cross_media: tuple[CrossMedia, ...] = ()
-    ) -> None:
+    ) -> int:
         """Refuse a request that would not fit even with all the memory.
 
         Args:
             cross_media: the media that its tokens attend to through cross-attention layers.
+
+        Returns:
+            The most tokens that its sequence may have.
 
         Raises:
             RequestError: it would not fit; the message names the limit.
@@ -46,13 +49,13 @@ class Limits:
         first = int(request.task.samples)  # room for the first token that is generated
         if length + first > self.max_context:
             raise ContextOverflow(length, self.max_context, param="prompt")
-        item = largest_item(request)
-        room = self.context(format, item, cross_media)
+        room = self.context(format, _largest_item(request), cross_media)
         if length + first > room:
             because = (
                 f"The server's KV cache, {self._manager.capacity.budget} bytes, holds no more."
             )
             raise ContextOverflow(length, room, param="prompt", because=because)
+        return room
 
     def context(
         self, format: KVFormat, item: int = 0, cross_media: tuple[CrossMedia, ...] = ()
@@ -96,6 +99,6 @@ class Limits:
         return self._manager.capacity.bytes_of(blocks_by_pool(self._groups, format, count))
 
 
-def largest_item(request: Request) -> int:
+def _largest_item(request: Request) -> int:
     """Return the tokens of a request's largest item whose rows see each other; 0 without one."""
     return max((each.item.tokens for each in request.media if each.item.bidirectional), default=0)

@@ -194,11 +194,10 @@ class Planner:
         self.admission.admit(prompts, plan, budget)
         prompts = self.admission.fairness.ordered(prompts)
         generating = sum([rows.count for rows in plan])  # some may have given up their places
-        seconds = self._prefill_budget.seconds(generating, count)
-        encoding, spent_s = self._plan_encoding(prompts, seconds)
+        encoding, spent_s = self._plan_encoding(prompts, generating, count)
         prompts = [sequence for sequence in prompts if self._readable(sequence)]
         budget = self._prefill_budget.beside_encoders(budget, spent_s)
-        format = _one_format([*prompts, *(rows.sequence for rows in plan)]) if prompts else None
+        format = _one_format([*prompts, *[rows.sequence for rows in plan]]) if prompts else None
         graphs = GraphRows()
         if format is not None:
             graphs = self._graph_rows(format, any(map(_reads_media, prompts)))
@@ -292,14 +291,19 @@ class Planner:
         return rows.count
 
     def _plan_encoding(
-        self, prompts: list[Sequence], seconds: float
+        self, prompts: list[Sequence], generating: int, count: int
     ) -> tuple[list[EncoderWork], float]:
-        """Plan encoder work for `seconds`; return it with its expected time.
+        """Plan encoder work for a step's prompts; return it with its expected time.
 
-        Half of the time is reserved for prompts that can be read meanwhile.
+        Half of the step's time for prompts is reserved for those that can be read meanwhile.
+
+        Args:
+            generating: rows of the step that generate.
+            count: number of waiting prompts, started or not.
         """
         if not self.encodings.update_needs(self.admission.running):
             return [], 0.0
+        seconds = self._prefill_budget.seconds(generating, count)
         if any(self._readable(sequence) for sequence in prompts):
             seconds /= 2
         return self.encodings.plan(self.admission.running, seconds)

@@ -295,6 +295,8 @@ class PrefillBudget:
         Args:
             spent_s: seconds that the encoders take.
         """
+        if not spent_s:
+            return tokens
         half = tokens // 2
         table = self.times.prompts(0)
         whole_s, half_s = table.seconds(tokens), table.seconds(max(1, half))

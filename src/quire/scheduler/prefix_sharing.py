@@ -182,16 +182,19 @@ class PrefixSharing:
         miss, parting = match.miss, match.reached
         if miss is None or miss.kind not in _NOT_FOUND:
             return miss, parting
-        least = parting if miss.token is None else min(parting, miss.token)
-        head = sequence.progress.content[:least]
-        for other in running:
-            if other.progress.content[:least] != head:
-                continue  # most neighbours part here: counting what agrees would take longer
-            agreed = _agreement(sequence, other)
-            if agreed > parting:
-                miss, parting = ReuseMiss(MissKind.BEING_WRITTEN, match.length), agreed
-            elif agreed == miss.token and agreed < len(other.progress.content):
-                miss = ReuseMiss(MissKind.DIFFERENCE, agreed)
+        content = sequence.progress.content
+        # Most neighbours part here: counting what agrees would take longer.
+        head = content[: parting + 1]
+        further = [each for each in running if each.progress.content[: parting + 1] == head]
+        agreed = max([_agreement(sequence, each) for each in further], default=0)
+        if agreed > parting:
+            return ReuseMiss(MissKind.BEING_WRITTEN, match.length), agreed
+        if miss.kind is MissKind.END:
+            head = content[: miss.token]
+            others = [each for each in running if each.progress.content[: miss.token] == head]
+            for each in others:
+                if _agreement(sequence, each) == miss.token < len(each.progress.content):
+                    return ReuseMiss(MissKind.DIFFERENCE, miss.token), parting
         return miss, parting
 
     # -- while it runs -------------------------------------------------------------------------

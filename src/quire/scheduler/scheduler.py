@@ -26,7 +26,7 @@ from quire.scheduler.draft_lengths import EveryDraft
 from quire.scheduler.drafting import Drafting
 from quire.scheduler.drafts import Draft, Foreseen
 from quire.scheduler.fairness import WaitingQueue
-from quire.scheduler.limits import Limits, largest_item
+from quire.scheduler.limits import Limits
 from quire.scheduler.plan import GraphRows, SampledTokens, StepPlan, StepResult
 from quire.scheduler.planner import Planner
 from quire.scheduler.prefill_budget import PrefillBudget
@@ -155,14 +155,14 @@ class Scheduler:
             RequestError: the request could never be served; nothing was queued.
         """
         parts = parts or SequenceParts()
-        self.limits.check(request, format, parts.cross_media)
+        context = self.limits.check(request, format, parts.cross_media)
         if request.id in self._by_id:
             raise RequestError(f"id: {request.id!r} is already being served", param="id")
         format = self._formats.setdefault(format, format)
         identity = self._identity(format, request.cache_salt)
         sequence = Sequence(request, format, identity=identity, number=self._arrived, parts=parts)
         self._arrived += 1
-        sequence.max_context = self.limits.context(format, largest_item(request), parts.cross_media)
+        sequence.max_context = context
         if sequence.drafting is not None:
             sequence.drafting.may_follow = self._planner.may_follow(sequence)
         sequence.arrived = self._clock()

@@ -240,6 +240,7 @@ class Sequence:
         max_context: the most tokens it may have, by the model and by the KV budget in its format.
         arrived: time of arrival, by the scheduler's clock.
         queued_s: seconds from its arrival until it first ran; None before that.
+        level: priority level among all API keys, at least 0; higher is later.
         status: written by the scheduler.
         blocks: written by `BlockTables`.
         prefix: written by `PrefixSharing`.
@@ -267,6 +268,7 @@ class Sequence:
         self.max_context = 0
         self.arrived = 0.0
         self.queued_s: float | None = None
+        self.level = max(0, request.priority)
         self.status = Status.WAITING
         self.progress = Progress(request)
         self.blocks = SequenceBlocks()
@@ -278,11 +280,6 @@ class Sequence:
     @property
     def id(self) -> str:
         return self.request.id
-
-    @property
-    def level(self) -> int:
-        """Priority level among all API keys, at least 0; higher is later."""
-        return max(0, self.request.priority)
 
     @property
     def tokens_left(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import mlx.core as mx
 import numpy as np
@@ -30,6 +30,7 @@ holds a few copies at a time.
 """
 
 
+@cache
 def length_class(blocks: int) -> int:
     """Return the class of a block table's length. Single rows of one class are attended
     together.

@@ -13,7 +13,6 @@ from quire.cache.formats.slots import SlotMapping
 from quire.cache.specs import KVSpec
 from quire.core.arrays import Ints
 from quire.core.kv_format import KVFormat
-from quire.device.cache_operations import RowCopies
 from quire.device.coding import VectorRotation
 
 
@@ -284,12 +283,6 @@ class LayerStore(ABC):
         """Return the (lazy) contents of blocks, for storing elsewhere or copying."""
         rows = block_rows(blocks, self.shape.kv_heads)
         return [array[rows] for arrays in self.block_arrays for array in arrays]
-
-    def copies(self, sources: Ints, targets: Ints) -> RowCopies:
-        """Return the rows to copy for blocks `targets` to become copies of `sources`."""
-        pools = [array for arrays in self.block_arrays for array in arrays]
-        heads = self.shape.kv_heads
-        return RowCopies(pools, block_rows(sources, heads), block_rows(targets, heads))
 
     def restore(self, blocks: Ints, contents: list[mx.array]) -> None:
         """Write contents that `export` returned into blocks."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from tempfile import TemporaryFile
 
 import mlx.core as mx
@@ -37,7 +38,15 @@ ANY_ROOM = Room()
 
 def block_rows(blocks: Ints, rows: int) -> mx.array:
     """Convert block ids `[n]` to array rows `[n * rows]`."""
-    return from_host((blocks[:, None] * rows + np.arange(rows, dtype=np.int32)).reshape(-1))
+    return from_host((blocks[:, None] * rows + first_numbers(rows)).reshape(-1))
+
+
+@cache
+def first_numbers(count: int) -> Ints:
+    """Return 0, 1 and so on, int32 `[count]`, which nobody may change."""
+    numbers = np.arange(count, dtype=np.int32)
+    numbers.flags.writeable = False
+    return numbers
 
 
 def gathered(arrays: list[mx.array], rows: mx.array) -> list[mx.array]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 
 import mlx.core as mx
 import numpy as np
 
-from quire.cache.formats.paging import block_rows
+from quire.cache.formats.paging import block_rows, first_numbers
 from quire.core.arrays import Ints
 from quire.device.coding import ChunkBlocks
 from quire.device.dtypes import from_host
@@ -24,7 +24,7 @@ def head_rows(blocks: Ints, kv_heads: int) -> Ints:
     A pool of plain blocks is `[blocks * kv_heads, block_size, head_dim]`: one head of one block is
     contiguous.
     """
-    heads = _heads(kv_heads)[:, None]
+    heads = first_numbers(kv_heads)[:, None]
     return (blocks[..., None, :] * kv_heads + heads).astype(np.int32, copy=False)
 
 
@@ -35,14 +35,6 @@ def _rows_by_head(blocks: Ints, kv_heads: int) -> mx.array:
     heads = range(kv_heads)
     rows = array("i", [block * kv_heads + head for block in blocks.tolist() for head in heads])
     return from_host(np.frombuffer(rows, np.int32).reshape(-1, kv_heads))
-
-
-@cache
-def _heads(count: int) -> Ints:
-    """Return the numbers of heads, int32 `[count]`."""
-    heads = np.arange(count, dtype=np.int32)
-    heads.flags.writeable = False
-    return heads
 
 
 @dataclass(frozen=True)

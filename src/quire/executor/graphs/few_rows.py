@@ -58,7 +58,7 @@ class FewRows:
         own = self._lists.of_group(group, spec, self._size)
         entries, seen = len(self.table), own.first_visible
         self.table += own.block_table
-        self.write(blocks, own.blocks)
+        self.write(blocks, self._lists.blocks(own, self._size))
         self.write(offsets, self._offsets)
         self.write(visible, seen, 2)
         self.write(visible + 1, self._lists.keys, 2)

@@ -15,7 +15,7 @@ from quire.attention.metadata import AttentionMetadata, build_metadata
 from quire.attention.paged import packed
 from quire.attention.paged.tiles import TILE_FIELDS, cut
 from quire.attention.paged.tiling import Tiling
-from quire.attention.rows import row_keys
+from quire.attention.rows import RowLists
 from quire.cache.specs import KVLayout
 from quire.core.arrays import Ints
 from quire.executor.following import Following
@@ -224,10 +224,10 @@ def step_numbers(
     if following is not None or (not (memory.tilings or memory.axes) and serves_few(rows)):
         given = rows, layout, memory
         return _few_numbers(*given, block_size=block_size, tokens=tokens, following=following)
-    keys_of = row_keys(rows)
+    lists = RowLists(rows)
     found = {
         number: build_metadata(
-            number, group.spec.attention, rows, block_size=block_size, keys_of=keys_of
+            number, group.spec.attention, rows, block_size=block_size, lists=lists
         )
         for number, group in enumerate(layout.groups)
         if group.spec.attention is not None

@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from quire.attention.cpu import paged_tables, tables_of_few
+from quire.attention.cpu import plain_tables
 from quire.attention.rows import RowLists
 from quire.cache.pools import Pools
 from quire.cache.specs import KVLayout
@@ -246,11 +246,8 @@ class _SegmentRows:
         self._state_rows: dict[int, mx.array] = {}
         following = inputs.following
         self._move = None if following is None else following.moved
-        self._few: RowLists | None = None
-        with_media = [each for each in inputs.sequences if each.media]
-        if len(inputs.tokens) <= FEW_ROWS and not with_media:
-            behind = 0 if following is None else following.behind
-            self._few = RowLists(inputs.sequences, behind)
+        behind = 0 if following is None else following.behind
+        self._lists = RowLists(inputs.sequences, behind)
 
     def compute(self, segment: Segment, given: list[mx.array]) -> list[mx.array]:
         """Return the outputs of a segment, which writes to the pools.
@@ -273,11 +270,7 @@ class _SegmentRows:
     @cached_property
     def _keys(self) -> mx.array:
         """Each row's own key, the same in each group, int32 `[T]`."""
-        if self._few is None:
-            rows = self._inputs.sequences
-            keys = int32([key for each in rows for key in range(each.start, each.end)])
-        else:
-            keys = int32(self._few.keys)
+        keys = int32(self._lists.keys)
         return keys if self._move is None else self._move(keys, range(len(keys)))
 
     def _state_rows_of(self, group: int) -> mx.array:
@@ -289,13 +282,10 @@ class _SegmentRows:
     def _tables_of(self, group: int) -> Any:
         """Return the tables of a KV group in the extension's form."""
         if group not in self._tables:
-            attention, spec = self._inputs.attention, self._layout.groups[group].spec.attention
-            if self._few is None or spec is None:
-                found = paged_tables(self._ops, attention.metadata(group))
-            else:
-                lists = self._few.of_group(group, spec, attention.block_size)
-                found = tables_of_few(self._ops, self._few, lists, move=self._move)
-            self._tables[group] = found
+            spec = self._layout.groups[group].spec.attention
+            assert spec is not None, "segments attend in groups that attend"
+            own = self._lists.of_group(group, spec, self._inputs.attention.block_size)
+            self._tables[group] = plain_tables(self._ops, self._lists, own, move=self._move)
         return self._tables[group]
 
 
