@@ -100,20 +100,16 @@ class RowLists:
             own: the lists of the KV group.
         """
         if len(self.keys) <= MOST_LISTED:
-            table, parts = own.block_table, zip(own.table_starts, own.first_blocks, strict=False)
-            spans = zip(self._spans, parts, strict=True)
-            return array(
-                "i",
-                [
-                    table[at - first + key // block_size]
-                    for span, (at, first) in spans
-                    for key in span
-                ],
-            )
-        table, starts = ints(own.block_table), ints(own.table_starts)
+            table = own.block_table
+            parts = zip(self._spans, own.table_starts, own.first_blocks, strict=False)
+            blocks = [
+                table[at - first + key // block_size] for span, at, first in parts for key in span
+            ]
+            return array("i", blocks)
         counts = [len(span) for span in self._spans]
-        shifts = np.repeat(starts[:-1] - ints(own.first_blocks), counts)
-        return array("i", table[shifts + ints(self.keys) // block_size].tobytes())
+        shifts = np.repeat(ints(own.table_starts)[:-1] - ints(own.first_blocks), counts)
+        places = shifts + ints(self.keys) // block_size
+        return array("i", ints(own.block_table)[places].tobytes())
 
     def by_row(self, of_sequences: Sequence[int]) -> array[int]:
         """Repeat a number for each sequence, `[S]`, for each of its rows, `[T]`."""

@@ -189,12 +189,12 @@ class PrefixSharing:
         agreed = max([_agreement(sequence, each) for each in further], default=0)
         if agreed > parting:
             return ReuseMiss(MissKind.BEING_WRITTEN, match.length), agreed
-        if miss.kind is MissKind.END:
-            head = content[: miss.token]
-            others = [each for each in running if each.progress.content[: miss.token] == head]
+        if miss.kind is MissKind.END and miss.token == parting:
+            head = content[:parting]
+            others = [each for each in running if each.progress.content[:parting] == head]
             for each in others:
-                if _agreement(sequence, each) == miss.token < len(each.progress.content):
-                    return ReuseMiss(MissKind.DIFFERENCE, miss.token), parting
+                if _agreement(sequence, each) == parting < len(each.progress.content):
+                    return ReuseMiss(MissKind.DIFFERENCE, parting), parting
         return miss, parting
 
     # -- while it runs -------------------------------------------------------------------------
