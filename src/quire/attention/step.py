@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 from itertools import groupby
 from operator import attrgetter
-from typing import TypeVar
 
 import mlx.core as mx
 import numpy as np
@@ -24,8 +23,7 @@ from quire.attention.bidirectional import BidirectionalRows
 from quire.attention.choice import IndexerTopK, choice_needed
 from quire.attention.cross import CrossRows, build_cross
 from quire.attention.metadata import AttentionMetadata, build_metadata
-from quire.attention.reference.cuts import length_class
-from quire.attention.rows import AttentionRows, RowLists
+from quire.attention.rows import RowLists
 from quire.cache.formats.base import LayerStore, WrittenBlocks
 from quire.cache.formats.slots import SlotMapping
 from quire.cache.pools import KVPool, Pools
@@ -38,9 +36,6 @@ _CaseKey = tuple[bool, int, mx.Dtype, bool, bool, bool, int]
 """Traits that differ between layers with the same rows: packed, heads, type, cap, sinks, keys in no
 block, and the number of keys that an indexer chooses (0 without one).
 """
-
-
-Rows = TypeVar("Rows", bound=AttentionRows)
 
 
 @dataclass(slots=True)
@@ -438,16 +433,3 @@ class StepAttention:
 def _stand_in(*shape: int, dtype: mx.Dtype) -> mx.array:
     """Return an array in the place of queries, whose numbers nobody reads."""
     return mx.zeros(shape, dtype)
-
-
-def in_preferred_order(rows: Sequence[Rows], block_size: int) -> list[Rows]:
-    """Sort the sequences of a step: single rows first, similar block table lengths together.
-
-    Any order is correct. This one gives backends few batches.
-    """
-    single = [each for each in rows if each.count == 1]
-    classes = [length_class((each.start + 1) // block_size + 1) for each in single]
-    if len(set(classes)) > 1:
-        order = sorted(range(len(single)), key=classes.__getitem__)
-        single = [single[number] for number in order]
-    return single + [each for each in rows if each.count > 1]

@@ -109,17 +109,13 @@ class Node:
         def agreeing(place: int) -> int:
             return common_length(ordered[place][0], tokens) if place in nearby else 0
 
-        before, behind = at - 1, at
-        common_before, common_behind = agreeing(before), agreeing(behind)
-        while common_before or common_behind:
-            if common_behind >= common_before:
-                yield self.children[ordered[behind][1]], common_behind
-                behind += 1
-                common_behind = agreeing(behind)
-            else:
-                yield self.children[ordered[before][1]], common_before
-                before -= 1
-                common_before = agreeing(before)
+        places = [at, at - 1]  # the next on either side
+        common = [agreeing(place) for place in places]
+        while any(common):
+            side = int(common[1] > common[0])
+            yield self.children[ordered[places[side]][1]], common[side]
+            places[side] += 1 - 2 * side
+            common[side] = agreeing(places[side])
 
 
 class PrefixIndex:
@@ -170,7 +166,7 @@ class PrefixIndex:
         end = None
         if not found_all:
             nearest = last if usable == agreed else None
-            end = ReuseMiss(_why_it_ends(parent, tail, agreed, nearest), at + agreed)
+            end = ReuseMiss(_why_it_ends(parent, tail, agreed, nearest=nearest), at + agreed)
         length, miss = reached, end
         if partial and usable < agreed:
             length, miss = at + usable, _NO_SNAPSHOT if self._recurrent else _EVICTED
@@ -442,10 +438,8 @@ def _descend(node: Node, keys: Seq[bytes]) -> list[Node]:
 def _why_it_ends(
     parent: Node, tokens: tuple[int, ...], agreed: int, nearest: Node | None
 ) -> MissKind:
-    """Return whether the cached continuation of `parent` differs after `agreed` tokens.
-
-    Args:
-        nearest: a child of which so many tokens agree, if known.
+    """Return whether the cached continuation of `parent` differs after `agreed` tokens; `nearest`
+    is a child that has these, if known.
     """
     if agreed == 0:
         return MissKind.DIFFERENCE if parent.children else MissKind.END

@@ -12,7 +12,8 @@ import mlx.core as mx
 import numpy as np
 
 from quire.attention.backend import AttentionUse, Scoring
-from quire.attention.step import Attention, in_preferred_order
+from quire.attention.reference.cuts import in_preferred_order
+from quire.attention.step import Attention
 from quire.core.kv_format import KVFormat
 from quire.device.device import current_device
 from quire.device.dtypes import int32, noting

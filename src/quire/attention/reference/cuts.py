@@ -7,15 +7,17 @@ block listed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import TypeVar
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
 from quire.attention.metadata import AttentionMetadata
+from quire.attention.rows import AttentionRows
 from quire.cache.formats.slots import head_rows
 from quire.core.arrays import Ints
 from quire.device.device import current_device
@@ -30,12 +32,28 @@ holds a few copies at a time.
 """
 
 
+Rows = TypeVar("Rows", bound=AttentionRows)
+
+
 @cache
 def length_class(blocks: int) -> int:
     """Return the class of a block table's length. Single rows of one class are attended
     together.
     """
     return max(blocks, _SHORT_TABLE).bit_length()
+
+
+def in_preferred_order(rows: Sequence[Rows], block_size: int) -> list[Rows]:
+    """Sort the sequences of a step: single rows first, similar block table lengths together.
+
+    Any order is correct. This one gives backends few batches.
+    """
+    single = [each for each in rows if each.count == 1]
+    classes = [length_class((each.start + 1) // block_size + 1) for each in single]
+    if len(set(classes)) > 1:
+        order = sorted(range(len(single)), key=classes.__getitem__)
+        single = [single[number] for number in order]
+    return single + [each for each in rows if each.count > 1]
 
 
 def _bias(first: Ints, last: Ints, start: int, end: int) -> mx.array:
