@@ -179,7 +179,7 @@ class Planner:
 
     def _plan_prompts(self, plan: list[PlannedRows]) -> list[EncoderWork]:
         """Plan prompt chunks, and encoder work for them and for later chunks."""
-        # A sequence that resumes after pre-emption reads its own answer like a prompt. One with
+        # A sequence that resumes after preemption reads its own answer like a prompt. One with
         # a single token to go was planned as a generating row.
         planned = {rows.sequence for rows in plan}
         others = [each for each in self.admission.running if each not in planned]

@@ -53,7 +53,7 @@ class LoopDetector(Protocol):
 class Status(Enum):
     """The state of a request in the scheduler."""
 
-    WAITING = "waiting"  # holds no blocks: new, or pre-empted
+    WAITING = "waiting"  # holds no blocks: new, or preempted
     RUNNING = "running"  # holds blocks
     FINISHED = "finished"
 
