@@ -20,6 +20,7 @@ from quire.cache.formats.registry import make_store
 from quire.cache.specs import AttentionSpec, FullKV, WindowKV
 from quire.core.kv_format import KVFormat
 from tests.attention.rows import HandRows
+from tests.device.cuda.cards import H200
 from tests.support import emulated_metal
 from tests.support.emulated_cuda import emulate
 from tests.support.emulated_metal import why_not
@@ -77,6 +78,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> TokensBackend:
     monkeypatch.setattr(cuda, "cuda_kernel", emulate)
     portable = Target(METAL.name, METAL.positions, METAL.types, emulated_metal.emulate)
     monkeypatch.setattr(tokens, "CUDA", portable)
+    monkeypatch.setattr(tokens, "card", lambda: H200)
     monkeypatch.setitem(check._TOLERANCE, mx.bfloat16, 6e-3)
     for made in (tokens._kernel, cuda._attend_kernel, decoding._kernel):
         made.cache_clear()
