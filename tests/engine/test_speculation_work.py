@@ -7,6 +7,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from quire.engine.engine import Engine
 from quire.engine.factory import open_engine
 from quire.scheduler.draft_lengths import Candidate, WorthwhileDrafts
 
+_SEEDS = count()
+"""No two requests have equal parameters, which would be compared at each step."""
 _TOKENS, _FROM = 128, 16
 """Tokens of each answer, and the first step whose calls are counted, once all have begun."""
 
@@ -48,7 +51,7 @@ def _calls(
     """Return the calls of Python's functions in a step, and of C's, on average."""
     for number in range(streams):
         prompt = tuple(range(10 + number, 40 + number))
-        sampling = SamplingParams(temperature=temperature, seed=number)
+        sampling = SamplingParams(temperature=temperature, seed=next(_SEEDS))
         engine.add(
             Request(f"{mode} {number}", prompt, sampling, max_tokens=_TOKENS, speculation=mode)
         )
@@ -57,14 +60,14 @@ def _calls(
     calls = Counter[str]()
     ended = False
 
-    def count(frame: object, event: str, argument: object) -> None:
+    def note(frame: object, event: str, argument: object) -> None:
         calls[event] += 1
 
     while engine.has_work:
         steps += len(begun) == streams
         counts = steps >= _FROM and not ended
         counted += counts
-        sys.setprofile(count if counts else None)
+        sys.setprofile(note if counts else None)
         outputs = engine.step()
         sys.setprofile(None)
         engine.flush()
@@ -75,7 +78,7 @@ def _calls(
 
 
 @pytest.mark.parametrize("streams", [8, pytest.param(32, marks=pytest.mark.slow)])
-def test_drafters_that_have_nothing_add_a_hundredth_of_calls(
+def test_drafters_that_have_nothing_add_a_few_calls(
     streams: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("quire.engine.engine.WorthwhileDrafts", _Never)
@@ -84,7 +87,7 @@ def test_drafters_that_have_nothing_add_a_hundredth_of_calls(
     off, off_c = _calls(engine, streams, "off")
     auto, auto_c = _calls(engine, streams, "auto")
     engine.close()
-    assert 400 < off < auto < 1.01 * off
+    assert 400 < off < auto < off + 8
     assert off_c < auto_c < 1.03 * off_c  # most are of the index of each answer's n-grams
 
 

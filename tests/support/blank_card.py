@@ -13,6 +13,8 @@ import mlx.core as mx
 import psutil
 import pytest
 
+from quire.attention.paged import backend, prompts, tokens
+from quire.attention.paged import packed as coded
 from quire.device import device, verified
 from quire.device.cuda import packed
 from quire.device.cuda.compiled import CompiledKernel
@@ -24,6 +26,7 @@ from tests.device.cuda.cards import H200
 from tests.support.compiled_kernels import Needed
 from tests.support.emulated_card import emulate_boxes
 
+_ATTENDING = backend, coded, prompts, tokens
 _FOUND = {
     Check.PRODUCTS_AGREE,
     Check.ATTENTION_AGREES,
@@ -67,7 +70,7 @@ def open_blank_card(patch: pytest.MonkeyPatch, needed: Needed) -> None:
     known = set[Verification]()
     patch.setattr(VerifiedKernels, "holds", lambda _, own: own.check in _FOUND or own in known)
     patch.setattr(VerifiedKernels, "add", lambda _, own: known.add(own))
-    for module in (graph_cache, packed, encoders):
+    for module in (graph_cache, packed, encoders, *_ATTENDING):
         patch.setattr(module, "card", lambda: H200)
     for module in (graph_cache, formats, encoders):
         patch.setattr(module, "compiler", lambda: _Compiler(needed))

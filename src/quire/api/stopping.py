@@ -137,10 +137,8 @@ class StoppingServer(uvicorn.Server):
         await super().main_loop()
 
     def _on_signal(self, number: signal.Signals) -> None:
-        if not self.started:
-            self._stopped_at_start = (
-                True  # a start that is started is finished, so that all is undone
-            )
+        if not self.started:  # the start is finished first, so that all of it is undone
+            self._stopped_at_start = True
             return
         if self.should_exit:
             if number != signal.SIGHUP:
