@@ -16,7 +16,10 @@ Kernel = Callable[..., list[mx.array]]
 
 
 def problem_of(check: Callable[[], str | None]) -> str | None:
-    """Return the problem that a check reports or raises; None if there is none."""
+    """Return the problem that a check reports or raises; None if there is none.
+
+    Kernels that the check calls are launched, within `compiling_ahead`, too: it reads results.
+    """
     try:
         with launching():
             return check()

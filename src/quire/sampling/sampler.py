@@ -97,7 +97,7 @@ a row without it.
 
 
 class _Traits(NamedTuple):
-    """What parameters say of how rows are sampled, whatever their position.
+    """How rows with some sampling parameters are sampled. It is the same at each position.
 
     Attributes:
         greedy: see `is_greedy`.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from starlette.requests import Request
@@ -71,6 +71,7 @@ class StoredChat:
     messages: Sequence[bytes]
     metadata: Mapping[str, str]
     size: int = field(init=False)
+    running: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         parts = (*self.body, *self.messages, compact(self.metadata))

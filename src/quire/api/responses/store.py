@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from starlette.requests import Request
 
@@ -65,6 +66,7 @@ class Conversation:
     metadata: Mapping[str, str]
     items: Sequence[StoredItem] = ()
     size: int = field(init=False)
+    running: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", len(compact(self.metadata)) + _size(self.items))
@@ -101,7 +103,7 @@ class ResponseStore:
     ) -> None:
         """Store a response, replacing one of the same id."""
         stored = Stored(body, said, output, running=running, background=background)
-        self._entries.put(response_id, stored, unfinished=running)
+        self._entries.put(response_id, stored)
 
     def get(self, response_id: str) -> Stored | None:
         """Return a stored response and mark it as used; None if there is none of this id."""

@@ -18,6 +18,10 @@ class Entry(Protocol):
     def size(self) -> int:
         """Its bytes."""
 
+    @property
+    def running(self) -> bool:
+        """Whether another entry will replace it. It is not evicted before that."""
+
 
 Kind = TypeVar("Kind", bound=Entry)
 
@@ -34,7 +38,6 @@ class Entries:
         self._max_count = max_count
         self._max_bytes = max_bytes
         self._entries: OrderedDict[str, Entry] = OrderedDict()
-        self._unfinished: set[str] = set()
         self.on_put: Callable[[str, Entry], None] = lambda entry_id, entry: None
         self.on_removed: Callable[[str, Entry], None] = lambda entry_id, entry: None
         self.size = 0
@@ -42,22 +45,18 @@ class Entries:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def put(self, entry_id: str, entry: Entry, *, unfinished: bool = False) -> None:
-        """Store an entry, replacing one of the same id. Evict the least recently used.
+    def put(self, entry_id: str, entry: Entry) -> None:
+        """Store an entry, replacing one of the same id. Evict the least recently used that do not
+        run.
 
-        One that is too large is not stored.
-
-        Args:
-            unfinished: whether another entry will replace it. It is not evicted before that.
+        One that is too large is not stored, unless it runs.
         """
         self._remove(entry_id)
         self._entries[entry_id] = entry
-        if unfinished:
-            self._unfinished.add(entry_id)
         self.size += entry.size
         self.on_put(entry_id, entry)
         while len(self._entries) > self._max_count or self.size > self._max_bytes:
-            oldest = next((each for each in self._entries if each not in self._unfinished), None)
+            oldest = next((id for id, each in self._entries.items() if not each.running), None)
             if oldest is None:
                 break
             self._remove(oldest)
@@ -84,7 +83,6 @@ class Entries:
         return found
 
     def _remove(self, entry_id: str) -> None:
-        self._unfinished.discard(entry_id)
         entry = self._entries.pop(entry_id, None)
         if entry is not None:
             self.size -= entry.size

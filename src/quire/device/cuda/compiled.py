@@ -66,9 +66,10 @@ def _calling(*, ahead: bool) -> Iterator[None]:
 
 
 class _Kind(NamedTuple):
-    """What a kernel is compiled for.
+    """Types and sizes that a kernel's source contains; there is one binary for each choice.
 
     Attributes:
+        inputs, outputs: element types.
         ranks: numbers of inputs whose shapes the body reads, and of their dimensions.
         threads: of a thread block.
     """

@@ -146,20 +146,16 @@ class AdapterProjector:
         return Adapter(self, inputs * self.square**2, outputs)
 
 
-class Adapter(Module):
+class Adapter(Layers):
     """Computes an `AdapterProjector`."""
 
     def __init__(self, kind: AdapterProjector, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self._square = kind.square
-        self.linear_1 = nn.Linear(inputs, kind.width, bias=False)
-        self.linear_2 = nn.Linear(kind.width, kind.width, bias=False)
+        first = LayersProjector("gelu", kind.square, width=kind.width, bias=False)
+        super().__init__(first, inputs, kind.width)
         self.linear_3 = nn.Linear(kind.width, outputs, bias=False)
 
-    def __call__(self, x: mx.array) -> mx.array:
-        x = squares(x, self._square).flatten(3).flatten(1, 2)
-        gelu = ACTIVATIONS["gelu"]
-        y: mx.array = self.linear_3(gelu(self.linear_2(gelu(self.linear_1(x)))))
+    def project(self, x: mx.array) -> mx.array:
+        y: mx.array = self.linear_3(ACTIVATIONS["gelu"](super().project(x)))
         return y
 
 
