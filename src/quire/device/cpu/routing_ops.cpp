@@ -9,10 +9,11 @@
 namespace quire {
 namespace {
 
-// The best `k` of `count` numbers by descending value, the first of equal ones first.
+// The best `k` of `count` numbers by descending value, the last of equal ones first: `argpartition` of MLX
+// chooses so on every device.
 void highest_of(const float* x, int count, int k, int32_t* ids, float* best) {
     int found = 0;
-    for (int i = 0; i < count; i++) {
+    for (int i = count - 1; i >= 0; i--) {
         if (found == k && !(x[i] > best[k - 1])) continue;
         int at = found < k ? found++ : k - 1;
         for (; at > 0 && x[i] > best[at - 1]; at--) {
