@@ -24,7 +24,8 @@ from quire.core.request import FinishReason, SamplingParams
 from quire.core.values import Values
 from quire.demo import MODEL_DIR
 from quire.media.kinds import KINDS, Kind, MediaInput
-from quire.media.processors.base import MediaPart, MediaProcessor, Parts, Placeholders
+from quire.media.parts import MediaPart, Parts
+from quire.media.processors.base import MediaProcessor, Placeholders
 from quire.media.source import Detail, FileLimits, MediaLimits, refusal
 from quire.models.base import MediaEncoder
 from quire.models.weights.loader import LoadedModel, open_model

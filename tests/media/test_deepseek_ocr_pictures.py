@@ -13,7 +13,7 @@ import pytest
 
 from quire.core.errors import ModelError, RequestError
 from quire.core.media import MediaItem
-from quire.media.processors import KINDS
+from quire.media.kinds import KINDS
 from quire.media.processors.base import MediaProcessor
 from quire.media.source import Detail
 from tests.media.test_images import encoded

@@ -24,7 +24,7 @@ from PIL.PngImagePlugin import PngInfo
 from quire.core.errors import ModelError, RequestError
 from quire.core.media import MediaItem
 from quire.media.images import decode
-from quire.media.processors import KINDS
+from quire.media.kinds import KINDS
 from quire.media.processors.base import ImageProcessor, MediaProcessor, Placeholders
 from quire.media.processors.gemma4 import BUDGETS, Cutter, Gemma4ImageProcessor, fitted
 from quire.media.source import Detail, FileLimits

@@ -14,7 +14,7 @@ import pytest
 
 from quire.core.errors import ModelError
 from quire.core.media import MediaItem
-from quire.media.processors import KINDS
+from quire.media.kinds import KINDS
 from quire.media.processors.base import MediaProcessor, Placeholders
 from tests.media.test_images import encoded, noise
 

@@ -13,8 +13,9 @@ import pytest
 
 from quire.core.errors import ModelError, RequestError
 from quire.core.media import MediaItem
-from quire.media.processors import KINDS
-from quire.media.processors.base import MediaProcessor, Parts, Placeholders
+from quire.media.kinds import KINDS
+from quire.media.parts import Parts
+from quire.media.processors.base import MediaProcessor, Placeholders
 from tests.media.test_images import encoded, noise
 from tests.media.test_siglip_pictures import pixels
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from quire.core.errors import ModelError, RequestError
-from quire.media.processors.base import MediaProcessor, Parts, Placeholders
+from quire.media.parts import Parts
+from quire.media.processors.base import MediaProcessor, Placeholders
 from quire.serving.placing import MediaPlaces
 from quire.text.template import ChatTemplate
 from tests.media.test_images import encoded, noise

@@ -11,7 +11,7 @@ import pytest
 
 from quire.core.errors import ModelError
 from quire.core.media import CLIP_COLOURS
-from quire.media.processors import KINDS
+from quire.media.kinds import KINDS
 from quire.media.processors.base import MediaProcessor
 from tests.media.test_images import encoded, noise, read
 

@@ -12,7 +12,7 @@ import pytest
 
 from quire.core.errors import ModelError, RequestError
 from quire.core.media import CLIP_COLOURS
-from quire.media.processors import KINDS
+from quire.media.kinds import KINDS
 from quire.media.processors.base import MediaProcessor, Placeholders
 from tests.media.test_images import encoded, noise, read
 

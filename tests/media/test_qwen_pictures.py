@@ -13,7 +13,7 @@ import pytest
 
 from quire.core.errors import ModelError, RequestError
 from quire.core.media import CLIP_COLOURS, EVEN_COLOURS, Colours
-from quire.media.processors import KINDS
+from quire.media.kinds import KINDS
 from quire.media.processors.base import Placeholders
 from quire.media.processors.qwen import (
     ErnieImageProcessor,

@@ -15,7 +15,7 @@ import pytest
 
 from quire.core.errors import ModelError, RequestError
 from quire.core.media import MediaItem
-from quire.media.processors import KINDS
+from quire.media.kinds import KINDS
 from quire.media.processors.base import Placeholders, VideoProcessor
 from quire.media.processors.glm_video import GlmVideoProcessor
 from quire.media.processors.qwen import fitted

@@ -12,7 +12,7 @@ import PIL.Image
 import pytest
 
 from quire.core.errors import ModelError
-from quire.media.processors import KINDS
+from quire.media.kinds import KINDS
 from quire.media.processors.base import MediaProcessor, Placeholders
 from quire.media.processors.siglip import filling, shrunk
 from tests.media.test_images import encoded, noise, read

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.core.errors import ModelError, RequestError
-from quire.media.processors import KINDS, open_processors
+from quire.media.kinds import KINDS, open_processors
 from quire.media.processors.base import Placeholders
 from quire.media.processors.gemma3n import Gemma3nAudioProcessor
 from quire.media.processors.gemma4_audio import Gemma4AudioProcessor, Gemma4UnifiedAudioProcessor

@@ -12,7 +12,8 @@ import pytest
 
 from quire.core.errors import ModelError, RequestError
 from quire.core.media import TOWER_COLOURS, MediaItem
-from quire.media.processors import KINDS, MediaProcessor
+from quire.media.kinds import KINDS
+from quire.media.processors.base import MediaProcessor
 from quire.media.processors.cohere import best_canvas
 from quire.media.processors.llava import LlavaOnevisionVideoProcessor
 from quire.media.video import Frame, VideoInfo

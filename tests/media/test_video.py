@@ -10,8 +10,9 @@ import pytest
 
 from quire.core.errors import RequestError
 from quire.demo import MODEL_DIR
-from quire.media.processors import KINDS
-from quire.media.processors.base import Parts, VideoProcessor
+from quire.media.kinds import KINDS
+from quire.media.parts import Parts
+from quire.media.processors.base import VideoProcessor
 from quire.media.source import FileLimits
 from quire.media.video import VideoInfo
 from tests.media.files import encoded_sound, greys, tone, video

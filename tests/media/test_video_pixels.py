@@ -16,8 +16,9 @@ import numpy.typing as npt
 import pytest
 
 from quire.core.media import CLIP_COLOURS, EVEN_COLOURS, Colours
-from quire.media.processors import KINDS
-from quire.media.processors.base import Parts, VideoProcessor
+from quire.media.kinds import KINDS
+from quire.media.parts import Parts
+from quire.media.processors.base import VideoProcessor
 from quire.media.video import Frame, VideoInfo
 from tests.media.test_images import noise
 from tests.media.test_qwen_videos import ERNIE, GLM, QWEN2, QWEN3

@@ -17,7 +17,7 @@ from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.core.media import CLIP_COLOURS, MediaItem
 from quire.core.request import Request
-from quire.media.processors import KINDS
+from quire.media.kinds import KINDS
 from quire.models.weights.loader import LoadedModel, open_model
 from tests.media.test_images import encoded as file_of
 from tests.media.test_images import noise

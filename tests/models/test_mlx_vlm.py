@@ -22,7 +22,7 @@ from quire.core.errors import ModelError
 from quire.core.kv_format import KVFormat
 from quire.core.media import EVEN_COLOURS, MediaItem
 from quire.core.request import Request
-from quire.media.processors import open_processors
+from quire.media.kinds import open_processors
 from quire.media.source import Detail
 from quire.models.vision.fused import places
 from quire.models.weights.loader import LoadedModel, open_model

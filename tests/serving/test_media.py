@@ -16,8 +16,8 @@ from quire.core.errors import RequestError
 from quire.core.media import MediaItem
 from quire.demo import MODEL_DIR
 from quire.media.fetch import FetchPolicy
-from quire.media.processors import open_processors
-from quire.media.processors.base import MediaPart, Parts
+from quire.media.kinds import open_processors
+from quire.media.parts import MediaPart, Parts
 from quire.media.source import FileLimits, MediaLimits, MediaSource
 from quire.serving.media import MediaLoader, as_template_reads, files_of
 from tests.media.files import greys, tone, video

@@ -11,7 +11,7 @@ import pytest
 from quire.core.errors import ContextOverflow, RequestError
 from quire.demo import MODEL_DIR
 from quire.media.fetch import FetchPolicy
-from quire.media.processors import open_processors
+from quire.media.kinds import open_processors
 from quire.media.source import FileLimits, MediaLimits, MediaSource
 from quire.serving.answer_grammar import AnswerFormat
 from quire.serving.generation import Generation, NeedsJob, Thinking, ToolChoice

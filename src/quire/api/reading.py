@@ -17,7 +17,7 @@ from quire.core.config import ServerConfig
 from quire.core.info import EngineStats, ModelInfo
 from quire.core.messages import ToEngine
 from quire.core.request import Request
-from quire.media.processors.base import FileKey, Parts
+from quire.media.parts import FileKey, Parts
 from quire.serving.assembly import assemble
 from quire.serving.job_messages import Asker
 from quire.serving.model_files import Stamp, check_unchanged

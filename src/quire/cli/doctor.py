@@ -90,7 +90,7 @@ def _program(model: str | None) -> str:
     An encoder's program is for an item of one shape: that of a blank file.
     """
     from quire.device.device import open_device
-    from quire.media.processors import open_processors
+    from quire.media.kinds import open_processors
     from quire.models.weights.loader import open_model
     from quire.program.pieces import at_once
     from quire.program.trace import trace, trace_encoder

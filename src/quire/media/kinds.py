@@ -6,7 +6,7 @@ Protocols, flags, limits and error texts are derived from it. It imports no deco
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
@@ -277,3 +277,14 @@ def kinds_by(protocols: Protocols) -> dict[str, str]:
 def limits_of(given: Mapping[str, Mapping[str, float]]) -> dict[str, MediaLimits]:
     """Return the limits of all kinds, with the operator's values in place of the defaults."""
     return {kind: each.limits_with(given.get(kind, {})) for kind, each in inputs().items()}
+
+
+def open_processors(folder: Path, kinds: Iterable[str]) -> dict[str, MediaProcessor]:
+    """Open the processors of a model folder for these kinds. Kinds that the model does not take are
+    left out.
+
+    Raises:
+        ModelError: a file cannot be read, or holds a value that is not supported.
+    """
+    opened = {kind: KINDS[kind].open(folder) for kind in kinds if kind in KINDS}
+    return {kind: processor for kind, processor in opened.items() if processor is not None}

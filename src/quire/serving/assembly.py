@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from quire.core.config import ServerConfig
 from quire.core.request import SamplingParams
 from quire.media.fetch import FetchPolicy
-from quire.media.kinds import limits_of
-from quire.media.processors import MediaProcessor, open_processors
+from quire.media.kinds import limits_of, open_processors
 from quire.serving.constraints import Constraints
 from quire.serving.interface import EngineClient
 from quire.serving.media import MediaLoader
@@ -27,6 +27,9 @@ from quire.text.dialects import NONE, choose_dialect
 from quire.text.dialects.base import Dialect, vocabulary_of
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from quire.media.processors.base import MediaProcessor
 
 log = logging.getLogger("quire.media")
 

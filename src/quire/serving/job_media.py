@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from quire.core.media import MediaItem, PlacedMedia
-from quire.media.processors import MediaProcessor
-from quire.media.processors.base import FileKey, Parts
+from quire.media.parts import FileKey, Parts
 from quire.serving.generation import Prepared
 from quire.serving.placing import Prompt
+
+if TYPE_CHECKING:
+    from quire.media.processors.base import MediaProcessor
 
 
 class JobMedia:

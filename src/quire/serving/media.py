@@ -7,18 +7,21 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from quire.core.errors import RequestError
 from quire.media.documents import pages
 from quire.media.fetch import FetchPolicy, fetch
 from quire.media.kinds import inputs
-from quire.media.processors import MediaProcessor
-from quire.media.processors.base import Parts, PartStore
+from quire.media.parts import Parts, PartStore
 from quire.media.source import DOCUMENT, Detail, FileLimits, MediaLimits, MediaSource, not_taken
 from quire.serving.job_media import JobMedia
 from quire.serving.messages import Part, ReadPart, SourcePart, TemplateMessage, text_part
 from quire.serving.placing import MediaPlaces
 from quire.serving.tasks import cancel_and_wait
+
+if TYPE_CHECKING:
+    from quire.media.processors.base import MediaProcessor
 
 _FETCHED_AT_ONCE = 4
 

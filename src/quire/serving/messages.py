@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, NotRequired, Required, TypedDict, final
 
-from quire.media.processors.base import Parts
+from quire.media.parts import Parts
 from quire.media.source import MediaSource
 
 JsonObject = dict[str, object]

@@ -6,11 +6,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import TYPE_CHECKING
 
 from quire.core.errors import RequestError
 from quire.core.media import MediaItem, PlacedMedia
-from quire.media.processors import MediaProcessor
-from quire.media.processors.base import Parts
+from quire.media.parts import Parts
+
+if TYPE_CHECKING:
+    from quire.media.processors.base import MediaProcessor
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from quire.media.sound import Samples
+if TYPE_CHECKING:
+    from quire.media.sound import Samples
 
 RATE = 16_000
 """Samples per second that the encoders of all families take."""
@@ -29,7 +29,7 @@ def pieces(samples: Samples) -> Iterator[tuple[int, int]]:
         first = start + int(_SHORTEST_S * RATE)
         loud = samples[first : start + longest]
         loud = loud[: len(loud) // _QUIET * _QUIET].reshape(-1, _QUIET)
-        quietest = int(np.argmin(np.square(loud).sum(axis=1)))
+        quietest = int((loud * loud).sum(axis=1).argmin())
         end = first + quietest * _QUIET + _QUIET // 2
         yield start, end
         start = end

@@ -11,7 +11,7 @@ import binascii
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 from starlette.requests import Request
@@ -24,12 +24,14 @@ from quire.api.shared.schema import DecodingFields
 from quire.core.errors import NotOffered, RequestError
 from quire.core.folder import read_object
 from quire.media.kinds import limits_of
-from quire.media.sound import Samples, decode
 from quire.media.source import MediaSource
 from quire.serving.generation import Generation, NeedsJob, Prepared, Thinking
 from quire.serving.media import files_of
 from quire.serving.messages import SourcePart, TemplateMessage, text_part
 from quire.serving.transcripts import WHISPER, SpeechTask, TranscriptTokens
+
+if TYPE_CHECKING:
+    from quire.media.sound import Samples
 
 _MOST_TOKENS = 448
 """Tokens of one piece's text: about twice what is said in 28 seconds."""
@@ -180,6 +182,9 @@ async def _read(
 
 
 def _decoded(context: Context, fields: TranslationRequest) -> Samples:
+    # Here, since the HTTP side imports this module, and decodes nothing.
+    from quire.media.sound import decode
+
     try:
         data = base64.b64decode(fields.sound, validate=True)
     except (binascii.Error, ValueError) as error:

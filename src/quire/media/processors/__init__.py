@@ -7,11 +7,7 @@ under the `model_type` if their settings name none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from pathlib import Path
-
-from quire.media.kinds import KINDS, Open
-from quire.media.processors.base import MediaProcessor
+from quire.media.kinds import Open
 from quire.media.processors.cohere import CohereImageProcessor
 from quire.media.processors.deepseek import DeepseekImageProcessor, HybridImageProcessor
 from quire.media.processors.deepseek_ocr import OcrImageProcessor
@@ -51,8 +47,6 @@ from quire.media.processors.qwen_video import Qwen3VideoProcessor, QwenVideoProc
 from quire.media.processors.siglip import open_siglip2
 from quire.media.processors.tiles import Gemma3ImageProcessor
 from quire.media.processors.whisper import WhisperAudioProcessor
-
-__all__ = ["KINDS", "MediaProcessor", "open_processors"]
 
 IMAGES: dict[str, Open] = {
     "DeepseekVLImageProcessor": DeepseekImageProcessor.open,
@@ -177,14 +171,3 @@ VIDEOS_BESIDE_PICTURES: dict[str, Open] = {
     "Qwen2VLImageProcessor": open_video_beside_pictures,
     "Qwen2_5_VLImageProcessor": QwenVideoProcessor.open_beside_pictures,
 }
-
-
-def open_processors(folder: Path, kinds: Iterable[str]) -> dict[str, MediaProcessor]:
-    """Open the processors of a model folder for these kinds. Kinds that the model does not take are
-    left out.
-
-    Raises:
-        ModelError: a file cannot be read, or holds a value that is not supported.
-    """
-    opened = {kind: KINDS[kind].open(folder) for kind in kinds if kind in KINDS}
-    return {kind: processor for kind, processor in opened.items() if processor is not None}

@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import PIL.Image
@@ -19,6 +19,7 @@ from quire.core.lru import LruCache
 from quire.core.media import RAW_COLOURS, Colours, MediaItem
 from quire.core.values import Values
 from quire.media import images, sound, video
+from quire.media.parts import FileKey, MediaPart, Parts, PartStore
 from quire.media.source import DEFAULT_LIMITS, Detail, FileLimits, refusal
 
 CACHE_BYTES = 64 << 20
@@ -29,38 +30,6 @@ _BLANK_FRAMES = 8
 
 BILINEAR, BICUBIC = 2, 3
 """Filters of `resample`."""
-
-FileKey = tuple[str, bytes, Detail, bool]
-"""Cache key of a file: kind, digest, detail, and whether a video's sound was read."""
-
-
-@dataclass(frozen=True, slots=True)
-class MediaPart:
-    """One item of a file, with text around it. A video may become one item per frame, with its
-    time.
-
-    Attributes:
-        before, after: text around the item's placeholders, as in the chat template. It may hold
-            control tokens.
-    """
-
-    item: MediaItem
-    before: str = ""
-    after: str = ""
-
-
-Parts = tuple[MediaPart, ...]
-"""The parts of a file, in order; at least one."""
-
-
-class PartStore(Protocol):
-    """A cache of prepared files."""
-
-    def get(self, key: FileKey) -> Parts | None: ...
-
-    def put(self, key: FileKey, value: Parts) -> Parts:
-        """Store the parts. Return the stored ones, which may be an equal earlier value."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

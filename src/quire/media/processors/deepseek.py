@@ -12,10 +12,9 @@ import PIL.Image
 
 from quire.core.media import CLIP_COLOURS, MediaItem
 from quire.core.values import Values
+from quire.media.parts import MediaPart, Parts
 from quire.media.processors.base import (
     ImageProcessor,
-    MediaPart,
-    Parts,
     Placeholders,
     WholeImageProcessor,
     check_pixels,

@@ -13,13 +13,8 @@ from typing import Self
 import PIL.Image
 
 from quire.core.values import Values
-from quire.media.processors.base import (
-    ImageProcessor,
-    MediaPart,
-    Parts,
-    Placeholders,
-    VideoProcessor,
-)
+from quire.media.parts import MediaPart, Parts
+from quire.media.processors.base import ImageProcessor, Placeholders, VideoProcessor
 from quire.media.processors.tiles import Tiles, check_room
 from quire.media.source import Detail
 from quire.media.video import Frame, VideoInfo

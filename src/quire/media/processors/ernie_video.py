@@ -15,7 +15,8 @@ import PIL.ImageFont
 
 from quire.core.media import MediaItem
 from quire.core.values import Values
-from quire.media.processors.base import MediaPart, Parts, Placeholders, VideoProcessor
+from quire.media.parts import MediaPart, Parts
+from quire.media.processors.base import Placeholders, VideoProcessor
 from quire.media.processors.qwen import check_stretch, fitted, max_pixels, patches, resized
 from quire.media.processors.qwen_video import Sampling
 from quire.media.source import Detail

@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from quire.core.media import MediaItem
 from quire.core.values import Values
+from quire.media.parts import Parts
 from quire.media.processors import usm
-from quire.media.processors.base import AudioProcessor, Parts, Placeholders
+from quire.media.processors.base import AudioProcessor, Placeholders
 from quire.media.processors.mel import MelSpectrogram
 from quire.media.sound import Samples
 from quire.media.source import Detail, FileLimits, refusal

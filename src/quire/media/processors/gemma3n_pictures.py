@@ -12,14 +12,8 @@ import PIL.Image
 
 from quire.core.media import RAW_COLOURS, MediaItem
 from quire.core.values import Values
-from quire.media.processors.base import (
-    BILINEAR,
-    ImageProcessor,
-    MediaPart,
-    Parts,
-    Placeholders,
-    check_pixels,
-)
+from quire.media.parts import MediaPart, Parts
+from quire.media.processors.base import BILINEAR, ImageProcessor, Placeholders, check_pixels
 from quire.media.processors.llava import LlavaImageProcessor
 from quire.media.processors.tiles import check_room
 from quire.media.source import Detail

@@ -17,10 +17,9 @@ import PIL.Image
 
 from quire.core.media import RAW_COLOURS, MediaItem
 from quire.core.values import Values
+from quire.media.parts import MediaPart, Parts
 from quire.media.processors.base import (
     CACHE_BYTES,
-    MediaPart,
-    Parts,
     Placeholders,
     VideoProcessor,
     WholeImageProcessor,

@@ -13,13 +13,8 @@ import PIL.Image
 
 from quire.core.media import EVEN_COLOURS, MediaItem
 from quire.core.values import Values
-from quire.media.processors.base import (
-    ImageProcessor,
-    MediaPart,
-    Parts,
-    Placeholders,
-    check_pixels,
-)
+from quire.media.parts import MediaPart, Parts
+from quire.media.processors.base import ImageProcessor, Placeholders, check_pixels
 from quire.media.processors.tiles import FILTERS, Tiles, check_room, side_of
 from quire.media.source import Detail
 

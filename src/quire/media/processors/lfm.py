@@ -15,14 +15,8 @@ import PIL.Image
 
 from quire.core.media import EVEN_COLOURS, MediaItem
 from quire.core.values import Values
-from quire.media.processors.base import (
-    BILINEAR,
-    ImageProcessor,
-    MediaPart,
-    Parts,
-    Placeholders,
-    check_pixels,
-)
+from quire.media.parts import MediaPart, Parts
+from quire.media.processors.base import BILINEAR, ImageProcessor, Placeholders, check_pixels
 from quire.media.processors.dynamic import most_alike
 from quire.media.processors.qwen import LOW_DETAIL, check_stretch, patches, resized
 from quire.media.processors.tiles import FILTERS, check_room

@@ -13,14 +13,8 @@ import PIL.Image
 
 from quire.core.media import EVEN_COLOURS
 from quire.core.values import Values
-from quire.media.processors.base import (
-    BILINEAR,
-    ImageProcessor,
-    MediaPart,
-    Parts,
-    Placeholders,
-    check_pixels,
-)
+from quire.media.parts import MediaPart, Parts
+from quire.media.processors.base import BILINEAR, ImageProcessor, Placeholders, check_pixels
 from quire.media.processors.llama import fitted, tiles_for
 from quire.media.processors.tiles import Tiles, check_room, side_of
 from quire.media.source import Detail

@@ -15,13 +15,8 @@ import PIL.Image
 
 from quire.core.media import Colours, MediaItem
 from quire.core.values import Values
-from quire.media.processors.base import (
-    MediaPart,
-    Parts,
-    Placeholders,
-    VideoProcessor,
-    WholeImageProcessor,
-)
+from quire.media.parts import MediaPart, Parts
+from quire.media.processors.base import Placeholders, VideoProcessor, WholeImageProcessor
 from quire.media.processors.qwen import check_stretch
 from quire.media.processors.tiles import Tiles, check_room
 from quire.media.source import Detail, refusal

@@ -16,14 +16,8 @@ import PIL.Image
 
 from quire.core.media import EVEN_COLOURS, MediaItem
 from quire.core.values import Values
-from quire.media.processors.base import (
-    ImageProcessor,
-    MediaPart,
-    Parts,
-    Placeholders,
-    VideoProcessor,
-    check_pixels,
-)
+from quire.media.parts import MediaPart, Parts
+from quire.media.processors.base import ImageProcessor, Placeholders, VideoProcessor, check_pixels
 from quire.media.processors.qwen import check_stretch, patches, resized
 from quire.media.processors.tiles import check_room
 from quire.media.source import Detail

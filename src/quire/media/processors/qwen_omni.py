@@ -8,13 +8,8 @@ from quire.core.media import MediaItem, sound_rows
 from quire.core.values import Values
 from quire.media import sound
 from quire.media.kinds import KINDS
-from quire.media.processors.base import (
-    AudioProcessor,
-    MediaPart,
-    Parts,
-    Placeholders,
-    VideoProcessor,
-)
+from quire.media.parts import MediaPart, Parts
+from quire.media.processors.base import AudioProcessor, Placeholders, VideoProcessor
 from quire.media.processors.qwen_video import QwenVideoProcessor, Sampling, opened
 from quire.media.source import Detail, FileLimits
 

@@ -13,13 +13,8 @@ import numpy.typing as npt
 
 from quire.core.media import MediaItem
 from quire.core.values import Values
-from quire.media.processors.base import (
-    MediaPart,
-    Parts,
-    Placeholders,
-    VideoProcessor,
-    check_pixels,
-)
+from quire.media.parts import MediaPart, Parts
+from quire.media.processors.base import Placeholders, VideoProcessor, check_pixels
 from quire.media.processors.qwen import (
     check_stretch,
     colours,

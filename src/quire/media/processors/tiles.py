@@ -11,13 +11,8 @@ import PIL.Image
 
 from quire.core.media import TOWER_COLOURS, Colours, MediaItem
 from quire.core.values import Values
-from quire.media.processors.base import (
-    ImageProcessor,
-    MediaPart,
-    Parts,
-    Placeholders,
-    check_pixels,
-)
+from quire.media.parts import MediaPart, Parts
+from quire.media.processors.base import ImageProcessor, Placeholders, check_pixels
 from quire.media.source import Detail, refusal
 
 FILTERS = (
