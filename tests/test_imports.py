@@ -148,6 +148,16 @@ def test_these_run_without_mlx() -> None:
     assert result.returncode == 0, result.stderr
 
 
+def test_the_http_side_may_fork_once_it_is_imported() -> None:
+    """Libraries of media would start threads, and jobs alone decode (`serving/job_starts.py`)."""
+    code = (
+        "import sys, psutil, quire.api.server; "
+        "print(psutil.Process().num_threads(), sys.modules.keys() & {'numpy', 'PIL', 'mlx'})"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout == "1 set()\n", result.stderr
+
+
 def test_import_loads_next_to_nothing() -> None:
     code = "import sys; before = set(sys.modules); import quire; print(*set(sys.modules) - before)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

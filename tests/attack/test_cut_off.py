@@ -90,7 +90,10 @@ class Running:
 
     def __init__(self) -> None:
         self._before = set(psutil.Process().children())
-        self.models = Models([MODEL], partial(server._open, WORKER, lambda *_: None))
+        self.models = Models(
+            [MODEL],
+            partial(server._open, WORKER, lambda *_: None, started=iter(()), forked=iter(())),
+        )
         self.app: Starlette = build_app(self.models, CONFIG)
 
     @property

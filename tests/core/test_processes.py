@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
+
+from quire.core.processes import ForkedProcess, wait_or_kill
 
 LIMITED = """
 import resource
@@ -40,3 +45,27 @@ def test_as_many_files_as_the_system_allows(soft: int, hard: int, then: tuple[in
     code = LIMITED.format(soft=soft, hard=hard)
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == str(then)
+
+
+def forked(work: Callable[[], int]) -> ForkedProcess:
+    """Return a child that does `work`, and ends with its result as status."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(work())
+    return ForkedProcess(pid)
+
+
+def sleep() -> int:
+    signal.pause()
+    return 0
+
+
+def test_a_fork_is_waited_for_like_a_program() -> None:
+    ended, running = forked(lambda: 7), forked(sleep)
+    assert (ended.wait(), ended.wait(), ended.poll()) == (7, 7, 7)
+    ended.kill()  # does nothing
+    with pytest.raises(subprocess.TimeoutExpired):
+        running.wait(0)
+    assert running.poll() is None
+    wait_or_kill(running, 0)
+    assert running.poll() == -signal.SIGKILL

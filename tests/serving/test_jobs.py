@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -116,6 +119,23 @@ async def test_the_first_process_is_started_anew_if_it_dies(jobs: Jobs) -> None:
     assert (await jobs.run(functions.join, "a"))[1] == "opened changed a"
 
 
+def test_jobs_of_a_fork_hold_nothing_of_the_server(tmp_path: Path) -> None:
+    """In a program of its own, since a fork needs a process of one thread."""
+    command = [sys.executable, "-m", "tests.serving.forked_jobs", str(tmp_path / "file")]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, input="unread")
+    alone = {
+        "files": [],
+        "addresses": [],
+        "input": "",
+        "leads its group": True,
+        "threads of libraries": "1",
+    }
+    assert json.loads(said.stdout) == [
+        {"memory": ["made before"], **alone},
+        {"memory": [], **alone},  # a program, since the fork was killed
+    ]
+
+
 async def test_a_place_is_kept_until_the_child_is_reaped(tmp_path: Path) -> None:
     jobs = Jobs(functions.Opened, JobLimits(at_once=2))
     await jobs.open()
@@ -142,14 +162,14 @@ async def test_orders_wait_for_a_first_process_that_does_not_read(jobs: Jobs) ->
     await jobs.open()
     parent = jobs._parent
     assert parent is not None
-    parent._process.send_signal(signal.SIGSTOP)
+    os.kill(parent._process.pid, signal.SIGSTOP)
     given = []
     for _ in range(2000):  # each is ended at once: 2,000 open sockets are over some limits
         given.append(parent.job())
         given[-1].end()
     never = sum(job.ended.done() for job in given)
     assert never > 0, "the pipe holds 2,000 orders"
-    parent._process.send_signal(signal.SIGCONT)
+    os.kill(parent._process.pid, signal.SIGCONT)
     await asyncio.gather(*(job.ended for job in given))
     assert not psutil.Process(parent._process.pid).children()
     assert (await jobs.run(functions.join))[1] == "opened changed"

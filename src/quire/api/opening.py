@@ -15,6 +15,7 @@ from quire.media.kinds import inputs, limits_of
 from quire.serving.assembly import assemble
 from quire.serving.interface import EngineClient
 from quire.serving.job_messages import JobLimits
+from quire.serving.job_starts import JobProcess
 from quire.serving.jobs import Jobs
 from quire.serving.model import Loaded
 from quire.serving.model_files import stamp_of
@@ -30,6 +31,7 @@ async def open_service(
     broken: asyncio.Event | None = None,
     *,
     tokenizer_apart: Callable[[str], None] | None = None,
+    job_process: JobProcess | None = None,
 ) -> Loaded:
     """Assemble a model's service and start the process of its jobs. Close the client on failure.
 
@@ -40,6 +42,7 @@ async def open_service(
         broken: event to set when the engine cannot continue; None if that cannot happen.
         tokenizer_apart: open the tokenizer in a process of its own, and call this with the reason
             if that process ends; None opens it in this process.
+        job_process: the process of its jobs, if it was started already.
 
     Raises:
         ModelError: a file of the model cannot be used.
@@ -60,7 +63,13 @@ async def open_service(
         raise ModelError(f"{client.info.path}: {why}") from error
     stamp = stamp_of(Path(client.info.path))
     reading = ReadingContext(client.info, model_config.name, config, stamp=stamp)
-    jobs = Jobs(reading, _job_limits(config), config.log_level, log_format=config.log_format)
+    jobs = Jobs(
+        reading,
+        _job_limits(config),
+        config.log_level,
+        log_format=config.log_format,
+        process=job_process,
+    )
     jobs.open_soon()
     return Loaded(service, jobs, broken=broken, tokenizer=tokenizer)
 

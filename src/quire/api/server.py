@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -23,12 +23,12 @@ from quire.core.messages import Progress
 from quire.core.processes import allow_many_descriptors, freeze_heap
 from quire.serving.engine_client import MakeRoom, ProcessEngine
 from quire.serving.engine_process import WORKER, EngineProcess
+from quire.serving.job_starts import JobProcess, fork_job_process
 from quire.serving.model import Loaded
 from quire.serving.models import Models, OnProgress, Opener
 from quire.serving.tasks import cancel_and_wait
 
 _LAST_WORD_S = 2.0  # for /health to say that the engine is gone
-_NONE_STARTED: Iterator[EngineProcess] = iter(())
 
 
 def serve(
@@ -59,25 +59,23 @@ def serve(
     """
     allow_many_descriptors()
     address = bound(config.host, config.port) if listener is None else nullcontext(listener)
-    with address as own, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with ExitStack() as ending:
+        if opener is None:
+            forked = fork_job_process()  # here, before there is a thread or an event loop
+            ending.callback(forked.end)
+            opener = partial(
+                _open,
+                worker,
+                on_progress,
+                several=len(model_configs) > 1,
+                started=iter([] if started is None else [started]),
+                forked=iter([forked]),
+            )
+        own = ending.enter_context(address)
+        runner = ending.enter_context(asyncio.Runner(loop_factory=_loop_factory()))
         runner.get_loop()  # takes a moment, in which Ctrl-C must find no coroutine that waits
         try:
-            return runner.run(
-                _serve(
-                    model_configs,
-                    config,
-                    own,
-                    opener=opener
-                    or partial(
-                        _open,
-                        worker,
-                        on_progress,
-                        several=len(model_configs) > 1,
-                        started=iter([] if started is None else [started]),
-                    ),
-                    memory=memory,
-                )
-            )
+            return runner.run(_serve(model_configs, config, own, opener=opener, memory=memory))
         except StopSignal as stop:
             return 128 + stop.number
 
@@ -146,13 +144,15 @@ async def _open(
     make_room: MakeRoom,
     *,
     several: bool = False,
-    started: Iterator[EngineProcess] = _NONE_STARTED,
+    started: Iterator[EngineProcess],
+    forked: Iterator[JobProcess],
 ) -> Loaded:
     """Start a model's engine on this machine, and the service in front of it.
 
     Args:
         several: whether the server has other models, whose streams must not wait meanwhile.
         started: engines' processes that are opening the model already; each is used once.
+        forked: processes that wait for the opening of jobs; each is used once.
 
     Raises:
         ModelError: it cannot be opened.
@@ -174,7 +174,13 @@ async def _open(
         started=next(started, None),
     )
     give_up = client.give_up if several else None
-    return await open_service(client, model_config, client.broken, tokenizer_apart=give_up)
+    return await open_service(
+        client,
+        model_config,
+        client.broken,
+        tokenizer_apart=give_up,
+        job_process=next(forked, None),
+    )
 
 
 async def _stop_when_broken(models: Models, server: StoppingServer) -> None:

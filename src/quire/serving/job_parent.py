@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import signal
 import socket
-import subprocess
-import sys
 from collections import deque
 from dataclasses import dataclass
 
@@ -16,17 +12,10 @@ from quire.core.errors import EngineFailure
 from quire.core.frames import Frames, encode
 from quire.core.processes import wait_or_kill
 from quire.serving.job_messages import ENDED, ORDER, START, Failed, Opening
+from quire.serving.job_starts import JobProcess, start_job_process
 from quire.serving.tasks import to_the_end
 
 _OPENING_S = 120.0
-_ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-}
-"""Environment that keeps libraries single-threaded: threads do not survive a fork, and one request
-must not take all cores.
-"""
 
 
 class Job:
@@ -76,9 +65,9 @@ class JobParent:
     Orders are queued here while the pipe to the process is full, so none is lost.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
-        self._process = process
-        self._control = control
+    def __init__(self, started: JobProcess) -> None:
+        self._process = started.process
+        self._control = started.control
         self._loop = asyncio.get_running_loop()
         self._orders: deque[_Order] = deque()
         self._jobs: dict[int, Job] = {}
@@ -87,44 +76,34 @@ class JobParent:
         self._gone = False
 
     @classmethod
-    async def start(cls, opening: Opening) -> JobParent:
+    async def start(cls, opening: Opening, started: JobProcess | None = None) -> JobParent:
         """Start the process and wait until it can start jobs.
+
+        Args:
+            started: a process that waits for its opening; None starts one.
 
         Raises:
             EngineFailure: it does not start.
         """
-        ours, theirs = socket.socketpair()
-        # Not by -m, under which jobs would import the module a second time.
-        code = "from quire.serving.job_process import main; main()"
-        command = [sys.executable, "-c", code, str(theirs.fileno())]
-        with contextlib.ExitStack() as unless_started, theirs:
-            unless_started.callback(ours.close)
-            process = subprocess.Popen(
-                command,
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=os.environ | _ENVIRONMENT,
-                process_group=0,  # out of reach of a terminal's Ctrl-C
-            )
-            unless_started.pop_all()
-        ours.setblocking(False)
-        parent = cls(process, ours)
+        parent = cls(started or start_job_process())
+        control = parent._control
+        control.setblocking(False)
         try:
             async with asyncio.timeout(_OPENING_S):
-                await asyncio.get_running_loop().sock_sendall(ours, encode(opening))
-                started = await Frames(ours).next_async()
+                await parent._loop.sock_sendall(control, encode(opening))
+                outcome = await Frames(control).next_async()
         except (OSError, EOFError) as error:
             await parent.close()
             raise EngineFailure("the process that starts jobs could not be started") from error
         except asyncio.CancelledError:
             await to_the_end(parent.close())
             raise
-        if isinstance(started, Failed):
+        if isinstance(outcome, Failed):
             await parent.close()
             raise EngineFailure(
-                f"the process that reads requests cannot be started: {started.error}"
+                f"the process that reads requests cannot be started: {outcome.error}"
             )
-        parent._loop.add_reader(ours, parent._read)
+        parent._loop.add_reader(control, parent._read)
         return parent
 
     @property

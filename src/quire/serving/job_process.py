@@ -39,10 +39,17 @@ _DATA = b"VmData:"
 
 
 def main() -> None:
-    """Start jobs until the pipe closes. Argument 1 is the file descriptor of the pipe."""
+    """Run jobs as a program. Argument 1 is the file descriptor of the pipe."""
     leave_stopping_to_the_parent()
-    control = socket.socket(fileno=int(sys.argv[1]))
-    opening = Frames(control).next()
+    run_jobs(socket.socket(fileno=int(sys.argv[1])))
+
+
+def run_jobs(control: socket.socket) -> None:
+    """Read the `Opening` from the pipe, then start jobs until it closes."""
+    try:
+        opening = Frames(control).next()
+    except (ConnectionError, EOFError):  # the server ends without a job
+        return
     assert isinstance(opening, Opening)
     write_logs(opening.log_level, opening.log_format)
     try:

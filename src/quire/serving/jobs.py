@@ -28,6 +28,7 @@ from quire.serving.job_messages import (
     too_costly,
 )
 from quire.serving.job_parent import Job, JobParent
+from quire.serving.job_starts import JobProcess
 from quire.serving.places import Place, Places
 from quire.serving.tasks import cancel_and_wait, to_the_end
 
@@ -41,18 +42,25 @@ _REAPED_S = 5.0
 
 
 class Jobs:
-    """Runs jobs. Belongs to one event loop, and owns all processes that it starts."""
+    """Runs jobs. Belongs to one event loop, and owns all processes that it starts.
+
+    Args:
+        process: the first process, if it was started already; this owns it.
+    """
 
     def __init__(
         self,
         opener: Opener,
         limits: JobLimits,
         log_level: str = "info",
+        *,
         log_format: str = "text",
+        process: JobProcess | None = None,
     ) -> None:
         self._opening = Opening(opener, limits, log_level, log_format=log_format)
         self._limits = limits
         self.places = Places(limits.at_once)
+        self._process = process
         self._parent: JobParent | None = None
         self._starting: asyncio.Task[JobParent] | None = None
         self._closed = False
@@ -175,7 +183,8 @@ class Jobs:
         if self._parent is not None:
             log.error("the process that starts jobs has ended; it is restarted")
             await self._parent.close()
-        self._parent = await JobParent.start(self._opening)
+        started, self._process = self._process, None
+        self._parent = await JobParent.start(self._opening, started)
         return self._parent
 
 
