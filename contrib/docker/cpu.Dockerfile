@@ -11,7 +11,7 @@ WORKDIR /source
 COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY src src
 # The image may run on another processor than the one that builds it.
-ENV QUIRE_KERNELS=all
+ENV QUIRE_BUILD_KERNELS=all
 RUN python -m venv /opt/quire && /opt/quire/bin/pip install --no-cache-dir ".[cpu,media]"
 
 FROM python:3.12-slim-bookworm

@@ -126,6 +126,7 @@ def test_a_variable_of_no_option_is_a_warning(
     monkeypatch.setenv("QUIRE_MAX_MESAGES", "3")
     monkeypatch.setenv("QUIRE_FOO", "3")
     monkeypatch.setenv("QUIRE_LAUNCH_KEY", "set by quire launch codex")
+    monkeypatch.setenv("QUIRE_BUILD_KERNELS", "all")
     assert parse(["serve"]).command == "serve"
     assert capsys.readouterr().err.splitlines() == [
         "quire: warning: unknown variables, which have no effect: "

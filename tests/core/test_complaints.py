@@ -26,6 +26,8 @@ from quire.core.complaints import complaint
         (Annotated[int, Field(gt=0)], 0, "must be more than 0, not 0"),
         (Annotated[int, Field(lt=2**31)], 2**31, "must be less than 2,147,483,648, not 2147483648"),
         (Annotated[float, Field(le=0.25)], 1.0, "must be at most 0.25, not 1.0"),
+        (Annotated[float, Field(le=2000.0)], 2e5, "must be at most 2,000, not 200000.0"),
+        (Annotated[float, Field(le=3.4e38)], 1e39, "must be at most 3.4e38, not 1e+39"),
         (Annotated[float, Field(allow_inf_nan=False)], float("nan"), "must be a finite number"),
         (Annotated[list[int], Field(min_length=1)], [], "must not be empty"),
         (Annotated[list[int], Field(min_length=2)], [1], "must have at least 2 entries"),

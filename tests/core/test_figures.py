@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire.core.figures import duration, size
+from quire.core.figures import brief, duration, size
 
 SIZES = {
     0: "0 B",
@@ -26,6 +26,14 @@ DURATIONS = {
     7517: "2 h 5 min",
     3600: "1 h",
 }
+
+
+NUMBERS = {0.25: "0.25", 2147483647: "2147483647", 3.4e38: "3.4e38", 1e-7: "1e-07"}
+
+
+@pytest.mark.parametrize(("number", "shown"), NUMBERS.items())
+def test_numbers(number: float, shown: str) -> None:
+    assert brief(number) == shown
 
 
 @pytest.mark.parametrize(("count", "shown"), SIZES.items())

@@ -61,7 +61,7 @@ def asked(name: str, **fields: Any) -> Request:
         ),
         (
             {"sampling": SamplingParams(temperature=1e39)},
-            "Invalid value for 'temperature': must be a number from 0",
+            "Invalid value for 'temperature': must be a number from 0 to 3.4e38",
         ),
         (
             {"sampling": SamplingParams(temperature=float("nan"))},

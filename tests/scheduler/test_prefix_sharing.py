@@ -116,6 +116,19 @@ def test_what_a_neighbour_still_writes_is_no_difference(
     )
 
 
+@pytest.mark.parametrize("asked", [(*PROMPT, 50, 99), (*PROMPT, 60, 99)], ids=["older", "newer"])
+def test_the_reason_does_not_depend_on_the_order_of_neighbours(asked: tuple[int, ...]) -> None:
+    """One neighbour writes what the prompt needs, the other differs there."""
+    simulation = world(chunk=40)
+    for last in (50, 60):
+        simulation.add(request(f"ends with {last}", (*PROMPT, last), tokens=20))
+    while len(running(simulation)) < 2 or any(not said for said in simulation.answers.values()):
+        simulation.step()
+    simulation.add(request("asked", asked))
+    simulation.run()
+    assert simulation.ended["asked"].reuse == "still being written at token 20"
+
+
 def test_formats_share_nothing() -> None:
     simulation = world()
     simulation.add(request("first"))

@@ -53,6 +53,8 @@ PREFIX = "QUIRE_"
 MODELS = "models"
 LAUNCH_KEY = f"{PREFIX}LAUNCH_KEY"
 """Environment variable in which an agent started by `quire launch` finds its key; not an option."""
+_BUILD_KERNELS = f"{PREFIX}BUILD_KERNELS"
+"""Environment variable of the package's build (`quire.device.cpu.build`); not an option."""
 _KEY = "api_key"
 _CONFIG = "config"
 _NOT_IN_FILE = frozenset({_KEY, _CONFIG})
@@ -343,7 +345,7 @@ def unknown_variables(names: Collection[str]) -> list[str]:
     It is not an error, because scripts and other versions may use variables of their own.
     """
     ours = {name for name in os.environ if name.startswith(PREFIX)}
-    unknown = sorted(ours - {*names, LAUNCH_KEY})
+    unknown = sorted(ours - {*names, LAUNCH_KEY, _BUILD_KERNELS})
     told = ", ".join(f"{name}{_meant(name, names)}" for name in unknown)
     return [f"unknown variables, which have no effect: {told}"] if told else []
 

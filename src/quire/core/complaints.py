@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from quire.core.figures import brief
+
 _LONGEST_REPEATED = 40  # characters of a refused string that a message repeats
+_FIRST_WITH_EXPONENT = 1e15  # of the floats, which are whole numbers from 2**53 on
 _KINDS = {
     "int": "a whole number",
     "float": "a number",
@@ -94,9 +97,10 @@ def _of_kind(kind: str, sentence: str) -> str:
 
 
 def _number(limit: float) -> str:
-    """Return a limit in digits, grouped by thousands."""
-    whole = isinstance(limit, int) or limit.is_integer()
-    return f"{int(limit):,}" if whole else f"{limit:g}"
+    """Return a limit: whole numbers in groups of three digits, other large ones like `3.4e38`."""
+    if isinstance(limit, int) or (limit.is_integer() and abs(limit) < _FIRST_WITH_EXPONENT):
+        return f"{int(limit):,}"
+    return brief(limit)
 
 
 def _counted(count: int, one: str, several: str) -> str:

@@ -1,4 +1,4 @@
-"""Sizes and durations as people read them. The page spells them alike (`figures.js`)."""
+"""Sizes, durations and numbers as people read them. The page spells them alike (`figures.js`)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ def size(count: float) -> str:
         value, unit = value / 1000, unit + 1
     digits = 0 if unit == 0 or value >= 99.95 else 1
     return f"{value:.{digits}f} {_UNITS[unit]}"
+
+
+def brief(number: float) -> str:
+    """Return a number of up to ten digits, with an exponent where it needs more: `3.4e38`."""
+    return f"{number:.10g}".replace("e+", "e")
 
 
 def context(most: int, trained: int | None) -> str:

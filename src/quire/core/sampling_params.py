@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, TypedDict
 
 from quire.core.errors import RequestError
+from quire.core.figures import brief
 from quire.core.request import SamplingParams
 
 MAX_LOGPROBS = 64
@@ -112,7 +113,7 @@ def allowed(name: str) -> str:
 
 def _range(name: str, lowest: float) -> str:
     kind = "an integer" if BOUNDS[name].whole else "a number"
-    return f"{kind} from {lowest:g} to {BOUNDS[name].highest:.10g}"
+    return f"{kind} from {lowest:g} to {brief(BOUNDS[name].highest)}"
 
 
 def is_within_limits(name: str, value: float) -> bool:

@@ -11,6 +11,9 @@ import pytest
 from quire.device.cpu.build import (
     FLAGS,
     SOURCES,
+    CannotBuild,
+    asked,
+    build,
     chosen_units,
     instruction_sets,
     only,
@@ -57,16 +60,59 @@ def test_sets_that_this_processor_lacks_are_valid() -> None:
             subprocess.run(["g++", *FLAGS, *unit.flags, "-fsyntax-only", source], check=True)
 
 
-@pytest.mark.parametrize("asked", ["", "native", "auto"])
-def test_a_build_compiles_the_fastest_set_unless_asked_for_more(asked: str) -> None:
-    own = chosen_units(asked)
-    assert own == only(sets_of_this_processor(), instruction_sets())
+def test_a_build_compiles_the_fastest_set_unless_asked_for_more() -> None:
+    assert chosen_units("") == only(sets_of_this_processor(), instruction_sets())
     assert chosen_units("all") == instruction_sets()
     quick = chosen_units("tests")
     assert [each.sources for each in quick] == [
         each.sources for each in only(sets_that_run(), instruction_sets())
     ]
     assert all({"-O0", "-O1"} & set(each.flags) for each in quick)
+
+
+@pytest.mark.parametrize(
+    ("variables", "choice"),
+    [
+        ({}, ""),
+        ({"QUIRE_BUILD_KERNELS": "all"}, "all"),
+        ({"QUIRE_KERNELS": "avx2"}, ""),
+        ({"QUIRE_KERNELS": "all", "QUIRE_BUILD_KERNELS": "tests"}, "tests"),
+    ],
+)
+def test_a_variable_of_its_own_chooses_what_is_built(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], choice: str
+) -> None:
+    _set(monkeypatch, variables)
+    assert asked() == choice
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"QUIRE_BUILD_KERNELS": "avx2"}, "must be all, tests or off, not 'avx2'"),
+        ({"QUIRE_KERNELS": "all"}, "set QUIRE_BUILD_KERNELS=all"),
+        ({"QUIRE_KERNELS": "tests"}, "set QUIRE_BUILD_KERNELS=tests"),
+    ],
+)
+def test_a_build_names_a_wrong_choice(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], said: str
+) -> None:
+    _set(monkeypatch, variables)
+    with pytest.raises(ValueError, match=said):
+        asked()
+
+
+def test_a_build_that_is_switched_off_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    _set(monkeypatch, {"QUIRE_BUILD_KERNELS": "off"})
+    with pytest.raises(CannotBuild, match="QUIRE_BUILD_KERNELS=off"):
+        build()
+
+
+def _set(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
+    for name in ("QUIRE_KERNELS", "QUIRE_BUILD_KERNELS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
 
 
 ONE_ROW = """

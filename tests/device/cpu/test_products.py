@@ -103,7 +103,7 @@ def test_every_instruction_set_gives_the_same_bits(
 ) -> None:
     """Sums of integers are exact in any order, and what they are as floats is added in one."""
     if len(compiled.instruction_sets()) == 1:
-        pytest.skip("kernels built for one instruction set (QUIRE_KERNELS=tests builds more)")
+        pytest.skip("kernels built for one instruction set (QUIRE_BUILD_KERNELS=tests builds more)")
     packing = {"group_size": group, "bits": bits, "mode": mode}
     packed, x = mx.quantize(drawn(21, 1152), **packing), drawn(rows, 1152, seed=1)
     found = []

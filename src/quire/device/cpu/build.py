@@ -105,7 +105,33 @@ def digest_of(files: Iterable[Path]) -> str:
     return digest.hexdigest()[:16]
 
 
-_FOR_TESTS = "tests"
+VARIABLE = "QUIRE_BUILD_KERNELS"
+"""Environment variable that chooses what is compiled; see `asked`."""
+_FORMER_VARIABLE = "QUIRE_KERNELS"
+_ALL, _FOR_TESTS, OFF = "all", "tests", "off"
+
+
+def asked() -> str:
+    """Return what `QUIRE_BUILD_KERNELS` asks for.
+
+    Returns:
+        "all": the instruction sets of the machine's architecture, as wheels need them, in minutes
+        of processor time. "tests": those that this processor can run, compiled quickly rather than
+        well. "off": none. An empty string: the fastest of this processor.
+
+    Raises:
+        ValueError: the value is none of these, or `QUIRE_KERNELS` has a value that it had for
+            builds until version 0.2.
+    """
+    value = os.environ.get(VARIABLE, "")
+    if value not in ("", _ALL, _FOR_TESTS, OFF):
+        raise ValueError(f"{VARIABLE}: must be all, tests or off, not {value!r}")
+    former = os.environ.get(_FORMER_VARIABLE)
+    if not value and former in (_ALL, _FOR_TESTS):
+        raise ValueError(
+            f"{_FORMER_VARIABLE} no longer chooses what is compiled: set {VARIABLE}={former}"
+        )
+    return value
 
 
 class CannotBuild(Exception):
@@ -115,35 +141,30 @@ class CannotBuild(Exception):
 def build(target: Path = TARGET, shared: Path | None = None) -> Path:
     """Compile the extension to `target`.
 
-    The variable `QUIRE_KERNELS` chooses the instruction sets; see `chosen_units`.
-
     Args:
         shared: see `compile_extension`.
 
     Raises:
-        CannotBuild: there is no compiler, MLX or nanobind, or the compiler fails.
+        CannotBuild: kernels are switched off, there is no compiler, MLX or nanobind, or the
+            compiler fails.
+        ValueError: see `asked`.
     """
-    asked = os.environ.get("QUIRE_KERNELS", "")
-    units = chosen_units(asked)
-    optimised = ["-O1"] if asked == _FOR_TESTS else []
+    choice = asked()
+    if choice == OFF:
+        raise CannotBuild(f"{VARIABLE}=off")
+    units = chosen_units(choice)
+    optimised = ["-O1"] if choice == _FOR_TESTS else []
     # The others include MLX's headers, which take longer to read than they do.
     others = sorted(set(SOURCES.glob("*.cpp")) - {each.sources[0] for each in units})
     units.insert(0, Unit(others, [_OMITTED, *optimised]))
     return compile_extension(target, units, FLAGS, digest=sources_digest(), shared=shared)
 
 
-def chosen_units(asked: str) -> list[Unit]:
-    """Return the instruction sets to compile.
-
-    Args:
-        asked: "all" for those of the machine's architecture, as wheels need them, in minutes of
-            processor time; "tests" for all that this processor can run, compiled quickly rather
-            than well. Any other value, such as one of `--kernels`, whose variable has the same
-            name, stands for the fastest of this processor.
-    """
-    if asked == "all":
+def chosen_units(choice: str) -> list[Unit]:
+    """Return the instruction sets to compile for a choice, which `asked` explains."""
+    if choice == _ALL:
         return instruction_sets()
-    if asked == _FOR_TESTS:
+    if choice == _FOR_TESTS:
         return [_for_a_test(unit) for unit in only(sets_that_run(), instruction_sets())]
     return only(sets_of_this_processor(), instruction_sets())
 
@@ -262,5 +283,5 @@ def _run(command: list[str]) -> None:
 if __name__ == "__main__":
     try:
         print(build())
-    except CannotBuild as error:
+    except (CannotBuild, ValueError) as error:
         sys.exit(str(error))
