@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect, bisect_left, bisect_right
+from bisect import bisect, bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from math import ceil, inf
 
@@ -228,19 +228,14 @@ class StepTimes:
         """Return the most rows whose step takes at most `seconds`, each behind `context` keys; 0 if
         none does. There are at most as many as steps have whose times are known.
         """
-        if not (points := self._points()):
-            return 0
-        most = _GROWTH * self.largest
-
-        def fits(rows: int) -> bool:
-            return (self.seconds(rows, rows * context) or 0.0) <= seconds
-
-        if self._counted is not None:
-            return bisect_left(range(1, most + 1), True, key=lambda rows: not fits(rows))
-        rows = int(min(most, _most_rows(points, seconds, self._key_s * context)))
-        if rows < most and fits(rows + 1):  # as `seconds` rounds
-            return rows + 1
-        return rows if not rows or fits(rows) else rows - 1
+        least, most = 0, _GROWTH * self.largest
+        while least < most:
+            rows = (least + most + 1) // 2
+            if (self.seconds(rows, rows * context) or 0.0) <= seconds:
+                least = rows
+            else:
+                most = rows - 1
+        return least
 
 
 class ShortTimes:
@@ -273,29 +268,6 @@ class ShortTimes:
         """Multiply the expected time, so that a part that is left out is tried again."""
         if rows.bit_length() in self._expected:
             self._expected[rows.bit_length()] *= factor
-
-
-def _most_rows(points: Sequence[tuple[float, float]], seconds: float, row_s: float) -> float:
-    """Return the rows that take `seconds` on the line through points of `StepTimes.seconds`.
-
-    Args:
-        row_s: seconds that each row takes beside.
-    """
-    place = bisect_right([own + row_s * rows for rows, own in points], seconds)
-    if place == len(points):
-        last, last_s = points[-1]
-        return _quotient(seconds, last_s / last + row_s)
-    (low, low_s), (high, high_s) = points[max(0, place - 1)], points[max(1, place) % len(points)]
-    slope = (high_s - low_s) / (high - low) if high > low else 0.0
-    most = _quotient(seconds - low_s + slope * low, slope + row_s)
-    return most if place else min(most, _quotient(seconds, low_s / low + row_s))
-
-
-def _quotient(seconds: float, rate: float) -> float:
-    """Return how many rows take `seconds` if each takes `rate`; 0 for less than no time."""
-    if seconds < 0:
-        return 0.0
-    return seconds / rate if rate > 0 else inf
 
 
 def _weighted_median(values: Iterable[tuple[float, int]]) -> float:
