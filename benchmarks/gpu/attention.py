@@ -33,8 +33,7 @@ from quire.device.cuda.driver import Graph, Launch, card
 from quire.device.cuda.extension import load_extension
 from quire.device.gpu_kernels import in_device_memory
 from quire.device.weights import random_codes
-from quire.executor.graphs import kernels
-from quire.executor.graphs.attention import token_kernels
+from quire.executor.graphs.attention import attention_kernels, token_kernels
 
 BLOCK, COUNT = 64, 10
 HEADS = ((512, 2, 8), (256, 8, 2), (128, 8, 4))
@@ -105,7 +104,10 @@ def pair(
         arrays = [random_like(kept, mx.bfloat16) for _ in range(2)]
         first = [q, *arrays, tiles, table, numbers, *found, result]
         second = [count, *found, tiles, result]
-        sources = kernels.attend(shape, card()), kernels.combine(shape, splits, card())
+        sources = (
+            attention_kernels.attend(shape, card()),
+            attention_kernels.combine(shape, splits, card()),
+        )
         shared, grid = cuda.single_memory(shape), (rows, parts, splits)
     elif format.scheme == "page":
         arrays = store.arrays()[:-2]
@@ -116,7 +118,10 @@ def pair(
         first = [q, *store.arrays(), tiles, own, table, on_device(range(rows)), visible, numbers]
         first += [*found, *of_own]
         second = [count, *found, *of_own, in_device_memory(packed.signs(shape.value_dim)), result]
-        sources = kernels.attend_packed(shape, codes), kernels.join(shape, splits, turned=True)
+        sources = (
+            attention_kernels.attend_packed(shape, codes),
+            attention_kernels.join(shape, splits, turned=True),
+        )
         shared, grid = packed.shared_memory(shape, codes), (rows, parts, splits + 1)
     else:
         layout = store.coded()

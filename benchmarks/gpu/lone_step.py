@@ -45,7 +45,7 @@ from quire.device.cuda.timing import graph_microseconds
 from quire.device.device import open_device
 from quire.executor.factory import open_pools
 from quire.executor.graphs.graph_cache import GraphCache
-from quire.executor.graphs.layout import step_numbers
+from quire.executor.graphs.input_numbers import step_numbers
 from quire.executor.graphs.opening import open_cuda_graphs
 from quire.executor.graphs.recorder import Kernel, Recorder, launches
 from quire.executor.graphs.step_graphs import RecordedStep

@@ -26,7 +26,7 @@ from quire.device.cuda import driver
 from quire.device.cuda.compiled import compiler
 from quire.device.cuda.driver import Graph, Launch
 from quire.device.cuda.extension import load_extension
-from quire.executor.graphs import kernels
+from quire.executor.graphs.attention import attention_kernels
 
 HEADS = ((128, 8, 4), (256, 8, 2), (512, 2, 8), (64, 8, 8))
 """head_dim, KV heads, query heads for each of them."""
@@ -75,7 +75,7 @@ def measured(tiles: PromptTiles, rows: int, context: int, at_once: int) -> dict[
     shape = tiles.shape
     tiling = Tiling(tiles.rows, shape.blocks, at_once)
     given, expected = inputs(tiles, rows, context, tiling)
-    (function,) = compiler().functions([kernels.attend_prompts(tiles)])
+    (function,) = compiler().functions([attention_kernels.attend_prompts(tiles)])
     grid = len(given[3]), tiling.heads, 1
     arguments = tuple(map(load_extension().pointer, given))
     launches = [

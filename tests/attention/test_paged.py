@@ -23,7 +23,7 @@ from quire.cache.formats.base import LayerStore, WrittenBlocks
 from quire.cache.specs import AttentionSpec, FullKV, WindowKV
 from quire.core.kv_format import KVFormat
 from quire.device.gpu_kernels import Kernel as DeviceKernel
-from quire.executor.graphs import kernels as decode
+from quire.executor.graphs.attention import attention_kernels as decode
 from quire.executor.graphs.recorder import Kernel
 from tests.attention.rows import HandRows
 from tests.device.cuda.cards import H200, RTX_3060

@@ -94,11 +94,11 @@ class Run:
         streams, waiting = self.streams, len(self.prompts)
         tokens = self.budget.prompt_budget(streams, waiting)
         most = self.machine.graph_rows
-        tokens = self.budget.graphed(tokens, streams, sum(self.prompts), most)
+        tokens = self.budget.graph_budget(tokens, streams, sum(self.prompts), most)
         shares = self.split.split(tokens, self.prompts, self.budget.room(streams))
         chunks, tokens = sum(map(bool, shares)), sum(shares)
         graphed = bool(tokens) and streams + tokens <= most
-        self.budget.start(streams, waiting, chunks, tokens, graphed=graphed)
+        self.budget.charge(streams, waiting, chunks, tokens, graphed=graphed)
         context = self.read
         self.prompts = [n - s for n, s in zip(self.prompts, shares, strict=True) if n > s]
         self.read += tokens
@@ -413,9 +413,9 @@ def test_one_hiccup_changes_little() -> None:
 
 def test_a_short_prompt_beside_streams_is_read_at_once() -> None:
     budget = PrefillBudget(0.06, 2.0, 2048, GPU.measured())
-    budget.start(4, 0, 0, 0)
+    budget.charge(4, 0, 0, 0)
     assert budget.prompt_budget(4) > 128
-    budget.start(4, 1, 1, 128)
+    budget.charge(4, 1, 1, 128)
     assert budget.prompt_budget(4) == 0
     assert budget.prompt_budget(0) > 0, "nobody else is there"
 
@@ -454,13 +454,13 @@ def test_short_prompts_are_read_in_graphed_steps() -> None:
     large = budget.prompt_budget(8)
     assert large > 500
     # Beside 8 streams one prompt has 2.7 ms of a step: 32 tokens.
-    assert [budget.graphed(large, 8, n, 64) for n in (20, 128)] == [20, 32]
-    assert [budget.graphed(large, 8, n, 64, prompts=9) for n in (128, 280)] == [56, 56]
-    assert budget.graphed(large, 8, 600, 64) == large
-    assert budget.graphed(large, 8, 20_000, 64) == large
-    assert budget.graphed(large, 8, 128, 0) == large
-    assert budget.graphed(large, 60, 128, 64) == large  # hardly a row is left
-    assert budget.graphed(0, 8, 128, 64) == 0  # those who generate are owed time
+    assert [budget.graph_budget(large, 8, n, 64) for n in (20, 128)] == [20, 32]
+    assert [budget.graph_budget(large, 8, n, 64, prompts=9) for n in (128, 280)] == [56, 56]
+    assert budget.graph_budget(large, 8, 600, 64) == large
+    assert budget.graph_budget(large, 8, 20_000, 64) == large
+    assert budget.graph_budget(large, 8, 128, 0) == large
+    assert budget.graph_budget(large, 60, 128, 64) == large  # hardly a row is left
+    assert budget.graph_budget(0, 8, 128, 64) == 0  # those who generate are owed time
 
 
 def test_wide_graphs_read_what_fits_into_the_time_for_prompts() -> None:
@@ -469,11 +469,11 @@ def test_wide_graphs_read_what_fits_into_the_time_for_prompts() -> None:
     for rows in (128, 256, 512):
         budget.observe(rows, 0, 0, 7e-5 * rows)
     large = budget.prompt_budget(0)
-    assert budget.graphed(large, 0, 4096, 512, prompts=32) == 512
-    assert budget.graphed(large, 0, 300, 512) == 300
-    assert budget.graphed(budget.prompt_budget(8, 32), 8, 4096, 512, prompts=32) == 504
+    assert budget.graph_budget(large, 0, 4096, 512, prompts=32) == 512
+    assert budget.graph_budget(large, 0, 300, 512) == 300
+    assert budget.graph_budget(budget.prompt_budget(8, 32), 8, 4096, 512, prompts=32) == 504
     # Beside streams a chunk of 32 would have their time, but read at half of the highest rate.
-    assert budget.graphed(budget.prompt_budget(8), 8, 128, 512) == 120
+    assert budget.graph_budget(budget.prompt_budget(8), 8, 128, 512) == 120
 
 
 def test_large_steps_fill_their_graphs() -> None:
@@ -481,8 +481,12 @@ def test_large_steps_fill_their_graphs() -> None:
     for rows in (512, 1024, 2048):
         budget.observe(rows, 0, 0, 4e-5 * rows)
     first = budget.prompt_budget(0)
-    assert [budget.graphed(first, 0, n, 2048) for n in (1000, 1200, 20_000)] == [1000, 1024, 1024]
-    assert budget.graphed(budget.prompt_budget(8, 200), 8, 20_000, 2048, prompts=200) == 1016
+    assert [budget.graph_budget(first, 0, n, 2048) for n in (1000, 1200, 20_000)] == [
+        1000,
+        1024,
+        1024,
+    ]
+    assert budget.graph_budget(budget.prompt_budget(8, 200), 8, 20_000, 2048, prompts=200) == 1016
 
 
 def test_prompts_that_end_sooner_in_two_steps_take_two() -> None:
@@ -490,7 +494,7 @@ def test_prompts_that_end_sooner_in_two_steps_take_two() -> None:
     for rows in (512, 1024, 2048):
         budget.observe(rows, 0, 0, 4e-5 * rows)
     first = budget.prompt_budget(0)
-    assert [budget.graphed(first, 0, n, 2048) for n in (1200, 1900)] == [1024, 1900]
+    assert [budget.graph_budget(first, 0, n, 2048) for n in (1200, 1900)] == [1024, 1900]
 
 
 def test_a_larger_graph_that_reads_faster_may_take_twice_the_time() -> None:
@@ -501,13 +505,13 @@ def test_a_larger_graph_that_reads_faster_may_take_twice_the_time() -> None:
             budget.observe(size, 0, 0, seconds)
         for streams, prompts in ((0, 1), (16, 200)):
             tokens = budget.prompt_budget(streams, prompts)
-            read = budget.graphed(tokens, streams, 20_000, 2048, prompts=prompts)
+            read = budget.graph_budget(tokens, streams, 20_000, 2048, prompts=prompts)
             assert read == 2048 - streams
         budget.observe(0, 16, 2048, milliseconds / 1e3, graphed=True)
-        read = budget.graphed(budget.prompt_budget(0), 0, 20_000, 2048)
+        read = budget.graph_budget(budget.prompt_budget(0), 0, 20_000, 2048)
         assert read == rows, milliseconds
     # Beside a stream a single prompt has what the stream's steps take.
-    assert budget.graphed(budget.prompt_budget(8), 8, 20_000, 2048) < 512
+    assert budget.graph_budget(budget.prompt_budget(8), 8, 20_000, 2048) < 512
 
 
 @pytest.mark.parametrize("generating", [1024, 1025, 1500, 2039])
@@ -519,17 +523,19 @@ def test_many_generating_rows_leave_prompts_the_rest_of_a_graph(generating: int)
     for rows in (512, 1024, 2048):
         budget.observe(rows, 0, 0, 4e-5 * rows)
     tokens = budget.prompt_budget(generating, 200)
-    assert 8 <= budget.graphed(tokens, generating, 20_000, 2048, prompts=200) <= 2048 - generating
+    assert (
+        8 <= budget.graph_budget(tokens, generating, 20_000, 2048, prompts=200) <= 2048 - generating
+    )
 
 
 def test_before_graphs_are_measured_four_of_them_count_as_a_step() -> None:
     budget = PrefillBudget(0.06, 2.0, 2048)
-    assert [budget.graphed(500, 8, waiting, 64) for waiting in (256, 257)] == [56, 500]
+    assert [budget.graph_budget(500, 8, waiting, 64) for waiting in (256, 257)] == [56, 500]
 
 
 def test_a_prompt_is_not_read_row_by_row_in_graphs_that_are_nearly_full() -> None:
     budget = PrefillBudget(0.06, 2.0, 2048)
-    assert [budget.graphed(500, rows, 200, 64) for rows in (63, 57, 56)] == [500, 500, 8]
+    assert [budget.graph_budget(500, rows, 200, 64) for rows in (63, 57, 56)] == [500, 500, 8]
 
 
 def test_a_long_prompt_is_read_by_large_steps_before_an_eager_one_is_measured() -> None:
@@ -538,8 +544,8 @@ def test_a_long_prompt_is_read_by_large_steps_before_an_eager_one_is_measured() 
     for rows in (1, 32, 512):
         budget.observe(rows, 0, 0, 2e-5 * rows + 0.002)
     first = budget.prompt_budget(0)
-    assert budget.graphed(first, 0, 20_000, 512) == 512
-    assert budget.graphed(first, 0, 20_000, 64) == 128  # eager, and so measured
+    assert budget.graph_budget(first, 0, 20_000, 512) == 512
+    assert budget.graph_budget(first, 0, 20_000, 64) == 128  # eager, and so measured
     assert budget.prompt_seconds(512) == pytest.approx(0.01224)
 
 
@@ -547,9 +553,9 @@ def test_graphed_steps_that_read_keep_to_the_allowance_of_prompts() -> None:
     budget = with_graphs()
     read = 0
     for _ in range(100):
-        rows = budget.graphed(budget.prompt_budget(8), 8, 100, 64)
+        rows = budget.graph_budget(budget.prompt_budget(8), 8, 100, 64)
         read += rows
-        budget.start(8, 1, int(rows > 0), rows, graphed=True)
+        budget.charge(8, 1, int(rows > 0), rows, graphed=True)
     added_s = read * (0.008 - 0.0027) / 56  # a row takes that much of a graph
     assert 0.9 <= added_s / (100 * 0.0027) <= 1.1
 
@@ -587,9 +593,9 @@ def with_experts() -> PrefillBudget:
 def test_prompts_beside_streams_are_read_in_chunks_that_are_worth_their_fixed_cost() -> None:
     """Chunks of 32 to 48 tokens took 4.5 ms each, a prompt of 600 tokens 70 ms instead of 16."""
     budget = with_experts()
-    assert budget.graphed(budget.prompt_budget(16), 16, 600, 2048) == 600
-    assert budget.graphed(budget.prompt_budget(16), 16, 20_000, 2048) == 2032
-    many = budget.graphed(budget.prompt_budget(16, 9), 16, 20_000, 2048, prompts=9)
+    assert budget.graph_budget(budget.prompt_budget(16), 16, 600, 2048) == 600
+    assert budget.graph_budget(budget.prompt_budget(16), 16, 20_000, 2048) == 2032
+    many = budget.graph_budget(budget.prompt_budget(16, 9), 16, 20_000, 2048, prompts=9)
     assert many >= 1008, "what the allowance grants is not cut"
 
 
@@ -597,8 +603,8 @@ def test_streams_keep_their_share_beside_chunks_that_are_worth_their_fixed_cost(
     budget = with_experts()
     seconds = []
     for _ in range(300):
-        rows = budget.graphed(budget.prompt_budget(16), 16, 600, 2048)
-        budget.start(16, 1, int(rows > 0), rows, graphed=True)
+        rows = budget.graph_budget(budget.prompt_budget(16), 16, 600, 2048)
+        budget.charge(16, 1, int(rows > 0), rows, graphed=True)
         seconds.append(budget.known_seconds(16, rows, 0, graphed=True))
     alone = 300 * EXPERTS_MS[16] / 1e3
     assert 1.8 <= sum(seconds) / alone <= 2.1
@@ -614,7 +620,7 @@ def test_a_graph_takes_its_time_however_few_rows_it_has() -> None:
     assert seconds == pytest.approx([0.024, 0.024, 0.045, 0.045])
     # Two of 10 streams' rows would need the larger graph.
     tokens = budget.prompt_budget(10, 40)
-    assert budget.graphed(tokens, 10, 1016, 2048, prompts=40) == 1014
+    assert budget.graph_budget(tokens, 10, 1016, 2048, prompts=40) == 1014
 
 
 def test_a_debt_that_many_allowances_pay_at_once_delays_no_prompt() -> None:
@@ -624,10 +630,10 @@ def test_a_debt_that_many_allowances_pay_at_once_delays_no_prompt() -> None:
         budget.observe(rows, 0, 0, 0.005 if rows == 1 else 0.045)
     for tokens in (16, 1024):
         budget.observe(0, 1, tokens, 1e-4 * tokens)
-    budget.start(1, 2, 1, prompt_rows=512, graphed=True)  # 10 ms for an allowance of 5
+    budget.charge(1, 2, 1, prompt_rows=512, graphed=True)  # 10 ms for an allowance of 5
     assert not budget.prompt_budget(2, 1)
     assert not budget.prompt_budget(2, 2)
     owing, seconds = budget.prompt_budget(2, 8), budget.seconds(2, 8)
-    budget.start(0, 0, 0, prompt_rows=0)
+    budget.charge(0, 0, 0, prompt_rows=0)
     assert 0 < owing < budget.prompt_budget(2, 8)
     assert seconds == budget.seconds(2, 8), "encoders have what the allowance grants"

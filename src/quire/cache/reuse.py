@@ -66,7 +66,11 @@ class Match:
 
 
 def common_length(a: Seq[int], b: Seq[int]) -> int:
-    """Return how many leading items agree. Most sequences part within their first items."""
+    """Return how many leading items agree. Most sequences part within their first items.
+
+    Args:
+        a, b: of one type, because their slices are compared.
+    """
     most = min(len(a), len(b))
     low, high = 0, min(_ONE_BY_ONE, most)
     while low < high and a[low:high] == b[low:high]:

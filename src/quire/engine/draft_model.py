@@ -15,7 +15,7 @@ from typing import Any
 
 from quire.cache.block_manager import BlockManager
 from quire.cache.blocks import Block
-from quire.cache.reuse import Match
+from quire.cache.reuse import Match, common_length
 from quire.cache.specs import KVLayout, recurrent_groups
 from quire.core.kv_format import KVFormat
 from quire.core.request import Request, SamplingParams
@@ -235,8 +235,8 @@ class ModelDrafter:
                 progress.tokens.extend(query.tokens[known:])
                 # Guesses that came true are read already, but for the row that the next follows.
                 if self.keeps_guesses and progress.computed == known and not self._recurrent:
-                    new = progress.tokens[known:-1]
-                    progress.computed += _agreed(followed.guessed, new)
+                    new = tuple(progress.tokens[known:-1])
+                    progress.computed += common_length(followed.guessed, new)
                 followed.guessed = ()
         if followed is None:
             followed = self._start(query, held)
@@ -380,13 +380,3 @@ def guess_sampling(job: Job, index: int) -> RowSampling:
     adjustments of logits, XTC and log-probabilities.
     """
     return RowSampling(replace(job.query.request.sampling, **_NOT_GUESSED), job.shift + index)
-
-
-def _agreed(guessed: Sequence[int], tokens: Sequence[int]) -> int:
-    """Return how many leading tokens are equal."""
-    count = 0
-    for guess, token in zip(guessed, tokens, strict=False):
-        if guess != token:
-            break
-        count += 1
-    return count

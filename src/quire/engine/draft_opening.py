@@ -58,7 +58,8 @@ class Drafters:
 
     Attributes:
         config: the engine's settings, with the memory that drafters leave.
-        guesser: the head that a `HeadDrafter` among them stands for.
+        guesser: the head that a `HeadDrafter` among them stands for, or what keeps the hidden
+            states that one of them reads; None if they need nothing of the model's steps.
     """
 
     config: EngineConfig
@@ -72,7 +73,10 @@ def open_drafters(loaded: LoadedModel, config: EngineConfig) -> Drafters:
     Raises:
         ModelError: a draft model cannot be opened or does not fit, or a head is missing.
     """
-    config, drafters, guesser = _open_named(loaded, config)
+    named = Drafters(config, ())
+    if config.draft_model is not None:
+        named = _open_named(loaded, config, config.draft_model)
+    drafters, guesser = named.drafters, named.guesser
     if guesser is None:
         # The ranks of a split model have no head.
         guesser, most = _open_head(loaded) if config.ranks == 1 else (None, 0)
@@ -82,36 +86,30 @@ def open_drafters(loaded: LoadedModel, config: EngineConfig) -> Drafters:
             raise ModelError(
                 "the model has no head for 'mtp'; choose auto, ngram or off", setting="speculate"
             )
-    return Drafters(config, (*lookup_drafters(), *drafters), guesser)
+    return Drafters(named.config, (*lookup_drafters(), *drafters), guesser)
 
 
-def _open_named(
-    loaded: LoadedModel, config: EngineConfig
-) -> tuple[EngineConfig, tuple[Drafter, ...], Guesser | None]:
-    """Open the model that `--speculate draft=MODEL` names, if any."""
-    if config.draft_model is None:
-        return config, (), None
-    folder = find_folder(config.draft_model)
+def _open_named(loaded: LoadedModel, config: EngineConfig, name: str) -> Drafters:
+    """Open the model that `--speculate draft=MODEL` names."""
+    folder = find_folder(name)
     described = read_config(folder)
     reads_states = described.get("model_type") in TYPES or is_eagle(described)
     if config.ranks > 1 and (reads_states or is_dflash(described)):
         raise ModelError(
-            f"{config.draft_model} drafts by the model's hidden states, which split models do not "
+            f"{name} drafts by the model's hidden states, which split models do not "
             "support; name an ordinary model of the same vocabulary",
             setting="speculate",
         )
     if is_eagle(described):
-        config, head, states = _open_eagle(config, folder, described, loaded=loaded)
-        return config, (head,), states
+        return _open_eagle(config, folder, described, loaded=loaded)
     if is_dflash(described):
-        config, blocks, states = _open_dflash(config, folder, described, loaded=loaded)
-        return config, (blocks,), states
+        return _open_dflash(config, folder, described, loaded=loaded)
     described = checked_config(folder)
     if described["model_type"] in TYPES:
         guesser, nbytes = _open_assistant(folder, described, loaded)
-        return _without(config, nbytes), (HeadDrafter(name=DRAFT),), guesser
+        return Drafters(_without(config, nbytes), (HeadDrafter(name=DRAFT),), guesser)
     config, drafter = open_draft_model(config, str(folder), loaded)
-    return config, (drafter,), None
+    return Drafters(config, (drafter,))
 
 
 def _open_head(loaded: LoadedModel) -> tuple[Guesser | None, int]:
@@ -152,24 +150,24 @@ def _open_assistant(
 
 def _open_eagle(
     config: EngineConfig, folder: Path, described: dict[str, Any], loaded: LoadedModel
-) -> tuple[EngineConfig, StatesDrafter, HiddenRows]:
-    """Open an EAGLE-3 head; return it with the states that it reads, and the memory left."""
+) -> Drafters:
+    """Open an EAGLE-3 head, and what keeps the states that it reads."""
     tensors = find_weights(folder).read(described, dtype=None)
     own_table = any(name.endswith("embed_tokens.weight") for name in tensors)
     head = build_eagle(described, loaded.model, folder, own_table=own_table)
     config, pools, parts = _open_states(config, folder, described, drafter=head, loaded=loaded)
     executor = HeadExecutor(head, pools, parts.states, offsets=parts.offsets)
-    return config, StatesDrafter(executor, parts), parts.states
+    return Drafters(config, (StatesDrafter(executor, parts),), parts.states)
 
 
 def _open_dflash(
     config: EngineConfig, folder: Path, described: dict[str, Any], loaded: LoadedModel
-) -> tuple[EngineConfig, BlockDrafter, HiddenRows]:
-    """Open a DFlash drafter; return it with the states that it reads, and the memory left."""
+) -> Drafters:
+    """Open a DFlash drafter, and what keeps the states that it reads."""
     drafter = build_dflash(described, loaded.model, folder)
     config, pools, parts = _open_states(config, folder, described, drafter=drafter, loaded=loaded)
     executor = BlockExecutor(drafter, pools, parts.states, offsets=parts.offsets)
-    return config, BlockDrafter(executor, parts), parts.states
+    return Drafters(config, (BlockDrafter(executor, parts),), parts.states)
 
 
 def _open_states(

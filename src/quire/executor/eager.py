@@ -156,15 +156,11 @@ class EagerExecutor:
             last = self._finished[0]
             plan = resolved(plan, last.rows.kept)
         before, self._running = self._running, None
-        resizes = plan is not None and any(
-            isinstance(each, Resize) and self.pools.moves_arrays(each) for each in plan.changes
-        )
-        if before is not None and resizes:
-            # A pool is resized by copying it array by array, and an old array is freed only if
-            # nothing references it.
-            mx.eval(before.to_eval)
-            before = before.without_arrays()
-        if resizes:
+        if plan is not None and _moves_arrays(plan, self.pools):
+            if before is not None:
+                # An array that is copied elsewhere is freed only if nothing references it.
+                mx.eval(before.to_eval)
+                before = before.without_arrays()
             self._repeated.clear()
         if before is not None and not (before.rows.graphed or before.rows.in_place):
             self.pools.free_copied()
@@ -173,15 +169,9 @@ class EagerExecutor:
         if step is not None and early:
             self._start(step)
         if before is not None:
-            if early:  # it may run already: what the step before computes is waited for
-                mx.eval(before.to_eval)
-            elif before.rows.graphed:
-                before.wait()
-            else:
-                mx.synchronize()
-            # This one writes in place to arrays of the pools that nothing else references.
-            before = before.without_arrays()
-            self._finished = before, time.perf_counter() - started
+            before.wait(overtaken=early)
+            # The new step writes in place to arrays of the pools that nothing else references.
+            self._finished = before.without_arrays(), time.perf_counter() - started
             self._started_at = time.perf_counter()
         if step is not None and not early:
             self._start(step)
@@ -416,6 +406,11 @@ class EagerExecutor:
         guesses = self._guesser.guess(rows.states, tokens.array, kept, count=guess)
         copy = None if guesses is None else device.host_copy(guesses)
         return Drawn(tokens, sampled, copy, kept=kept)
+
+
+def _moves_arrays(plan: StepPlan, pools: Pools) -> bool:
+    """Return whether a plan resizes a pool by copying it, array by array."""
+    return any(isinstance(each, Resize) and pools.moves_arrays(each) for each in plan.changes)
 
 
 def _is_early(

@@ -143,11 +143,20 @@ class LaunchedStep(NamedTuple):
         rows = self.rows._replace(unsampled=None, drawn=drawn)
         return self._replace(rows=rows, to_eval=(*drawn.arrays, *written, *self.to_eval))
 
-    def wait(self) -> None:
-        """Wait until the step, which runs as a graph, is done."""
-        if (drawn := self.rows.drawn) is not None:
-            drawn.tokens.read()  # of all that the step computes, this arrives first
-        mx.eval(self.to_eval)
+    def wait(self, *, overtaken: bool) -> None:
+        """Wait until the step is done.
+
+        Args:
+            overtaken: whether the next step is launched already, and is not to be waited for.
+        """
+        if overtaken:
+            mx.eval(self.to_eval)
+        elif self.rows.graphed:
+            if (drawn := self.rows.drawn) is not None:
+                drawn.tokens.read()  # of all that a graph computes, this arrives first
+            mx.eval(self.to_eval)
+        else:
+            mx.synchronize()
 
     @property
     def done(self) -> bool:

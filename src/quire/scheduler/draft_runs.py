@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from quire.cache.reuse import common_length
 from quire.scheduler.draft_lengths import Candidate
 from quire.scheduler.drafts import UNREAD, Draft
 
@@ -39,12 +40,7 @@ class Run(NamedTuple):
             rate: probability that an expected token is right if those before it are.
             beside: the same behind a token that was not the expected one.
         """
-        agreed = 0
-        for expected, verified in zip(self.draft.tokens, running.tokens, strict=False):
-            if expected != verified:
-                break
-            agreed += 1
-        as_expected = rate ** (agreed + 1)
+        as_expected = rate ** (common_length(self.draft.tokens, running.tokens) + 1)
         chance = as_expected + (1 - as_expected) * min(1.0, beside / max(rate, 1e-9))
         most = len(self.draft.tokens) - self.verified - 1
         return Candidate(rate, most, chance=chance)

@@ -186,7 +186,7 @@ class Planner:
         prompts = list(filter(_reads, others))
         generating = sum([rows.count for rows in plan])
         if not prompts and not self.admission.waiting and not self.encodings.needed:
-            self._prefill_budget.start(generating, 0, 0, prompt_rows=0, graphed=True)
+            self._prefill_budget.charge(generating, 0, 0, prompt_rows=0, graphed=True)
             return []
         count = len(prompts) + len(self.admission.waiting)
         context = prompts[0].progress.computed if prompts else 0
@@ -212,7 +212,7 @@ class Planner:
             # Where all that got a share lost their places, the others read in this step.
             prompts = [sequence for sequence in prompts if sequence.status is Status.RUNNING]
         prompt_rows = sum([rows.count for rows in read])
-        self._prefill_budget.start(
+        self._prefill_budget.charge(
             generating,
             count,
             len(read),
@@ -237,7 +237,7 @@ class Planner:
         if self._whole_prompts:
             return whole_shares(budget, remaining)
         room = self._prefill_budget.room(generating)
-        budget = self._prefill_budget.graphed(
+        budget = self._prefill_budget.graph_budget(
             budget, generating, sum(remaining), max_graph_rows=graphs.most, prompts=count
         )
         if generating + budget <= graphs.most:

@@ -181,8 +181,8 @@ class PrefillBudget:
         0 while the account is overdrawn, or to measure a step that only generates.
 
         Args:
-            context: keys before the next chunk of the prompt that is read first. `graphed` takes
-                all chunks of the step to have as many.
+            context: keys before the next chunk of the prompt that is read first. `graph_budget`
+                takes all chunks of the step to have as many.
         """
         room, self._context = self.room(decode_rows), context
         if decode_rows and self._account.owed_s() > 0 and not self._pays(decode_rows, prompts):
@@ -203,10 +203,10 @@ class PrefillBudget:
             seconds -= fixed_s  # of a second chunk: the step reads the oldest and the shortest
         return min(room, max(least, reading.rows_within(max(seconds, worth_s), context)))
 
-    def graphed(
+    def graph_budget(
         self, tokens: int, decode_rows: int, waiting: int, max_graph_rows: int, prompts: int = 1
     ) -> int:
-        """Return the prompt tokens of the next step: those that fit a CUDA graph, or `tokens`.
+        """Return how many prompt tokens the next step reads: as fit a CUDA graph, or `tokens`.
 
         A graphed step reads what fits into the time for prompts. Prompts are read by graphs if
         graphs need no more time for all that waits than eager steps. If no eager step was measured
@@ -304,7 +304,7 @@ class PrefillBudget:
             return tokens
         return tokens - min(int(spent_s * (tokens - half) / (whole_s - half_s)), half)
 
-    def start(
+    def charge(
         self,
         decode_rows: int,
         prompts: int,

@@ -36,7 +36,7 @@ from quire.executor.graphs.products import product_kernels
 from quire.executor.graphs.products.product_endings import ProductEnding
 from quire.executor.graphs.recorder import EXPERT_TILE, Kernel, expert_tile, most_skinny_pairs
 from quire.executor.graphs.rows.arithmetic import gated as joined_by
-from quire.executor.graphs.source import source_text
+from quire.executor.graphs.source import generated_source
 from tests.device.cuda.cards import CARDS, H200
 from tests.support.emulated_steps import EmulatedRunner
 from tests.support.everyday import everyday
@@ -182,7 +182,7 @@ def digits_of(x: mx.array, storing: str = STORE_DIGITS) -> mx.array:
     functions = kernel_text("quire.device.cuda", "digits.cuh")
     parameters = ["const __nv_bfloat16* x", "uint4* to"]
     constants = {"WIDTH": width}
-    source = source_text(parameters, body, 32, constants=constants, functions=functions)
+    source = generated_source(parameters, body, 32, constants=constants, functions=functions)
     runner = EmulatedRunner()
     given = tuple(map(runner.address, (number(rows), x, records)))
     runner.run(Kernel(source, (rows, 1, 1), 32, 0, given, ()))

@@ -22,18 +22,14 @@ from quire.cache.formats.registry import make_store
 from quire.cache.specs import AttentionSpec, KVLayout
 from quire.core.kv_format import KVFormat
 from quire.device.cuda.driver import Card
-from quire.executor.graphs import kernels
+from quire.executor.graphs.attention import attention_kernels
 from quire.executor.graphs.attention.layer_attention import LayerAttention
 from quire.executor.graphs.attention.pool_kinds import kind_of
 from quire.executor.graphs.attention.prompt_rows import PromptRows, write_prompts
 from quire.executor.graphs.attention.workspaces import COMMON, Workspaces
 from quire.executor.graphs.graph_cache import MAX_ROWS
-from quire.executor.graphs.layout import (
-    InputLayout,
-    group_of,
-    step_type,
-    write_group,
-)
+from quire.executor.graphs.input_numbers import write_group
+from quire.executor.graphs.layout import InputLayout, group_of, step_type
 from quire.executor.graphs.places import Operand
 from quire.executor.graphs.recorder import Buffer, Kernel, Recorder
 from quire.executor.graphs.records import StepRecord
@@ -65,8 +61,10 @@ def code_tails(store: LayerStore, spec: AttentionSpec) -> More:
         own = at.blocks, at.offsets, at.tails, runner.address(packed.signs(spec.value_dim))
         arguments = inputs.rows, *own, runner.address(stores)
         dims = spec.kv_heads, spec.head_dim, value_dim
-        source = kernels.code_tails(*dims, Codes.of(store.packed.coded()))
-        yield Kernel(source, (spec.kv_heads, 1, 1), kernels.TAIL_THREADS, 0, arguments, ())
+        source = attention_kernels.code_tails(*dims, Codes.of(store.packed.coded()))
+        yield Kernel(
+            source, (spec.kv_heads, 1, 1), attention_kernels.TAIL_THREADS, 0, arguments, ()
+        )
 
     return kernels_of
 

@@ -10,8 +10,9 @@ import pytest
 
 from quire.cache.specs import ChunkedKV, FullKV, KVLayout, LayerSpec, RecurrentState, WindowKV
 from quire.core.kv_format import KVFormat
-from quire.executor.graphs import layout as layouts
-from quire.executor.graphs.layout import InputLayout, step_numbers
+from quire.executor.graphs import input_numbers
+from quire.executor.graphs.input_numbers import step_numbers
+from quire.executor.graphs.layout import InputLayout
 from quire.scheduler.plan import BlockIds, KVPlacement, ScheduledSequence
 
 SIZE, LONGEST = 16, 300
@@ -52,9 +53,9 @@ def test_few_rows_have_the_inputs_that_arrays_give(
     layout = KVLayout.of(SPECS[name])
     memory = InputLayout(len(layout.groups), 64, 2000, lambda array: 1 << 40)
     numbers, calls = random.Random(0), list[int]()
-    built = layouts.build_metadata
+    built = input_numbers.build_metadata
     monkeypatch.setattr(
-        layouts, "build_metadata", lambda *a, **k: calls.append(1) or built(*a, **k)
+        input_numbers, "build_metadata", lambda *a, **k: calls.append(1) or built(*a, **k)
     )
     for _ in range(20):
         own = rows(numbers, len(layout.groups))
@@ -62,7 +63,7 @@ def test_few_rows_have_the_inputs_that_arrays_give(
         few = step_numbers(own, layout, memory, SIZE, max_rows=64, tokens=tokens)
         assert not calls, "no metadata is built for few rows"
         with monkeypatch.context() as patch:
-            patch.setattr(layouts, "serves_few", lambda rows: False)
+            patch.setattr(input_numbers, "serves_few", lambda rows: False)
             many = step_numbers(own, layout, memory, SIZE, max_rows=64, tokens=tokens)
         assert few is not None
         assert many is not None

@@ -14,7 +14,8 @@ from quire.core.kv_format import KVFormat
 from quire.core.media import MediaItem, PlacedMedia
 from quire.core.request import Request
 from quire.executor.computed import Computed
-from quire.executor.graphs.layout import InputLayout, step_numbers, step_type
+from quire.executor.graphs.input_numbers import step_numbers
+from quire.executor.graphs.layout import InputLayout, step_type
 from quire.executor.graphs.runner import CUDAGraphs
 from quire.executor.inputs import StepInputs
 from tests.engine.rows import scheduled

@@ -15,7 +15,8 @@ from quire.cache.specs import ChunkedKV, FullKV, KVLayout, LayerSpec, RecurrentS
 from quire.core.kv_format import KVFormat
 from quire.device.host_copy import HostCopy
 from quire.executor.following import Following, Kept, resolved
-from quire.executor.graphs.layout import InputLayout, group_of, step_numbers, step_type
+from quire.executor.graphs.input_numbers import step_numbers
+from quire.executor.graphs.layout import InputLayout, group_of, step_type
 from quire.executor.graphs.placing import RowPlacing, places_rows
 from quire.scheduler.plan import BlockIds, KVPlacement, ScheduledSequence, StepPlan
 from tests.support.emulated_card import EmulatedCompiler

@@ -15,7 +15,8 @@ from quire.cache.specs import AttentionSpec, FullKV, KVLayout, WindowKV
 from quire.core.kv_format import KVFormat
 from quire.executor.graphs.attention import coded_pools, prompt_rows
 from quire.executor.graphs.attention.prompt_rows import PromptRows
-from quire.executor.graphs.layout import InputLayout, step_numbers
+from quire.executor.graphs.input_numbers import step_numbers
+from quire.executor.graphs.layout import InputLayout
 from quire.executor.graphs.verifications import LongContexts
 from tests.attention.rows import HandRows
 from tests.engine.rows import scheduled

@@ -30,12 +30,8 @@ from quire.executor.graphs.attention.pool_kinds import kind_of
 from quire.executor.graphs.attention.pools import LayerPool, PlainPool
 from quire.executor.graphs.coverage import Survey
 from quire.executor.graphs.graph_cache import MAX_ROWS
-from quire.executor.graphs.layout import (
-    InputLayout,
-    group_of,
-    write_group,
-    write_positions,
-)
+from quire.executor.graphs.input_numbers import write_group, write_positions
+from quire.executor.graphs.layout import InputLayout, group_of
 from quire.executor.graphs.operands import (
     HeadOperand,
     Part,

@@ -14,7 +14,7 @@ from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.executor import agreement
 from quire.executor.agreement import number_of, worst_row
-from quire.executor.graphs import layout, opening
+from quire.executor.graphs import input_numbers, opening
 from quire.executor.graphs.runner import CUDAGraphs
 from quire.executor.graphs.step_check import StepCheck, _compared, _nudged, by_rounding
 from quire.models.base import LanguageModel
@@ -130,8 +130,8 @@ def test_other_positions_are_named(
     """No node differs: each reads the same positions on both sides."""
     emulate_card(monkeypatch)
     monkeypatch.setattr(agreement, "_TOLERANCE", 1e-6)
-    right = layout._whole
-    monkeypatch.setattr(layout, "_whole", lambda rows: [each + 1 for each in right(rows)])
+    right = input_numbers._whole
+    monkeypatch.setattr(input_numbers, "_whole", lambda rows: [each + 1 for each in right(rows)])
     with caplog.at_level(logging.WARNING, "quire.engine"):
         assert not any(checked(wholes, "llama"))
     assert caplog.messages

@@ -22,7 +22,8 @@ from quire.cache.specs import AttentionSpec, FullKV, WindowKV
 from quire.core.kv_format import KVFormat
 from quire.executor.graphs.attention import token_kernels
 from quire.executor.graphs.graph_cache import MAX_ROWS
-from quire.executor.graphs.layout import InputLayout, group_of, write_group
+from quire.executor.graphs.input_numbers import write_group
+from quire.executor.graphs.layout import InputLayout, group_of
 from quire.executor.graphs.recorder import Kernel
 from tests.attention.rows import HandRows
 from tests.device.cuda.cards import H200

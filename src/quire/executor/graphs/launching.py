@@ -11,7 +11,7 @@ from quire.cache.specs import KVLayout
 from quire.core.kv_format import KVFormat
 from quire.device.cuda.extension import Extension
 from quire.executor.graphs.graph_cache import GraphCache
-from quire.executor.graphs.layout import step_numbers
+from quire.executor.graphs.input_numbers import step_numbers
 from quire.executor.graphs.step_graphs import StepGraphs, StepLaunch
 from quire.executor.inputs import FlatRows
 

@@ -14,11 +14,11 @@ import mlx.core as mx
 from quire.cache.specs import KVGroup
 from quire.device.cuda.driver import Compiler, Graph
 from quire.executor.following import GIVEN, Following, Kept
-from quire.executor.graphs import device_memory, kernels
+from quire.executor.graphs import device_memory
 from quire.executor.graphs.few_rows import may_list
 from quire.executor.graphs.layout import InputLayout
 from quire.executor.graphs.recorder import Address, Kernel, launches
-from quire.executor.graphs.source import own_text
+from quire.executor.graphs.source import own_text, written_source
 from quire.scheduler.plan import ScheduledSequence
 
 _PARAMETERS = (
@@ -121,4 +121,4 @@ def _source(groups: Sequence[KVGroup], inputs: InputLayout, block_size: int) -> 
         "PLACES": listed,
     }
     body = own_text("place_rows.cuh")
-    return kernels.source_text(_PARAMETERS, body, inputs.max_rows, defines=defines)
+    return written_source(_PARAMETERS, body, inputs.max_rows, defines=defines)

@@ -16,7 +16,7 @@ from quire.device.gpu_kernels import kernel_text
 from quire.device.recurrence import UNIT_EPS, WAITING
 from quire.executor.graphs.operands import UnsupportedNode
 from quire.executor.graphs.places import NodeKinds, Operand, ValueRecording, buffers_of
-from quire.executor.graphs.source import C_TYPES, ROUNDED, own_text, source_text
+from quire.executor.graphs.source import C_TYPES, ROUNDED, generated_source, own_text
 from quire.executor.graphs.states import MAX_TARGETS, LayerStates, StateArray
 from quire.program.values import Node
 
@@ -343,7 +343,7 @@ class StateRecording(ValueRecording):
         arguments += [each.address for each in states.values()]
         arguments += [*(each.address for each in operands.values()), to.address]
         for each in kernels:
-            text = source_text(
+            text = generated_source(
                 parameters,
                 each.lines,
                 each.threads,

@@ -1,4 +1,4 @@
-"""The frame of a generated kernel's CUDA source.
+"""The frames of kernels' CUDA sources: of generated lines, and of hand-written bodies.
 
 A kernel is a function `kernel` whose arguments are all addresses; the first is that of the step's
 number of rows. It may be launched while the previous kernel still runs (programmatic dependent
@@ -24,6 +24,8 @@ C_TYPES: Mapping[mx.Dtype, str] = {
     mx.bool_: "bool",
 }
 """C types of arrays' elements in memory."""
+HALF = "#include <cuda_fp16.h>\n"
+"""C line for kernels with the type `__half`."""
 CODE_BITS = frozenset({2, 3, 4, 5, 6, 8})
 """Bits of the codes that generated kernels read."""
 WEIGHT_TYPES: Mapping[mx.Dtype, str] = {**C_TYPES, mx.uint8: "unsigned char"}
@@ -77,7 +79,7 @@ class NotGenerated(Exception):
     """Raised if no kernel can be generated; the message says why."""
 
 
-def source_text(
+def generated_source(
     parameters: Sequence[str],
     body: Sequence[str],
     threads: int,
@@ -85,7 +87,7 @@ def source_text(
     functions: str = "",
     resident: int = 1,
 ) -> str:
-    """Return the source of a kernel.
+    """Return the source of a kernel whose lines are generated; its numbers are those of `rows.cuh`.
 
     Args:
         parameters: C parameters after `rows`.
@@ -93,30 +95,64 @@ def source_text(
         threads: threads of a thread block.
         constants: integers that the body uses, by name.
         functions: C functions that the body calls.
-        resident: thread blocks that a multiprocessor must be able to run at once.
+        resident: thread blocks that a multiprocessor must be able to run at once. One is enough for
+            most: without a bound the compiler saves registers, and reads operands one after the
+            other, those of eight experts in eight round trips.
     """
     half = any("__half" in each for each in parameters) or any("as_half" in each for each in body)
-    lines = ["#include <cuda_bf16.h>"]
+    head = ["#include <cuda_bf16.h>"]
     if half:
-        lines += ["#include <cuda_fp16.h>", "#define HALF"]
-    lines += [DEPENDENCIES, kernel_text("quire.device.cuda", "rows.cuh")]
-    lines += [f"constexpr int {name} = {value};" for name, value in constants.items()]
-    # One thread block a multiprocessor is enough for most. Without a bound the compiler saves
-    # registers: it reads operands one after the other, those of eight experts in eight round trips.
-    begin = signature(["const int* rows", *parameters], threads, blocks=resident)
-    return "\n".join([*lines, functions, begin, "others_may_start();", *body, "}\n"])
+        head += ["#include <cuda_fp16.h>", "#define HALF"]
+    head += [DEPENDENCIES, kernel_text("quire.device.cuda", "rows.cuh")]
+    head += [f"constexpr int {name} = {value};" for name, value in constants.items()]
+    lines = ["others_may_start();", *body]
+    parameters = ["const int* rows", *parameters]
+    return _source([*head, functions], parameters, lines, threads=threads, resident=resident)
 
 
-def signature(parameters: Sequence[str], threads: int, blocks: int | None) -> str:
-    """Return the C line with which a kernel begins.
+def written_source(
+    parameters: Sequence[str],
+    body: str,
+    threads: int,
+    defines: Mapping[str, object],
+    head: str = "",
+    before: str = "",
+    resident: int | None = None,
+    *,
+    starts_others: bool = True,
+) -> str:
+    """Return the source of a kernel whose body is hand-written: its constants are macros, and its
+    type `T` is bfloat16.
 
     Args:
-        blocks: thread blocks that a multiprocessor must be able to run at once; None leaves the
-            number of registers to the compiler.
+        parameters: all C parameters.
+        body: C text. Unless it waits for earlier kernels, the kernel does so before it.
+        threads: threads of a thread block.
+        defines: macros that the body uses, by name.
+        head: C functions that the body calls.
+        before: C lines that may run before earlier kernels have finished.
+        resident: thread blocks that a multiprocessor should hold at a time; None leaves the number
+            of registers to the compiler.
+        starts_others: whether the next kernel may start with this one; else the body says when.
     """
-    bounds = f"{threads}, {blocks}" if blocks else f"{threads}"
-    kernel = f"kernel({', '.join(parameters)}) {{"
-    return f'extern "C" __global__ void __launch_bounds__({bounds}) {kernel}'
+    macros = [f"#define {name} {value}" for name, value in defines.items()]
+    waits = "wait_for_others();" in body or "READY" in defines
+    lines = ["others_may_start();" * starts_others, before]
+    lines += ["" if waits else "wait_for_others();", body]
+    start = ["#include <cuda_bf16.h>", *macros, "typedef __nv_bfloat16 T;", DEPENDENCIES, head]
+    return _source(start, parameters, lines, threads=threads, resident=resident)
+
+
+def _source(
+    head: Sequence[str],
+    parameters: Sequence[str],
+    lines: Sequence[str],
+    threads: int,
+    resident: int | None,
+) -> str:
+    bounds = f"{threads}, {resident}" if resident else f"{threads}"
+    kernel = f"__launch_bounds__({bounds}) kernel({', '.join(parameters)}) {{"
+    return "\n".join([*head, f'extern "C" __global__ void {kernel}', *lines, "}\n"])
 
 
 def code_lines(element: str, bits: int, word: Callable[[str], str]) -> list[str]:

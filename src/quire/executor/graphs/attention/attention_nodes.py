@@ -8,7 +8,7 @@ from quire.attention.paged import cuda as paged
 from quire.attention.paged import packed
 from quire.cache.specs import KVLayout
 from quire.device.cuda.row_layout import RowLayout
-from quire.executor.graphs import kernels
+from quire.executor.graphs.attention import attention_kernels
 from quire.executor.graphs.attention.indexers import IndexerRecording
 from quire.executor.graphs.attention.layer_attention import LayerAttention, Rotation
 from quire.executor.graphs.attention.pools import TailCoding
@@ -122,6 +122,6 @@ class AttentionRecording(IndexerRecording, LayoutRecording):
             signs = packed.signs(coding.value_dim) if coding.value_dim else None
             arguments += [0 if signs is None else recorder.copied(signs)]
             arguments += [recorder.table([address for arrays in stores for address in arrays])]
-            source = kernels.code_tails(*dims, coding.codes)
+            source = attention_kernels.code_tails(*dims, coding.codes)
             grid = coding.kv_heads, len(stores), 1
-            recorder.add_last(source, grid, kernels.TAIL_THREADS, arguments=arguments)
+            recorder.add_last(source, grid, attention_kernels.TAIL_THREADS, arguments=arguments)

@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from quire.attention.paged import cuda as paged
 from quire.device.cuda import boxes
-from quire.executor.graphs import kernels
+from quire.executor.graphs.attention import attention_kernels
 from quire.executor.graphs.attention.chosen_keys import COPYING_THREADS, ChosenKeys, blocks_of_row
 from quire.executor.graphs.attention.layer_attention import LayerAttention
 from quire.executor.graphs.layout import GroupInputs
@@ -157,7 +157,7 @@ class AttentionRecorder:
         arguments = [self.q.address, *rows.arrays, rows.tiles, rows.table]
         arguments += [self.numbers, *places, *self.ending]
         few = self.has_tiles and recorder.max_rows >= _MOSTLY_PROMPTS
-        source = kernels.attend(
+        source = attention_kernels.attend(
             shape,
             recorder.card,
             ordered=self.has_tiles,
@@ -178,7 +178,7 @@ class AttentionRecorder:
             shared=paged.single_memory(shape),
         )
         if parts:
-            combine = kernels.combine(
+            combine = attention_kernels.combine(
                 shape, splits, recorder.card, tiles_are_made=made, stores_digits=stores_digits
             )
             self.add_up(parts, combine, given=[rows.tiles], after=rows.written)
@@ -195,7 +195,7 @@ class AttentionRecorder:
         arguments = [self.q.address, *arrays, tiles, self.table]
         arguments += [self.inputs.visible, self.numbers, *self.ending]
         tiling = recorder.inputs.tilings[self.group]
-        kernel = kernels.attend_many(
+        kernel = attention_kernels.attend_many(
             shape,
             recorder.card,
             value_in_key=self.in_key,

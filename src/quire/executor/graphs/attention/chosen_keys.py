@@ -12,7 +12,7 @@ from quire.attention.paged.portable_kernels import Codes
 from quire.device.gpu_kernels import in_device_memory
 from quire.executor.graphs.attention import coded_kernels
 from quire.executor.graphs.recorder import Buffer, Recorder
-from quire.executor.graphs.source import own_text, source_text
+from quire.executor.graphs.source import generated_source, own_text
 
 COPYING_THREADS = 128
 TILE = "const int* tiles"
@@ -68,6 +68,6 @@ def blocks_of_row(max_rows: int) -> int:
 def kernel_source(
     name: str, parameters: Sequence[str], constants: Mapping[str, int], threads: int
 ) -> str:
-    """Return the source of a kernel; see `source.source_text`."""
+    """Return the source of a kernel; see `source.generated_source`."""
     body = own_text(f"{name}.cuh")
-    return source_text(parameters, [body], threads, constants=constants)
+    return generated_source(parameters, [body], threads, constants=constants)

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from quire.attention.paged import cuda as paged
 from quire.attention.paged import decoding, packed
 from quire.attention.paged import portable_kernels as portable
-from quire.executor.graphs import kernels
+from quire.executor.graphs.attention import attention_kernels
 from quire.executor.graphs.attention.token_kernels import Attend, code_parameters
-from quire.executor.graphs.source import own_text, source_text
+from quire.executor.graphs.source import HALF, generated_source, own_text, written_source
 
 LONGEST = 576
 """Most elements of a vector."""
@@ -31,7 +31,7 @@ def attend(shape: paged.Shape, codes: portable.Codes, value_size: int, *, in_key
     """Return the kernel of a layer.
 
     Parameters over codes of single tokens are those of `token_kernels.attend`, over page codes
-    those of `kernels.attend_packed`.
+    those of `attention_kernels.attend_packed`.
 
     Args:
         value_size: elements of a stored value, of which the first are read.
@@ -40,7 +40,7 @@ def attend(shape: paged.Shape, codes: portable.Codes, value_size: int, *, in_key
     tailed = codes.by_channel
     parameters = ["const T* q", *code_parameters(codes)]
     if tailed:
-        parameters += kernels.TAILED
+        parameters += attention_kernels.TAILED
         body, head = packed.body("single"), packed.head()
     else:
         parameters += ["const int* tiles", "const int* table", "const float* numbers"]
@@ -59,8 +59,8 @@ def attend(shape: paged.Shape, codes: portable.Codes, value_size: int, *, in_key
         "THREADS": paged.LANES,
         "READY": "wait_for_others()",
     }
-    head = kernels.HALF + head + decoding.head() + paged.source("units") + paged.source("expand")
-    text = kernels.source_text(
+    head = HALF + head + decoding.head() + paged.source("units") + paged.source("expand")
+    text = written_source(
         parameters, body, paged.LANES, defines=defines, head=head, resident=shape.resident
     )
     shared = _shared_memory(shape)
@@ -88,12 +88,12 @@ def decode_prompts(shape: paged.Shape, codes: portable.Codes, *, in_key: bool) -
         "IN_KEY": int(in_key),
         **codes.defines(),
     }
-    return kernels.source_text(
+    return written_source(
         parameters,
         "wait_for_others();\n" + own_text("decode_prompts.cuh"),
         DECODING_THREADS,
         defines=defines,
-        head=kernels.HALF + decoding.head(),
+        head=HALF + decoding.head(),
         resident=4 if shape.key_dim <= 256 else 2,  # else the compiler leaves too few registers
     )
 
@@ -138,6 +138,6 @@ def gather(
         decoding.head(),
     ]
     body = own_text("gather_codes.cuh")
-    return source_text(
+    return generated_source(
         [*parameters, "T* to"], [body], threads, constants=own, functions="\n".join(lines)
     )

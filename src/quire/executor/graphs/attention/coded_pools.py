@@ -15,8 +15,7 @@ from quire.cache.formats.base import LayerStore
 from quire.cache.formats.codecs import padded
 from quire.cache.formats.tokens import TokenStore
 from quire.cache.specs import KVSpec
-from quire.executor.graphs import kernels
-from quire.executor.graphs.attention import coded_kernels, token_kernels
+from quire.executor.graphs.attention import attention_kernels, coded_kernels, token_kernels
 from quire.executor.graphs.attention.attention_recorder import AttentionRecorder
 from quire.executor.graphs.attention.coding_check import (
     KernelRunner,
@@ -172,12 +171,12 @@ class PagePool(CodedPool):
             kernel = coded_kernels.attend(shape, self.codes, size, in_key=in_key)
             source, shared = kernel.text, kernel.shared
         else:
-            source = kernels.attend_packed(shape, self.codes)
+            source = attention_kernels.attend_packed(shape, self.codes)
             shared = packed.shared_memory(shape, self.codes)
         grid = rows, shape.blocks, splits + 1
         attention.add(source, grid, arguments, writes=found, shared=shared)
         signs = 0 if in_key else attention.recorder.copied(packed.signs(shape.value_dim))
-        join = kernels.join(shape, splits, turned=not in_key, some=some)
+        join = attention_kernels.join(shape, splits, turned=not in_key, some=some)
         given = [signs, group.own] if some else [signs]
         attention.add_up(found, join, given=given, rows=rows)
         if some:
@@ -197,14 +196,14 @@ class PagePool(CodedPool):
             signs = 0 if in_key else recorder.copied(packed.signs(dim))
             halves = to.arrays[:1] if in_key else to.arrays
             attention.add(
-                kernels.code_written(
+                attention_kernels.code_written(
                     shape.kv_heads, shape.key_dim, 0 if in_key else dim, codes=self.codes
                 ),
                 _decoding_grid(recorder, shape.kv_heads, 1),
                 [group.decoded, group.written, signs, *own, *halves],
                 writes=[to.buffer],
                 after=[to.buffer],
-                threads=kernels.TAIL_THREADS,
+                threads=attention_kernels.TAIL_THREADS,
             )
         scaled = 0 if in_key else recorder.constant(packed.signs(dim) * dim**-0.5)
         self._read_decoded(attention, self.codes, arrays=[*arrays, scaled])

@@ -19,8 +19,7 @@ from quire.core.kv_format import KVFormat
 from quire.device.cuda.driver import Compiler, DriverError, Graph
 from quire.device.cuda.extension import Extension
 from quire.device.verified import disagreement
-from quire.executor.graphs import kernels
-from quire.executor.graphs.attention import heads
+from quire.executor.graphs.attention import attention_kernels, heads
 from quire.executor.graphs.attention.heads import Coding, Heads, code_parts, code_tables
 from quire.executor.graphs.recorder import Kernel, launches
 
@@ -74,11 +73,13 @@ def tail_coding_differs(spec: KVSpec, format: KVFormat, runner: KernelRunner) ->
     mx.eval(*arrays, *inputs)
     table = mx.array(np.array([runner.address(each) for each in arrays], np.int64))
     mx.eval(table)
-    source = kernels.code_tails(*dims, Codes.of(store.packed.coded()))
+    source = attention_kernels.code_tails(*dims, Codes.of(store.packed.coded()))
     arguments = tuple(map(runner.address, (*inputs, table)))
     grid = shape.kv_heads, 1, 1
     try:
-        runner.run(Kernel(source, grid, kernels.TAIL_THREADS, shared=0, arguments=arguments))
+        runner.run(
+            Kernel(source, grid, attention_kernels.TAIL_THREADS, shared=0, arguments=arguments)
+        )
     except (DriverError, RuntimeError) as problem:
         return str(problem)
     expected.write(vectors[0], values, _slots(shape))

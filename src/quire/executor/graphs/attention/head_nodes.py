@@ -8,7 +8,7 @@ from quire.executor.graphs.operands import ProductMatrix, UnsupportedNode
 from quire.executor.graphs.places import NodeKinds, buffers_of
 from quire.executor.graphs.products import product_kernels
 from quire.executor.graphs.rows.row_layouts import LayoutRecording
-from quire.executor.graphs.source import C_TYPES, own_text, source_text
+from quire.executor.graphs.source import C_TYPES, generated_source, own_text
 from quire.program.values import Node
 
 _THREADS = 128
@@ -52,7 +52,7 @@ class HeadRecording(LayoutRecording):
         parameters = [x.parameter("x"), cosines.parameter("cosines"), sines.parameter("sines")]
         parameters += [f"{C_TYPES[value.dtype]}* y"]
         body = [own_text("rotate.cuh")]
-        text = source_text(parameters, body, _THREADS, constants=constants)
+        text = generated_source(parameters, body, _THREADS, constants=constants)
         operands = x, cosines, sines
         reads = buffers_of(operands)
         y = self._written(node.outputs[0], reads)

@@ -10,8 +10,7 @@ import mlx.core as mx
 from quire.cache.formats.base import vector_sizes
 from quire.cache.formats.tokens import TokenStore
 from quire.device.cuda.encoding import Kind, coding_text
-from quire.executor.graphs import kernels
-from quire.executor.graphs.source import literal, own_text
+from quire.executor.graphs.source import HALF, literal, own_text, written_source
 
 THREADS = 128
 _TABLES = ("signs", "edges")
@@ -161,6 +160,6 @@ class Heads:
         else:
             parameters += self.coding.parameters
             defines = {**defines, **self.coding.defines}
-            head = kernels.HALF + coding_text() + head
+            head = HALF + coding_text() + head
         body = own_text("heads.cuh")
-        return kernels.source_text(parameters, body, THREADS, defines=defines, head=head)
+        return written_source(parameters, body, THREADS, defines=defines, head=head)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from quire.attention.paged import cuda as paged
 from quire.attention.paged import portable_kernels as portable
 from quire.attention.paged import tokens
-from quire.executor.graphs import kernels
+from quire.executor.graphs.attention import attention_kernels
+from quire.executor.graphs.source import HALF, written_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +35,8 @@ def attend(shape: paged.Shape, codes: portable.Codes) -> Attend:
     parameters += ["const int* tiles", "const int* table", "const float* numbers"]
     parameters += ["float* partial", "float* stats"]
     defines = {**tokens.defines(shape, codes), "READY": "wait_for_others()"}
-    head = kernels.HALF + tokens.head(shape.dtype)
-    text = kernels.source_text(
+    head = HALF + tokens.head(shape.dtype)
+    text = written_source(
         parameters, tokens.body(), paged.LANES, defines=defines, head=head, resident=shape.resident
     )
     return Attend(text, tokens.shared_memory(shape, codes))
@@ -62,10 +63,13 @@ def combine(
     """
     parameters = ["const int* rows", "const float* partial", "const float* stats"]
     parameters += ["const float* signs", *["const int* tiles"] * some, "T* result"]
-    parameters += kernels.sinks_of(shape)
-    lines = [*kernels.of_splits(shape, splits, some=some), "constexpr int count = splits;"]
+    parameters += attention_kernels.sinks_of(shape)
+    lines = [
+        *attention_kernels.of_splits(shape, splits, some=some),
+        "constexpr int count = splits;",
+    ]
     own = {"TURNED": int(turned), "R_DIM": value_dim}
-    defines: Mapping[str, object] = {**kernels.joined_defines(shape), **own}
-    head = kernels.HALF + paged.joining(turned=turned)
+    defines: Mapping[str, object] = {**attention_kernels.joined_defines(shape), **own}
+    head = HALF + paged.joining(turned=turned)
     body = "\n".join([*lines, paged.source("combine")])
-    return kernels.source_text(parameters, body, paged.LANES, defines=defines, head=head)
+    return written_source(parameters, body, paged.LANES, defines=defines, head=head)

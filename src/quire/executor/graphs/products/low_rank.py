@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from quire.executor.graphs.operands import UnsupportedNode
 from quire.executor.graphs.places import NodeKinds, ValueRecording, shown
-from quire.executor.graphs.source import C_TYPES, NotGenerated, source_text
+from quire.executor.graphs.source import C_TYPES, NotGenerated, generated_source
 from quire.program.values import Node
 
 THREADS = 128
@@ -83,7 +83,7 @@ class LowRankProduct:
         ]
         parameters = [f"const {x}* x", "const int* numbers", f"const {factor}* inner", "float* low"]
         constants = {"INPUTS": inputs, "RANK": self.rank, "EACH": each, "THREADS": THREADS}
-        return source_text(parameters, body, THREADS, constants=constants)
+        return generated_source(parameters, body, THREADS, constants=constants)
 
     @property
     def second(self) -> str:
@@ -120,7 +120,7 @@ class LowRankProduct:
         parameters += [f"const {factor}* outer", f"{y}* y"]
         sizes = {"OUTPUTS": self.outer.shape[-1], "RANK": self.rank}
         constants = {**sizes, "EACH": self._outputs_each, "THREADS": THREADS}
-        return source_text(parameters, body, THREADS, constants=constants)
+        return generated_source(parameters, body, THREADS, constants=constants)
 
     @property
     def _outputs_each(self) -> int:

@@ -18,7 +18,7 @@ from quire.executor.graphs.source import (
     WEIGHT_TYPES,
     NotGenerated,
     code_lines,
-    source_text,
+    generated_source,
 )
 from quire.program.values import Node, Program
 
@@ -66,7 +66,7 @@ def plain_product_kernel(program: Program, node: Node) -> RowKernel:
     parameters = [f"const {C_TYPES[x]}* x"]
     parameters += [f"const {WEIGHT_TYPES[each.dtype]}* {name}" for name, each in arrays.items()]
     constants = {"OUTPUTS": outputs, "INPUTS": inputs, "WARPS": _THREADS // 32}
-    text = source_text([*parameters, f"{kind}* y"], body, _THREADS, constants=constants)
+    text = generated_source([*parameters, f"{kind}* y"], body, _THREADS, constants=constants)
     arguments = (Argument(value), *map(Argument, arrays.values()), Argument(result))
     blocks = -(-outputs * 32 // _THREADS)
     return RowKernel(text, arguments, _THREADS, grid=lambda max_rows: (blocks, max_rows, 1))

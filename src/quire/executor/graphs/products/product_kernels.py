@@ -13,10 +13,9 @@ from quire.device.cuda.skinny_gemm import SkinnyGemm
 from quire.device.cuda.warpgroup_gemm import WarpgroupGemm, copies_boxes
 from quire.device.cuda.wide_gemm import WideGemm
 from quire.device.gpu_kernels import kernel_text
-from quire.executor.graphs.kernels import source_text
 from quire.executor.graphs.products.product_endings import ProductEnding
 from quire.executor.graphs.ranks.rank_sums import rank_constants, sending_functions
-from quire.executor.graphs.source import literal
+from quire.executor.graphs.source import literal, written_source
 
 _PRODUCTS = "quire.device.cuda"
 Gemm = SkinnyGemm | WideGemm | WarpgroupGemm
@@ -276,7 +275,7 @@ def _product(
     ready = "wait_for_others(), others_may_start()" if late else "wait_for_others()"
     defines = {**gemm.defines, **more, "READY": ready}
     before = "\n".join(lines)
-    return source_text(
+    return written_source(
         parameters,
         body,
         gemm.threads,

@@ -8,10 +8,9 @@ import mlx.core as mx
 
 from quire.device.gpu_kernels import kernel_text
 from quire.device.mixture import Router, Routing
-from quire.executor.graphs import kernels
 from quire.executor.graphs.operands import UnsupportedNode
 from quire.executor.graphs.recorder import EXPERT_TILE
-from quire.executor.graphs.source import C_TYPES, literal, own_text
+from quire.executor.graphs.source import C_TYPES, literal, own_text, written_source
 from quire.models.layers.routers import SparseMixer
 
 ROUTE_THREADS = 1024
@@ -67,7 +66,7 @@ class Route:
         parameters = [*self._parameters(), "int* order", "int* tiles"]
         defines = {**self._defines(), "TILE": tile, "MOST": max_tiles}
         body = own_text("route.cuh") + "__syncthreads();\n" + _grouping_text()
-        return kernels.source_text(parameters, body, ROUTE_THREADS, defines=defines)
+        return written_source(parameters, body, ROUTE_THREADS, defines=defines)
 
     def alone(self) -> str:
         """Return the source of a kernel that routes one row, and groups its pairs, in one warp.
@@ -76,7 +75,7 @@ class Route:
         """
         parameters = [*self._parameters(), "int* order", "int* tiles"]
         defines = {**self._defines(), "ALONE": 1}
-        return kernels.source_text(parameters, own_text("route.cuh"), 32, defines=defines)
+        return written_source(parameters, own_text("route.cuh"), 32, defines=defines)
 
     def scoring(self) -> str:
         """Return the source of a kernel that routes, in thread blocks of `SCORING_THREADS`.
@@ -84,9 +83,7 @@ class Route:
         Parameters: rows, logits, corrections, factors of experts, chosen, weights.
         """
         body = own_text("route.cuh")
-        return kernels.source_text(
-            self._parameters(), body, SCORING_THREADS, defines=self._defines()
-        )
+        return written_source(self._parameters(), body, SCORING_THREADS, defines=self._defines())
 
     def _parameters(self) -> list[str]:
         logits, correction, per_expert = self.types
@@ -139,7 +136,7 @@ def grouping(experts: int, k: int, max_tiles: int, tile: int) -> str:
     """
     parameters = ["const int* rows", "const int* chosen", "int* order", "int* tiles"]
     defines = {"EXPERT_COUNT": experts, "TOP": k, "TILE": tile, "MOST": max_tiles}
-    return kernels.source_text(parameters, _grouping_text(), ROUTE_THREADS, defines=defines)
+    return written_source(parameters, _grouping_text(), ROUTE_THREADS, defines=defines)
 
 
 def _grouping_text() -> str:

@@ -16,7 +16,7 @@ from quire.executor.graphs.ranks import rank_sums
 from quire.executor.graphs.rows.generated import GeneratedRecording
 from quire.executor.graphs.rows.regions import RowKernel, row_kernel
 from quire.executor.graphs.rows.row_layouts import LayoutRecording
-from quire.executor.graphs.source import C_TYPES, ROUNDED, NotGenerated, own_text, source_text
+from quire.executor.graphs.source import C_TYPES, ROUNDED, NotGenerated, generated_source, own_text
 from quire.program.passes import RESHAPES
 from quire.program.values import FUSED, Node, Program
 
@@ -82,7 +82,7 @@ class Exchange:
         parameters = ["const long long* inboxes", f"const {element}* x", f"{element}* y"]
         body = [f"typedef {element} E;", f"typedef {piece} Piece;", "wait_for_others();"]
         body.append(own_text("exchange.cuh"))
-        return source_text(parameters, body, THREADS, constants=constants, functions=_SENDING)
+        return generated_source(parameters, body, THREADS, constants=constants, functions=_SENDING)
 
 
 class ExchangeRecording(GeneratedRecording, LayoutRecording):

@@ -18,7 +18,7 @@ from quire.executor.graphs.source import (
     WEIGHT_TYPES,
     NotGenerated,
     code_lines,
-    source_text,
+    generated_source,
 )
 from quire.program.values import Node, Program
 
@@ -104,7 +104,7 @@ def _looked_up(
     parameters = [f"const {C_TYPES[index]}* tokens"]
     parameters += [f"const {each}* table{n}" for n, each in enumerate(types)]
     parameters += [f"{C_TYPES[dtype]}* out0"]
-    text = source_text(parameters, body, cut.lanes * cut.groups, constants=cut.constants)
+    text = generated_source(parameters, body, cut.lanes * cut.groups, constants=cut.constants)
     arguments = (Argument(numbers), *map(Argument, table), Argument(out))
     return RowKernel(text, arguments, cut.lanes * cut.groups, grid=cut.grid)
 

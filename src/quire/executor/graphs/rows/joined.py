@@ -7,7 +7,7 @@ from math import prod
 from quire.executor.graphs.rows.accesses import Access, Rows
 from quire.executor.graphs.rows.regions import Argument, RowKernel
 from quire.executor.graphs.rows.row_body import Body, Cut, Leaf, Stored, Term
-from quire.executor.graphs.source import C_TYPES, NotGenerated, source_text
+from quire.executor.graphs.source import C_TYPES, NotGenerated, generated_source
 from quire.program.primitives import VIEWS
 from quire.program.values import Node, Program
 
@@ -48,7 +48,7 @@ def joined_kernel(program: Program, node: Node) -> RowKernel:
         start += together
     kind, threads = C_TYPES[value.dtype], max(cut.lanes * cut.groups for cut in cuts)
     parameters = [f"const {kind}* in{number}" for number in range(len(cuts))] + [f"{kind}* out0"]
-    text = source_text(parameters, lines, threads, constants={})
+    text = generated_source(parameters, lines, threads, constants={})
 
     def grid(max_rows: int) -> tuple[int, int, int]:
         return max(cut.grid(max_rows)[0] for cut in cuts), len(cuts), 1

@@ -23,9 +23,9 @@ from quire.executor.graphs.rows.row_body import Body, Cut, Leaf, Statement, Stor
 from quire.executor.graphs.source import (
     C_TYPES,
     NotGenerated,
+    generated_source,
     literal,
     literal_of,
-    source_text,
 )
 from quire.program.passes import NORMS
 from quire.program.primitives import VIEWS
@@ -146,7 +146,9 @@ class RowGenerator:
             for layout in sorted(set(written.values()), key=lambda each: each.value):
                 functions += kernel_text("quire.device.cuda", f"{layout.value}.cuh")
         threads = cut.lanes * cut.groups
-        text = source_text(parameters, lines, threads, constants=constants, functions=functions)
+        text = generated_source(
+            parameters, lines, threads, constants=constants, functions=functions
+        )
         return RowKernel(
             text,
             tuple(self._arguments),

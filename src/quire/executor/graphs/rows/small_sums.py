@@ -7,7 +7,7 @@ from math import prod
 from quire.executor.graphs.rows.accesses import Rows
 from quire.executor.graphs.rows.regions import Argument, RowKernel
 from quire.executor.graphs.rows.row_body import Cut
-from quire.executor.graphs.source import C_TYPES, ROUNDED, NotGenerated, source_text
+from quire.executor.graphs.source import C_TYPES, ROUNDED, NotGenerated, generated_source
 from quire.program.values import Node, Program, Size
 
 _THREADS = 128
@@ -93,7 +93,9 @@ def _kernel(
         *body,
         "if (lane == 0) put(out0[(size_t)row * OUTPUTS + o], sum);",
     ]
-    text = source_text([*parameters, f"{kinds[-1]}* out0"], lines, _THREADS, constants=constants)
+    text = generated_source(
+        [*parameters, f"{kinds[-1]}* out0"], lines, _THREADS, constants=constants
+    )
     arguments = tuple(map(Argument, (*node.inputs, *node.outputs)))
     return RowKernel(text, arguments, _THREADS, grid=cut.grid)
 

@@ -1,4 +1,4 @@
-"""The sources of hand-written kernels of a step.
+"""The sources of attention over plain blocks and page codes, and of the kernels that write codes.
 
 Each is a function `kernel` whose arguments are all addresses. `rows` is the number of rows of the
 step; a kernel is launched for the rows that its graph was recorded for.
@@ -6,7 +6,7 @@ step; a kernel is launched for the rows that its graph was recorded for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from quire.attention.paged.warpgroups import PromptTiles, prompt_tiles
 from quire.cache.formats.packing import Affine, affine_coding
 from quire.device.cuda.driver import Card
 from quire.device.gpu_kernels import kernel_text
-from quire.executor.graphs.source import DEPENDENCIES, literal, own_text, signature
+from quire.executor.graphs.source import HALF, literal, own_text, written_source
 
 TAIL_THREADS = 256
 TAILED = (
@@ -29,43 +29,6 @@ TAILED = (
     *("float* partial", "float* stats", "float* own_partial", "float* own_stats"),
 )
 """Parameters of attention over page codes, behind those of the codes."""
-HALF = "#include <cuda_fp16.h>\n"
-
-
-def source_text(
-    parameters: Sequence[str],
-    body: str,
-    threads: int,
-    defines: Mapping[str, object],
-    head: str = "",
-    before: str = "",
-    resident: int | None = None,
-    *,
-    starts_others: bool = True,
-) -> str:
-    """Return the source of a kernel whose constants are macros, and whose type `T` is bfloat16.
-
-    Args:
-        resident: thread blocks that a multiprocessor should hold at a time.
-        before: C lines that may run before earlier kernels have finished.
-        starts_others: whether the next kernel may start with this one; else the body says when.
-    """
-    lines = [f"#define {name} {value}" for name, value in defines.items()]
-    return "\n".join(
-        [
-            "#include <cuda_bf16.h>",
-            *lines,
-            "typedef __nv_bfloat16 T;",
-            DEPENDENCIES,
-            head,
-            signature(parameters, threads, resident),
-            "others_may_start();" * starts_others,
-            before,
-            "" if "wait_for_others();" in body or "READY" in defines else "wait_for_others();",
-            body,
-            "}\n",
-        ]
-    )
 
 
 def attend(
@@ -98,7 +61,7 @@ def attend(
     more["SPLITS_AT_ONCE"] = shape.splits_at_once(card)
     defines: Mapping[str, object] = {**shape.defines(1, split=True), **more}
     head = digits_head(stores_digits) + "".join(map(paged.source, ("tensor", "warps", "units")))
-    return source_text(
+    return written_source(
         [*parameters, *ending_of(shape, stores_digits)],
         "const int split = blockIdx.z, splits = gridDim.z;\n" + paged.source("single"),
         paged.LANES,
@@ -126,7 +89,7 @@ def attend_tiles(shape: paged.Shape, *, value_in_key: bool = False) -> str:
     stride = shape.key_dim if value_in_key else shape.value_dim
     defines: Mapping[str, object] = {**shape.defines(tiles, split=False), "V_STRIDE": stride}
     parameters, head = _tile_parameters(shape), paged.source("tensor")
-    return source_text(parameters, "\n".join(body), paged.LANES, defines=defines, head=head)
+    return written_source(parameters, "\n".join(body), paged.LANES, defines=defines, head=head)
 
 
 def _tile_parameters(shape: paged.Shape) -> list[str]:
@@ -173,7 +136,7 @@ def attend_prompts(tiles: PromptTiles) -> str:
     pieces, for each tile and head 0, and maps of keys and of values.
     """
     sums, maps = ["float* sums", "int* stored"], ["const void* k_map", "const void* v_map"]
-    return source_text(
+    return written_source(
         [*_tile_parameters(tiles.shape), *sums, *maps],
         paged.source("prompts"),
         tiles.threads,
@@ -214,7 +177,7 @@ def combine(
     place = f"((size_t)tile[0] * {shape.heads} + blockIdx.x % {shape.heads})"
     defines = {**joined_defines(shape), "PLACE": place, "STORES_DIGITS": int(stores_digits)}
     defines["SPLITS_AT_ONCE"] = shape.splits_at_once(card)
-    return source_text(parameters, body, paged.LANES, defines=defines, head=head)
+    return written_source(parameters, body, paged.LANES, defines=defines, head=head)
 
 
 def of_splits(shape: paged.Shape, splits: int, *, some: bool = False) -> list[str]:
@@ -268,7 +231,7 @@ def attend_packed(shape: paged.Shape, codes: Codes) -> str:
     more = {"LEAST_PASSES": 1, "READY": "wait_for_others()"}
     defines: Mapping[str, object] = {**packed.defines(shape, codes), **more}
     head = HALF + packed.head()
-    return source_text(
+    return written_source(
         parameters, packed.body(), paged.LANES, defines=defines, head=head, resident=shape.resident
     )
 
@@ -295,7 +258,7 @@ def join(shape: paged.Shape, splits: int, *, turned: bool, some: bool = False) -
     body = "\n".join([*of_splits(shape, splits, some=some), paged.source("join")])
     defines = {**joined_defines(shape), "TURNED": int(turned)}
     head = HALF + paged.joining(turned=turned)
-    return source_text(parameters, body, paged.LANES, defines=defines, head=head)
+    return written_source(parameters, body, paged.LANES, defines=defines, head=head)
 
 
 def code_tails(kv_heads: int, key_dim: int, value_dim: int, codes: Codes) -> str:
@@ -308,7 +271,7 @@ def code_tails(kv_heads: int, key_dim: int, value_dim: int, codes: Codes) -> str
     """
     parameters = ["const int* rows", "const int* blocks", "const int* offsets"]
     parameters += ["const int* tails", "const float* signs", "const long long* stores"]
-    return source_text(
+    return written_source(
         parameters,
         own_text("code_tails.cuh"),
         TAIL_THREADS,
@@ -328,7 +291,7 @@ def code_written(kv_heads: int, key_dim: int, value_dim: int, codes: Codes) -> s
     for of in kinds:
         parameters += [f"unsigned* {of}_codes", f"__half* {of}_scales", f"__half* {of}_biases"]
     parameters += [f"const T* tail_{of}s" for of in kinds] + [f"T* {of}s" for of in kinds]
-    return source_text(
+    return written_source(
         parameters,
         own_text("code_written.cuh"),
         TAIL_THREADS,
