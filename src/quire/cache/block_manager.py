@@ -18,6 +18,7 @@ from quire.cache.blocks import Block, Change, Holder, PoolKey, Restore, Spill
 from quire.cache.capacity import Capacity, Pool
 
 _FIRST_BLOCKS = 16
+"""Fewest blocks that a pool grows by."""
 
 
 class BlockManager:

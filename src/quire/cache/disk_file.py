@@ -17,6 +17,7 @@ ROWS_A_COMMIT = 24
 VERSION = 3
 """Version of the schema and of the encoding of values. A file of another version is emptied."""
 _SHRINK_STEP = 64
+"""Most SQLite pages that the file is cut by at a time."""
 _SCHEMA = """
 CREATE TABLE models (id INTEGER PRIMARY KEY, fingerprint TEXT UNIQUE, name TEXT);
 CREATE TABLE entries (

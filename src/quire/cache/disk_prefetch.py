@@ -25,9 +25,8 @@ from quire.core.kv_format import KVFormat
 
 _READ_BYTES = 256 << 20
 """Most bytes per read. Longer prefixes are read in pieces, which bounds the host's memory."""
-_MIN_TIMEOUT_S = 2.0
-_TIMEOUT_FACTOR = 4
-"""A request waits for the disk at most `_MIN_TIMEOUT_S` plus this multiple of the estimate."""
+_MIN_TIMEOUT_S, _TIMEOUT_FACTOR = 2.0, 4
+"""A request waits for the disk at most this many seconds plus this multiple of the estimate."""
 
 
 class Tier(Protocol):

@@ -31,8 +31,11 @@ from quire.cache.disk_sql import Damaged, StoreBusy, StoreError, StoreFull, lock
 from quire.core.figures import size
 
 _JOURNAL_PAGES = 96
+"""SQLite pages that are reserved for the journal."""
 _DIGEST = 16
+"""Bytes of the checksum of a value."""
 MIN_BYTES = 4 << 20
+"""Smallest size limit of a folder."""
 
 
 class DiskStore:

@@ -26,14 +26,19 @@ from quire.core.config import DiskConfig
 log = logging.getLogger("quire.disk")
 
 _COMMIT_BYTES = 16 << 20
+"""Most bytes of the blocks of one commit, but for a single larger block."""
 _PAUSE_S = 30.0
+"""Seconds without writes after the disk or the size limit was full, or the file locked."""
 _BUSY_S = 5.0
 """Seconds without reads after the file was found locked, because each read would wait for
 the lock.
 """
 _IDLE_FLUSH_S = 5.0
+"""Seconds without work after which the order of use is written, and neighbours' keys are read."""
 _FIRST_RATE = 500e6
+"""Bytes per second of reads, assumed before any was measured."""
 _SMOOTHING = 0.2
+"""Weight of the newest read in the measured rate."""
 
 
 def log_disabled(reason: str) -> None:

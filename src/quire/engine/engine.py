@@ -55,8 +55,8 @@ from quire.speculation.heads import HeadDrafter
 
 log = logging.getLogger("quire.engine")
 
-
 _FAULTS_IN_A_ROW = 3
+"""Number of failed steps in a row after which the engine stops."""
 _IDLE_S = 0.005
 """Seconds to sleep when only the grammar compiler or the disk has work."""
 

@@ -50,6 +50,7 @@ _FIRST_PORT = 32_323
 _PROBE_S = 10.0
 """Seconds between two measurements of the ranks' own speed."""
 _PROBES = 3
+"""Number of runs of a probe, whose median counts."""
 START, PROBE = "start", "probe"
 
 

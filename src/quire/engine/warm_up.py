@@ -33,6 +33,7 @@ log = logging.getLogger("quire.engine")
 _NO_HURRY_MS = 1e9
 """Step time in milliseconds, so long that chunks double up to the largest step."""
 _TOKENS = 4
+"""Number of tokens that most of these requests generate."""
 _FEW_TOKENS = (2, 8)
 """Number of prompt tokens in the first measured steps."""
 _FIRST_PROMPT = 300

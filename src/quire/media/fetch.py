@@ -95,7 +95,7 @@ class _Refused(Exception):
 
 
 def _too_large(policy: FetchPolicy) -> _Refused:
-    return _Refused(f"it is larger than {policy.max_bytes} bytes", "too_large")
+    return _Refused(f"it is larger than {policy.max_bytes:,} bytes", "too_large")
 
 
 def _outside() -> _Refused:

@@ -10,6 +10,7 @@ from operator import attrgetter
 
 from quire.cache.block_manager import BlockManager
 from quire.cache.reuse import Match, MissKind
+from quire.core.figures import size
 from quire.core.request import Failure
 from quire.scheduler.block_tables import BlockTables
 from quire.scheduler.counters import Counters
@@ -198,8 +199,8 @@ class Admission:
         if not sequence.prefix.ignored:
             self._sharing.ignore(sequence, MissKind.EVICTED)
             return True
-        budget = self._manager.capacity.budget
-        message = f"the server's KV cache, {budget} bytes, cannot hold this request alone"
+        budget = size(self._manager.capacity.budget)
+        message = f"the server's KV cache, {budget}, cannot hold this request alone"
         self._fail(sequence, Failure(message, 500))
         return False
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from quire.scheduler.plan import EncoderWork
 
 _SMOOTHING = 0.2
+"""Weight of the newest step in a bucket's seconds per row."""
 _MAX_SLOWDOWN = 2.0
 """Outlier limit: a step counts as at most this multiple of its expected time."""
 

@@ -6,6 +6,7 @@ from quire.cache.block_manager import BlockManager
 from quire.cache.blocks import blocks_by_pool
 from quire.cache.specs import KVGroup
 from quire.core.errors import ContextOverflow, RequestError
+from quire.core.figures import size
 from quire.core.kv_format import KVFormat
 from quire.core.media import CrossMedia
 from quire.core.request import Request
@@ -51,9 +52,8 @@ class Limits:
             raise ContextOverflow(length, self.max_context, param="prompt")
         room = self.context(format, _largest_item(request), cross_media)
         if length + first > room:
-            because = (
-                f"The server's KV cache, {self._manager.capacity.budget} bytes, holds no more."
-            )
+            budget = size(self._manager.capacity.budget)
+            because = f"The server's KV cache, {budget}, holds no more."
             raise ContextOverflow(length, room, param="prompt", because=because)
         return room
 

@@ -31,7 +31,8 @@ class MediaInFlight:
         held = sum(bytes_held for _, bytes_held in self._held)
         if held and held + size > _MAX_BYTES:
             raise Overloaded(
-                f"Media of requests in flight take {held} of {_MAX_BYTES} bytes: try again later.",
+                f"Media of requests in flight take {held:,} of {_MAX_BYTES:,} bytes: try again "
+                "later.",
                 param="messages",
                 code="too_much_media_in_flight",
             )

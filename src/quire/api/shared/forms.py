@@ -33,7 +33,7 @@ async def read_form(request: Request, limit: int, max_fields: int) -> AsyncItera
         message = await request.receive()
         left -= len(message.get("body", b""))
         if left < 0:
-            raise TooLarge(f"The file is larger than {limit} bytes.", code="file_too_large")
+            raise TooLarge(f"The file is larger than {limit:,} bytes.", code="file_too_large")
         return message
 
     with storage("folder of temporary files"):

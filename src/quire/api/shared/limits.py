@@ -57,7 +57,7 @@ async def read_body(request: Request, limit: int, counted: Counted) -> bytes:
 
 
 def _too_large(limit: int) -> TooLarge:
-    return TooLarge(f"The body is larger than {limit} bytes.", code="request_too_large")
+    return TooLarge(f"The body is larger than {limit:,} bytes.", code="request_too_large")
 
 
 def check_headers(request: Request) -> None:
@@ -69,7 +69,7 @@ def check_headers(request: Request) -> None:
     """
     size = sum(map(len, chain.from_iterable(request.scope["headers"])))
     if size > MAX_HEADER_BYTES:
-        raise TooLarge(f"The headers are larger than {MAX_HEADER_BYTES} bytes.")
+        raise TooLarge(f"The headers are larger than {MAX_HEADER_BYTES:,} bytes.")
     check_coding(headers_of(request.scope).get("content-encoding", ""))
 
 
@@ -157,8 +157,8 @@ class Slots:
         """
         if self.held + size > _HELD_BYTES:
             raise Overloaded(
-                f"Log-probabilities of unstreamed answers take {self.held} of "
-                f"{_HELD_BYTES} bytes: set 'stream', or try again later.",
+                f"Log-probabilities of unstreamed answers take {self.held:,} of "
+                f"{_HELD_BYTES:,} bytes: set 'stream', or try again later.",
                 param="logprobs",
                 code="too_many_logprobs",
             )

@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from quire.cache.formats.packing import (
+    F16_MAX,
     SCALE,
     Affine,
     affine,
@@ -24,8 +25,6 @@ from quire.cache.formats.packing import (
 from quire.cache.formats.rotation import rotation
 from quire.device.coding import VectorCoding, VectorRotation
 from quire.device.device import current_device
-
-_F16_MAX = 65504.0
 
 
 def padded(dim: int) -> int:
@@ -216,7 +215,7 @@ class CodebookCodec(Codec):
     def prepare(self, x: mx.array) -> list[mx.array]:
         rotated = self._rotation.forward(super().transform(x.astype(mx.float32)))
         norm = mx.linalg.norm(rotated, axis=-1, keepdims=True)
-        return [rotated, norm, mx.minimum(norm, _F16_MAX).astype(SCALE)]
+        return [rotated, norm, mx.minimum(norm, F16_MAX).astype(SCALE)]
 
     def code(self, prepared: list[mx.array]) -> list[mx.array]:
         rotated, norm, stored = prepared

@@ -15,13 +15,15 @@ from quire.device.device import current_device, fused
 SCALE = mx.float16
 """Type of scales and biases. bfloat16 has a third more error at 8 bits and saves nothing."""
 
-_F16_MAX = 65504.0
+F16_MAX = 65504.0
+"""Largest finite float16."""
 _LOADING = {2: 1.494, 3: 2.051}
 """By bits, half the quantiser's range in standard deviations that suits a Gaussian (Max, 1960).
 From 4 bits on, the range of the 64 elements themselves is used, which is about as good.
 """
 
 _REFITS = 2
+"""Rounds of least squares over a group's codes, which refit its scale and bias."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +197,7 @@ def _stored(x: mx.array) -> mx.array:
     """Return a number rounded as it will be stored, so that codes are chosen for the stored
     scale.
     """
-    return mx.clip(x, -_F16_MAX, _F16_MAX).astype(SCALE).astype(mx.float32)
+    return mx.clip(x, -F16_MAX, F16_MAX).astype(SCALE).astype(mx.float32)
 
 
 @fused
