@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.core.errors import RequestError
+from quire.core.figures import size
 from quire.core.kv_format import KVFormat
 from quire.core.request import FinishReason, Request
 from tests.scheduler.simulation import GROUPS, ONLY_RECURRENT, PLAIN, SEALED, Simulation
@@ -85,5 +86,5 @@ def test_a_request_that_can_never_run_fails_and_blocks_nobody(
     if worst > least:
         assert failed.finish is FinishReason.ERROR
         assert failed.error is not None
-        assert f"KV cache, {least} bytes, cannot hold this request" in failed.error.message
+        assert f"KV cache, {size(least)}, cannot hold this request" in failed.error.message
     simulation.check_nothing_leaks()
