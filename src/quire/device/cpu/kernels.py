@@ -95,7 +95,7 @@ def _extension() -> tuple[Any, str]:
             raise NoKernels(f"the CPU kernels cannot be loaded: {error}; {_WITHOUT}") from error
         raise NoKernels(
             f"the CPU kernels were not built, so {_WITHOUT}: install a C++ compiler (g++ or "
-            "clang++), then reinstall Quire"
+            "clang++), then reinstall Quire without QUIRE_BUILD_KERNELS=off"
         ) from error
     if (mlx := version("mlx")) != ops.MLX_VERSION:
         raise NoKernels(
