@@ -15,7 +15,7 @@ from quire.core.config import EngineConfig
 from quire.core.errors import ModelError
 from quire.core.kv_format import KVFormat
 from quire.engine.factory import open_engine
-from quire.executor.guessing import LayerGuesser, LayersGuesser
+from quire.executor.guessing import MTPChainGuesser, MTPGuesser
 from quire.models.base import named_parameters
 from quire.models.decoder import DecoderModel
 from quire.models.registry import build
@@ -123,7 +123,7 @@ def settings(loaded: LoadedModel, **changes: object) -> EngineConfig:
 
 def served(loaded: LoadedModel, config: EngineConfig, most: int = 1) -> tuple[Company, Recording]:
     drafter = Recording(most)
-    company = Company(loaded, config, (drafter,), EveryDraft(), LayerGuesser(loaded.model))
+    company = Company(loaded, config, (drafter,), EveryDraft(), MTPGuesser(loaded.model))
     return company, drafter
 
 
@@ -238,7 +238,7 @@ def test_each_head_goes_on_from_the_one_before(changes: dict[str, Any], tmp_path
     own = settings(loaded, **changes)
     answers = Company(open_model(str(tmp_path), dtype="float32"), own).run(wanted, every=2)
     drafter = Recording(count)
-    company = Company(loaded, own, (drafter,), EveryDraft(), LayersGuesser(model))
+    company = Company(loaded, own, (drafter,), EveryDraft(), MTPChainGuesser(model))
     company.run(wanted, every=20)  # each prompt is read in one step
     assert_same(company.answers, answers, [each.id for each in wanted])
     assert company.engine.stats().drafts[0][1] > 24 * count

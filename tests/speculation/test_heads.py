@@ -17,7 +17,7 @@ from quire.demo import MODEL_DIR
 from quire.demo.skills import load
 from quire.device.device import current_device, open_device
 from quire.executor.eager import EagerExecutor
-from quire.executor.guessing import HeadGuesser
+from quire.executor.guessing import DraftHeadGuesser
 from quire.models.draft_head import FILE, DraftHead, GuessStep, TokenGuesser, open_draft_head
 from quire.models.layers.common import embed
 from quire.models.layers.linear import PackedLinear
@@ -47,7 +47,7 @@ def test_a_head_that_guesses_at_random_changes_no_answer(tiny: LoadedModel) -> N
     wanted = prompts((3, 20), tokens=20)
     plain = Company(tiny, config).run(wanted)
     width = tiny.model.model.embed_tokens.weight.shape[-1]
-    guesser = HeadGuesser(TokenGuesser(GuessStep(tiny.model, DraftHead(width, 8))))
+    guesser = DraftHeadGuesser(TokenGuesser(GuessStep(tiny.model, DraftHead(width, 8))))
     served = Company(tiny, config, (HeadDrafter(),), EveryDraft(), guesser)
     assert_same(served.run(wanted), plain, [request.id for request in wanted])
     assert dict(served.engine.stats().drafts)["mtp"] > 40
@@ -62,7 +62,7 @@ def test_the_shipped_head_is_right_more_often_than_not() -> None:
     wanted = questions(loaded.eos_ids)
     off = Company(loaded, config)
     plain = off.run(wanted)
-    guesser = HeadGuesser(TokenGuesser(GuessStep(loaded.model, head)))
+    guesser = DraftHeadGuesser(TokenGuesser(GuessStep(loaded.model, head)))
     served = Company(loaded, config, (HeadDrafter(),), EveryDraft(), guesser)
     for name, answer in served.run(wanted).items():
         assert answer.tokens == plain[name].tokens
@@ -137,7 +137,7 @@ def test_step_times_are_learnt_from_steps_that_guess(monkeypatch: pytest.MonkeyP
     loaded = open_model(str(MODEL_DIR), dtype="float32")
     head = open_draft_head(loaded.path, loaded.model)
     assert head is not None
-    guesser = HeadGuesser(TokenGuesser(GuessStep(loaded.model, head)))
+    guesser = DraftHeadGuesser(TokenGuesser(GuessStep(loaded.model, head)))
     config = EngineConfig(str(MODEL_DIR), kv_memory=64 << 20, speculate="mtp")
     served = Company(loaded, config, (HeadDrafter(),), EveryDraft(), guesser)
     times = served.engine.step_times.generating

@@ -27,10 +27,10 @@ from quire.executor.factory import open_executor, open_pools
 from quire.executor.graphs.compiling import Compiling
 from quire.executor.guessing import (
     AssistantGuesser,
+    DraftHeadGuesser,
     Guesser,
-    HeadGuesser,
-    LayerGuesser,
-    LayersGuesser,
+    MTPChainGuesser,
+    MTPGuesser,
 )
 from quire.executor.hidden_rows import HiddenRows
 from quire.executor.segments.rows import open_row_segments
@@ -117,9 +117,9 @@ def _open_head(loaded: LoadedModel) -> tuple[Guesser | None, int]:
     if loaded.model.layout != loaded.model.own_layout:
         layout, count = loaded.model.layout, len(loaded.model.own_layout)
         if len(layout) - count > 1:
-            return LayersGuesser(loaded.model), len(layout) - count
+            return MTPChainGuesser(loaded.model), len(layout) - count
         # An indexer keeps keys of its own, which rows ahead do not have.
-        return LayerGuesser(loaded.model), 1 if KVLayout.of(layout).has_indexers else MOST
+        return MTPGuesser(loaded.model), 1 if KVLayout.of(layout).has_indexers else MOST
     head = open_draft_head(loaded.path, loaded.model)
     if head is None:
         return None, MOST
@@ -129,7 +129,7 @@ def _open_head(loaded: LoadedModel) -> tuple[Guesser | None, int]:
     guesser = TokenGuesser(GuessStep(loaded.model, head), faster)
     for count in range(1, MOST + 1):
         guesser.computing(count)  # traced now, not while serving
-    return HeadGuesser(guesser), MOST
+    return DraftHeadGuesser(guesser), MOST
 
 
 def _open_assistant(

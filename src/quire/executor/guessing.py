@@ -141,8 +141,8 @@ class Guesser(ABC):
         return mx.argmax(logits, axis=-1).astype(mx.int32)
 
 
-class HeadGuesser(Guesser):
-    """Guesses by a head without layers of its own, which needs the sampled rows alone."""
+class DraftHeadGuesser(Guesser):
+    """Guesses by a `draft_head`, which has no layers of its own and reads sampled rows alone."""
 
     weighs = True
 
@@ -163,10 +163,11 @@ class HeadGuesser(Guesser):
         return self.guesser(states.sampled[kept], tokens[kept], count, least=least)
 
 
-class LayerGuesser(Guesser):
-    """Guesses by the checkpoint's head, whose layer reads every row of every step.
+class MTPGuesser(Guesser):
+    """Guesses by the checkpoint's head for multi-token prediction (MTP).
 
-    After its first guess it goes on from its own state and guess, as if these were the model's.
+    Its layer reads every row of every step. After its first guess it goes on from its own state and
+    guess, as if these were the model's.
     The keys of such rows are not kept.
 
     Args:
@@ -207,8 +208,8 @@ class LayerGuesser(Guesser):
         self._computed(inputs.looking_ahead(hidden, _known_next(inputs)))
 
 
-class LayersGuesser(LayerGuesser):
-    """Guesses by several heads of the checkpoint, each from the states of the one before.
+class MTPChainGuesser(MTPGuesser):
+    """Guesses by several MTP heads of the checkpoint, each from the states of the one before.
 
     The layer of each head reads every row of every step. A head's row needs the token as far behind
     it as the head guesses ahead; where that is not known yet, the guess of the head before stands

@@ -66,7 +66,8 @@ def test_the_start_says_in_one_line_what_computes(
     assert said.levelname == "WARNING"
     assert said.message == (
         "the CPU kernels were not built, so steps take about twice as long: "
-        "install a C++ compiler (g++ or clang++), then reinstall Quire without QUIRE_BUILD_KERNELS=off"
+        "install a C++ compiler (g++ or clang++), then reinstall Quire without "
+        "QUIRE_BUILD_KERNELS=off"
     )
 
 

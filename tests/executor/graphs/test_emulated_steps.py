@@ -21,7 +21,7 @@ from quire.executor.graphs import graph_cache, recorder
 from quire.executor.graphs.graph_cache import GraphCache
 from quire.executor.graphs.launching import StepLaunching
 from quire.executor.graphs.step_graphs import StepLaunch
-from quire.executor.guessing import HeadGuesser
+from quire.executor.guessing import DraftHeadGuesser
 from quire.executor.inputs import StepInputs
 from quire.models.base import LanguageModel
 from quire.models.draft_head import DraftHead, GuessStep, TokenGuesser
@@ -300,7 +300,7 @@ def test_draft_heads_get_the_hidden_states_of_graphs(monkeypatch: pytest.MonkeyP
     loaded = opened(FAMILIES["llama"])
     guesser = _Noted(loaded.model)
     config = replace(PLAIN, speculate=HEAD)
-    company = Company(loaded, config, (HeadDrafter(),), EveryDraft(), HeadGuesser(guesser))
+    company = Company(loaded, config, (HeadDrafter(),), EveryDraft(), DraftHeadGuesser(guesser))
     results: list[StepResult] = []
     executor = executor_of(company.engine)
     collect = executor.collect

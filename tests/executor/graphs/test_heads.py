@@ -18,7 +18,7 @@ from quire.engine.assembly import assemble
 from quire.executor.computed import Computed
 from quire.executor.graphs.executor import GraphExecutor
 from quire.executor.graphs.runner import CUDAGraphs
-from quire.executor.guessing import AssistantGuesser, Guesser, LayerGuesser, LayersGuesser
+from quire.executor.guessing import AssistantGuesser, Guesser, MTPChainGuesser, MTPGuesser
 from quire.executor.inputs import FlatRows
 from quire.models.base import LanguageModel, named_parameters
 from quire.models.families.gemma4 import Gemma4
@@ -93,7 +93,7 @@ def test_heads_look_ahead_in_graphs(
     config = EngineConfig(
         "", kv_memory=64 << 20, kv_format=format, speculate=HEAD, max_step_tokens=21
     )
-    guesser = LayerGuesser(loaded.model) if heads == 1 else LayersGuesser(loaded.model)
+    guesser = MTPGuesser(loaded.model) if heads == 1 else MTPChainGuesser(loaded.model)
     company = Company(loaded, config, (HeadDrafter(heads),), EveryDraft(), guesser)
     wanted = [replace(each, id=f"{n}", max_tokens=9) for n, each in enumerate(prompts([3, 40], 9))]
     company.run(wanted, every=3)
@@ -200,7 +200,7 @@ def test_guesses_of_steps_that_are_launched_ahead_are_those_of_steps_that_wait(
     family = {"head": "glm4_moe", "heads": "mimo_v2_flash"}.get(name)
     heads = {"head": 1, "heads": 3}.get(name, 0)
     loaded = opened(FAMILIES["gemma4_moe"] if family is None else grown(family), heads=heads)
-    guesser: Guesser = {"assistant": assistant_of, "head": LayerGuesser, "heads": LayersGuesser}[
+    guesser: Guesser = {"assistant": assistant_of, "head": MTPGuesser, "heads": MTPChainGuesser}[
         name
     ](loaded.model)
     drafter = HeadDrafter(heads or 3, HEAD if heads else DRAFT)

@@ -11,7 +11,7 @@ from quire.demo import MODEL_DIR
 from quire.device.device import current_device
 from quire.device.operations import Operations
 from quire.engine.draft_opening import open_drafters
-from quire.executor.guessing import HeadGuesser
+from quire.executor.guessing import DraftHeadGuesser
 from quire.executor.segments.builder import Segment
 from quire.executor.segments.rows import LogitsSegment, RowSegments
 from quire.executor.segments.runner import open_segments
@@ -22,7 +22,7 @@ from quire.models.weights.loader import open_model
 def drafting_guesser() -> TokenGuesser:
     loaded = open_model(str(MODEL_DIR))
     guesser = open_drafters(loaded, EngineConfig(str(MODEL_DIR), kv_memory=64 << 20)).guesser
-    assert isinstance(guesser, HeadGuesser)
+    assert isinstance(guesser, DraftHeadGuesser)
     return guesser.guesser
 
 
