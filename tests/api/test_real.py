@@ -252,23 +252,42 @@ ENDLESS = {
 
 
 @pytest.mark.slow
-def test_a_deadline_ends_a_request_and_a_dead_engine_the_server(tmp_path: Path) -> None:
-    with quire_serve(tmp_path, "--request-timeout", "1.5") as child:
+def test_a_deadline_ends_a_request_and_a_dead_engine_is_started_anew(tmp_path: Path) -> None:
+    with quire_serve(tmp_path, "--request-timeout", "1.5", "--restarts", "1") as child:
         body = {**ENDLESS, "stream": False}
         late = HTTP.post(f"{child.url}/v1/chat/completions", json=body)
         assert late.status_code == 408
         assert set(late.json()["error"]) == {"message", "type", "param", "code"}
         assert child.live()["quire_running_sequences"] == 0
 
-        with HTTP.stream("POST", f"{child.url}/v1/chat/completions", json=ENDLESS) as answer:
-            lines = (line for line in answer.iter_lines() if line)
-            next(lines)
-            child.engine.kill()
-            rest = list(lines)
-        assert json.loads(rest[-2].removeprefix("data: "))["error"]["code"] == "engine_failure"
-        assert rest[-1] == "data: [DONE]"
-        assert sum('"error"' in line for line in rest) == 1
+        _kill_engine(child)
+        health = HTTP.get(f"{child.url}/health")
+        assert health.status_code == 503
+        assert health.json() == {
+            "status": "failed",
+            "reason": "the engine's process ended (signal 9)",
+            "models": {"quire-demo": "loading"},
+        }
+        waiting = HTTP.post(f"{child.url}/v1/chat/completions", json={**body, "max_tokens": 2})
+        assert waiting.status_code == 200, waiting.text
+        assert HTTP.get(f"{child.url}/health").json()["status"] == "ok"
+        assert child.samples()['quire_engine_failures_total{model="quire-demo"}'] == 1
+
+        _kill_engine(child)
         assert child.process.wait(HANG_S) == 1
+        assert "no engine can be started any more" in child.log.read_text()
+
+
+def _kill_engine(child: Child) -> None:
+    """Kill the engine of a stream, and check that the stream ends at once with one error."""
+    with HTTP.stream("POST", f"{child.url}/v1/chat/completions", json=ENDLESS) as answer:
+        lines = (line for line in answer.iter_lines() if line)
+        next(lines)
+        child.engine.kill()
+        rest = list(lines)
+    assert json.loads(rest[-2].removeprefix("data: "))["error"]["code"] == "engine_failure"
+    assert rest[-1] == "data: [DONE]"
+    assert sum('"error"' in line for line in rest) == 1
 
 
 def test_an_expected_answer_is_drafted_and_counted(url: str) -> None:

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from quire.api.connections import ConnectionLimits, LimitedProtocol
+from quire.api.connections import ConnectionLimits, LimitedProtocol, _warn_of_descriptors
 from quire.core.config import ServerConfig
 from tests.api.conftest import HTTP, Serve, Served
 from tests.support.child import quire_serve
@@ -149,6 +149,28 @@ def test_one_address_holds_a_bounded_number(serve: Serve, monkeypatch: pytest.Mo
     assert ended.recv(1) == b""
     for client in (*held, newest):
         client.close()
+
+
+def test_idle_connections_make_room_before_files_run_out(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    _warn_of_descriptors.cache_clear()
+    served = serve("Hello.", config=ServerConfig())
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(connect(served))]
+        allowed = held[0].fileno() + 64  # both ends of each connection are files of this process
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        while not (closed := select.select(held, [], [], 0)[0]):
+            held.append(stack.enter_context(connect(served)))
+            held[-1].sendall(b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+            assert held[-1].recv(12) == b"HTTP/1.1 200"
+            held[-1].recv(1 << 16)
+        assert closed == held[: len(closed)]
+        assert held[0].recv(1) == b""
+    (warning,) = [each.getMessage() for each in caplog.records]
+    assert f"the limit of {allowed} open files" in warning
 
 
 def test_a_stream_that_nobody_reads_ends(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

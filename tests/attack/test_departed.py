@@ -85,7 +85,7 @@ def test_a_job_that_ends_with_the_server_is_no_fault_of_its_request(
     tmp_path: Path, how: str
 ) -> None:
     """503, not 400; and the server does not wait for answers that cannot come."""
-    with attacked(tmp_path, "--stop-grace", "600") as victim:
+    with attacked(tmp_path, "--stop-grace", "600", "--restarts", "0") as victim:
         answers: list[httpx.Response] = []
         asking = _later(victim.url, calls(), answers)
         wait_until(victim.jobs)

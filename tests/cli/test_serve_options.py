@@ -93,6 +93,7 @@ def test_a_draft_model_is_named_with_the_way_to_speculate() -> None:
         (("--max-audio-bytes", "1e30TB"), "at most 1,000,000,000,000,000,000"),
         (("--max-video-seconds", "1e308"), "at most 1,000,000,000"),
         (("--engine-timeout", "1e-300"), "at least 1"),
+        (("--restarts", "-1"), "at least 0"),
         (("--media-folder", "a" * 5000), "too long for a path"),
         (("--adapter", "a" * 5000), "too long for a path"),
         (("--port", "65536"), "at most 65,535"),

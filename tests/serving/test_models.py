@@ -18,8 +18,9 @@ from quire.demo import MODEL_DIR
 from quire.serving.adapters import change_adapter
 from quire.serving.assembly import assemble
 from quire.serving.engine_client import MakeRoom
-from quire.serving.model import Lease, Loaded
+from quire.serving.model import Lease, Loaded, Model
 from quire.serving.models import Models, OnProgress
+from quire.serving.restarts import WITHIN_S
 from quire.serving.swaps import CLOSED_S, OPEN_S
 from quire.text.tokenizer import Tokenizer
 from tests.support import virtual_time
@@ -78,13 +79,18 @@ class House:
         return self.there[model_config.name]
 
     def models(
-        self, *names: str, pinned: str = "", idle_s: float | None = None, memory: int | None = None
+        self,
+        *names: str,
+        pinned: str = "",
+        idle_s: float | None = None,
+        memory: int | None = None,
+        restarts: int = 5,
     ) -> Models:
         model_configs = [
             ModelConfig(EngineConfig(name), ServerConfig(served_name=name), name == pinned, idle_s)
             for name in names
         ]
-        return Models(model_configs, self.open, memory=memory)
+        return Models(model_configs, self.open, memory=memory, restarts=restarts)
 
 
 async def asked(models: Models, name: str) -> Lease:
@@ -374,7 +380,7 @@ def test_a_model_that_stays_after_all_is_watched_once() -> None:
         watch = models.find("a").watch
         assert watch is not None
         assert watch.exception() is None
-        assert states(models)[0] == "unloaded"
+        assert states(models)[0] == "failed"
 
     virtual_time.run(check())
 
@@ -453,6 +459,143 @@ def test_a_fault_leaves_the_others_alone_and_the_next_request_loads_again() -> N
     virtual_time.run(check())
 
 
+def fail(model: Model, why: str = "out of memory") -> None:
+    """Let the engine of a loaded model fail."""
+    assert model.loaded is not None
+    assert model.loaded.broken is not None
+    model.loaded.service.client.failure = why  # type: ignore[misc]
+    model.loaded.broken.set()
+
+
+@pytest.mark.parametrize("names", ["a", "ab"])
+def test_the_engine_of_a_kept_model_is_started_anew(
+    names: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A lone model and a pinned one, with one mechanism."""
+
+    async def check() -> None:
+        house = House()
+        models = house.models(*names, pinned="a")
+        await models.open()
+        a = models.find("a")
+        for count in (1, 2):
+            fail(a)
+            waiting = asyncio.create_task(asked(models, "a"))
+            await asyncio.sleep(1)
+            assert (a.state, a.failure, a.failures) == ("loading", "out of memory", count)
+            (await waiting).release()
+            assert (a.state, a.failure) == ("loaded", None)
+        assert house.loads == ["a"] * 3
+        assert not models.broken.is_set()
+        await models.close()
+
+    virtual_time.run(check())
+    assert "failed: out of memory (failure 2 within 10 min, of which 5 are allowed)" in caplog.text
+
+
+def test_a_restart_that_fails_is_tried_again_until_one_succeeds() -> None:
+    async def check() -> None:
+        house = House()
+        models = house.models("a")
+        await models.open()
+        house.problem = "no memory is free"
+        fail(models.find("a"))
+        await asyncio.sleep(2 * LOAD_S)
+        assert models.find("a").failure == "no memory is free"
+        house.problem = None
+        await asyncio.sleep(2 * LOAD_S)
+        assert states(models) == ["loaded"], "no request has come"
+        assert models.find("a").failure is None
+
+    virtual_time.run(check())
+
+
+def test_a_model_that_is_unloaded_is_not_started_anew() -> None:
+    async def check() -> None:
+        house = House()
+        models = house.models("a")
+        await models.open()
+        for into_s in (LOAD_S / 2, LOAD_S + 0.5):  # in the midst of a loading, and before the next
+            house.problem = "no memory is free"
+            fail(models.find("a"))
+            await asyncio.sleep(into_s)
+            await models.unload(models.find("a"))
+            await asyncio.sleep(100)
+            assert models.find("a").failure is None
+            house.problem = None
+            await answered(models, "a")
+
+    virtual_time.run(check())
+
+
+@pytest.mark.parametrize("restarts", [0, 2])
+def test_engines_that_fail_too_often_end_the_server(restarts: int) -> None:
+    async def check() -> None:
+        house = House()
+        models = house.models("a", restarts=restarts)
+        await models.open()
+        for _ in range(restarts):
+            fail(models.find("a"))
+            await asyncio.sleep(1)
+            await answered(models, "a")
+            assert not models.broken.is_set()
+        fail(models.find("a"))
+        await models.broken.wait()
+        with pytest.raises(EngineFailure, match=rf"failed {restarts + 1} times within 10 min.*out"):
+            await asked(models, "a")
+        assert models.find("a").failure == "out of memory"
+        await models.close()
+
+    virtual_time.run(check())
+
+
+def test_restarts_that_fail_end_the_server_too() -> None:
+    async def check() -> None:
+        house = House()
+        models = house.models("a", restarts=3)
+        await models.open()
+        house.problem = "the folder is gone"
+        fail(models.find("a"))
+        await models.broken.wait()
+        assert len(house.started) == 1 + 3
+        await models.close()
+
+    virtual_time.run(check())
+
+
+def test_a_model_that_fails_too_often_waits_while_others_answer() -> None:
+    async def check() -> None:
+        models = House().models("a", "b", restarts=1)
+        started = now()
+        for _ in range(2):
+            await answered(models, "a")
+            fail(models.find("a"))
+            await asyncio.sleep(1)
+        with pytest.raises(EngineFailure, match="failed 2 times") as refused:
+            await asked(models, "a")
+        assert refused.value.retry_after_s is not None
+        await answered(models, "b")
+        assert not models.broken.is_set()
+        await asyncio.sleep(refused.value.retry_after_s)
+        await answered(models, "a")
+        assert now() - started > WITHIN_S
+
+    virtual_time.run(check())
+
+
+def test_failures_that_are_far_apart_end_nothing() -> None:
+    async def check() -> None:
+        models = House().models("a", restarts=1)
+        await models.open()
+        for _ in range(10):
+            fail(models.find("a"))
+            await asyncio.sleep(WITHIN_S)
+        assert states(models) == ["loaded"]
+        assert not models.broken.is_set()
+
+    virtual_time.run(check())
+
+
 def test_what_breaks_down_while_another_loads_leaves_it_the_room() -> None:
     async def check() -> None:
         house = House(room=1)
@@ -463,7 +606,7 @@ def test_what_breaks_down_while_another_loads_leaves_it_the_room() -> None:
         assert held.loaded.broken is not None
         held.loaded.broken.set()
         (await other).release()
-        assert states(models) == ["unloaded", "loaded"]
+        assert states(models) == ["failed", "loaded"]
 
     virtual_time.run(check())
 

@@ -2,18 +2,25 @@
 
 A head has to arrive within a time, a body at a rate, and responses have to be read. The number of
 an address's connections without a complete request is limited; beyond it, the oldest one is closed.
+So is the oldest of any address near the limit on open files.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import resource
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, cast
 
 from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from quire.core.processes import surplus_descriptors
+
+log = logging.getLogger("quire.server")
 
 _MAX_HEAD = 128 << 10  # bytes
 _MAX_AHEAD = 16  # requests of a connection that are read while one is answered
@@ -148,9 +155,9 @@ class LimitedProtocol(HttpToolsProtocol):
 
     @property
     def unfinished(self) -> bool:
-        """Whether no complete request waits for an answer."""
+        """Whether it is open, and no complete request waits for an answer."""
         answered: bool = self.cycle is None or self.cycle.response_complete
-        return answered or self.cycle.more_body
+        return (answered or self.cycle.more_body) and not self.transport.is_closing()
 
     # uvicorn narrows the type of asyncio's own method.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -221,21 +228,23 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _make_room(self) -> None:
         """Close the oldest of this address's unfinished connections if this one exceeds the
-        limit.
+        limit. Close the oldest of all addresses while there is hardly a file left to open.
         """
-        others = cast("set[Any]", self.connections)
-        host = self.client and self.client[0]
-        mine = [
-            each
-            for each in others
-            if isinstance(each, LimitedProtocol)
-            and each.unfinished
-            and (each.client and each.client[0]) == host
+        others = [
+            each for each in cast("set[Any]", self.connections) if isinstance(each, LimitedProtocol)
         ]
-        oldest = min(mine, key=lambda each: each._since)
-        young = self.loop.time() - oldest._since < self.limits.head_s / 10  # may be a burst
+        host = self.client and self.client[0]
+        unfinished = sorted((each for each in others if each.unfinished), key=_began)
+        mine = [each for each in unfinished if (each.client and each.client[0]) == host]
+        young = self.loop.time() - mine[0]._since < self.limits.head_s / 10  # may be a burst
         if len(mine) > self.limits.unfinished and not young:
-            oldest.transport.abort()
+            mine[0].transport.abort()
+        surplus = surplus_descriptors(self.transport.get_extra_info("socket").fileno())
+        if surplus:
+            _warn_of_descriptors()
+            closing = sum(each.transport.is_closing() for each in others)
+            for each in unfinished[: max(0, surplus - closing)]:
+                each.transport.abort()
 
     def _look(self) -> None:
         """Close the connection if its client is too slow."""
@@ -265,6 +274,21 @@ class LimitedProtocol(HttpToolsProtocol):
             return self._received > 0 and elapsed > self.limits.head_s
         allowed = self.limits.body_s + self._received / self.limits.body_rate
         return not self.flow.read_paused and elapsed > allowed
+
+
+def _began(connection: LimitedProtocol) -> float:
+    return connection._since
+
+
+@cache
+def _warn_of_descriptors() -> None:
+    """Log once that the limit on open files is near."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    log.warning(
+        "Connections closed to stay within the limit of %d open files, the oldest idle ones first. "
+        "Raise the limit (`ulimit -Hn` in a shell, LimitNOFILE= in a systemd unit).",
+        limit,
+    )
 
 
 def _without_offer(headers: list[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +29,8 @@ from quire.serving.model import Loaded
 from quire.serving.models import Models, OnProgress, Opener
 from quire.serving.tasks import cancel_and_wait
 
+log = logging.getLogger("quire.server")
+
 _LAST_WORD_S = 2.0  # for /health to say that the engine is gone
 
 
@@ -42,7 +45,7 @@ def serve(
     opener: Opener | None = None,
     started: EngineProcess | None = None,
 ) -> int:
-    """Serve until interrupted. Return 1 if the only engine broke down.
+    """Serve until interrupted. Return 1 if no engine can be started any more.
 
     A signal before serving gives 128 plus the signal's number.
 
@@ -96,6 +99,7 @@ async def _serve(
         ],
         opener,
         memory=memory,
+        restarts=config.restarts,
     )
     app = build_app(models, config)  # before a model is loaded: a folder may be of no use
     try:
@@ -184,8 +188,9 @@ async def _open(
 
 
 async def _stop_when_broken(models: Models, server: StoppingServer) -> None:
-    """End the server if a lone engine breaks down, after /health had a moment to report it."""
+    """End the server once no engine may be started, after /health had a moment to report it."""
     await models.broken.wait()
+    log.error("the server ends, because no engine can be started any more (see --restarts)")
     await asyncio.sleep(_LAST_WORD_S)
     server.stop_now()
 

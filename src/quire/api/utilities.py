@@ -285,18 +285,14 @@ class Utilities:
         return described
 
     async def health(self, request: Request) -> Response:
-        """Answer `GET /health`: 503 once an engine cannot continue; other engines may still
-        answer.
+        """Answer `GET /health`: 503 while an engine that should answer does not; other engines may
+        still answer.
         """
         models = self._server.models
-        failures = {
-            model.name: failure
-            for model in models
-            if (loaded := model.loaded) and (failure := loaded.service.client.failure) is not None
-        }
+        failures = [model.failure for model in models if model.failure is not None]
         states = {model.name: model.state for model in models}
         if failures:
-            reason = "; ".join(failures.values())
+            reason = "; ".join(failures)
             return JSONResponse({"status": "failed", "reason": reason, "models": states}, 503)
         return JSONResponse({"status": "ok", "models": states})
 
@@ -310,10 +306,9 @@ class Utilities:
         server, caller = self._server, caller_of(request.scope)
         engines: list[Metric] = []
         if caller == EVERYONE:
-            states = {model.name: model.state for model in server.models}
             stats = await server.models.stats()
             engines = [
-                *engine_families(stats, states, server.slots.taken),
+                *engine_families(server.models, stats, server.slots.taken),
                 *gateway_families(server.models, stats),
             ]
         metrics = server.metrics.of(caller)

@@ -118,6 +118,13 @@ class LimitOptions(Options):
         ge=1,  # steps take a part of a second, and so may a message
         description="time without a sign of work from the engine, after which requests get a 503",
     )
+    restarts: int = Field(
+        _SERVER.restarts,
+        ge=0,
+        le=1000,
+        description="how often within ten minutes a model's engine may fail and be started anew; "
+        "after one more failure the server ends with status 1, unless another model can answer",
+    )
     max_body: Bytes = Field(_SERVER.max_body_bytes, description="maximum size of a request's body")
     max_messages: Count = Field(
         _SERVER.max_messages, description="maximum number of messages in a request"
@@ -226,6 +233,7 @@ class ServerOptions(
             **self.media_settings(),
             request_deadline_s=self.request_timeout,
             engine_timeout_s=self.engine_timeout,
+            restarts=self.restarts,
             stop_grace_s=self.stop_grace,
             cors_origins=self.cors_origin,
             allowed_hosts=self.allowed_host,

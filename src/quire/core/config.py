@@ -165,6 +165,8 @@ class ServerConfig:
         request_deadline_s: seconds after which a request ends with an error; None means never.
         engine_timeout_s: seconds without a sign of work from the engine after which requests in
             flight end with an error.
+        restarts: the most restarts of a failed engine within ten minutes; after further failures
+            the server ends if no other model can answer.
         stop_grace_s: seconds for answers in flight when the server is told to stop.
         cors_origins: origins of web pages that may send requests; empty for none, "*" for all.
         allowed_hosts: names that the Host header may hold beside this machine's own; "*" is all.
@@ -215,6 +217,7 @@ class ServerConfig:
     media_timeout_s: float = 20.0
     request_deadline_s: float | None = None
     engine_timeout_s: float = 30.0
+    restarts: int = 5
     stop_grace_s: float = 30.0
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()

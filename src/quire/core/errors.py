@@ -185,9 +185,15 @@ class NoRoom(ModelError):
 
 
 class EngineFailure(QuireError):
-    """The engine cannot continue: requests in flight fail, `/health` reports it, the
-    process exits.
+    """The engine cannot continue: requests in flight fail, and `/health` reports it.
+
+    Args:
+        retry_after_s: seconds after which another engine may answer; None if that is not known.
     """
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class LoadingStopped(EngineFailure):

@@ -19,6 +19,7 @@ _DESCRIPTORS = (1 << 16, 10240)
 """Limits on open files to try, highest first. macOS allows 10,240 whatever it reports."""
 _LOOK_S = 0.01
 """Seconds between two looks at whether a forked process has ended."""
+_SPARE_DESCRIPTORS = 32
 _YOUNG_OBJECTS = 10_000
 """Objects allocated, less those freed, after which the garbage collector looks at them. Python's
 default of 700 took 7% of a loaded server's time; to look at so many takes 0.2 ms.
@@ -39,6 +40,17 @@ def allow_many_descriptors() -> None:
             return
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def surplus_descriptors(descriptor: int) -> int:
+    """Return how many files to close, given the descriptor of a new one, the lowest free number.
+
+    The last descriptors below the limit on open files are for processes and temporary files.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return 0
+    return max(0, descriptor + 1 + min(_SPARE_DESCRIPTORS, limit // 4) - limit)
 
 
 def freeze_heap() -> None:

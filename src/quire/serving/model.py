@@ -50,24 +50,30 @@ class Model:
     """One model of a server. Only `Models` changes it.
 
     Attributes:
+        kept: whether it is loaded at the start, and anew at once if its engine fails.
         loaded: the loaded model; None unless it can answer.
         held: number of requests that hold it, by API key.
         asked: number of requests that wait for it to be loaded, by API key.
         callers: API keys that have held it since it was loaded.
         progress: progress of loading; None while it is not loading or reports none.
-        problem: why its last loading failed, or why it broke down; None if neither happened.
+        problem: why its last loading failed, or why its engine did; None if neither happened.
+        restarting: whether its failed engine is to be started without a request.
+        failures: number of failures of its engine.
         leaving: whether it is unloaded as soon as nobody holds it. New requests wait, and load it
             again.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, *, kept: bool) -> None:
         self.config = config
+        self.kept = kept
         self.loaded: Loaded | None = None
         self.held: Counter[str] = Counter()
         self.asked: Counter[str] = Counter()
         self.callers: set[str] = set()
         self.progress: Progress | None = None
         self.problem: str | None = None
+        self.restarting = False
+        self.failures = 0
         self.leaving = False
         self.used_at = -math.inf
         self.idle_unload_s = config.idle_unload_s
@@ -110,6 +116,13 @@ class Model:
         if self.opening is not None:
             return "loading"
         return "unloaded" if self.problem is None else "failed"
+
+    @property
+    def failure(self) -> str | None:
+        """Why its engine does not answer although it should; None if it does, or need not run."""
+        if self.loaded is not None:
+            return self.loaded.service.client.failure
+        return self.problem if self.restarting else None
 
     @property
     def info(self) -> ModelInfo | None:

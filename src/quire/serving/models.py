@@ -23,10 +23,11 @@ from quire.core.info import EngineStats
 from quire.core.messages import Progress
 from quire.serving.engine_client import MakeRoom
 from quire.serving.model import Lease, Loaded, Model, count_off
+from quire.serving.restarts import Restarts
 from quire.serving.room import Room, Turn
 from quire.serving.streams import Observer
 from quire.serving.swaps import Evictions, check_wanted
-from quire.serving.tasks import cancel_and_wait, close_all, to_the_end
+from quire.serving.tasks import Tasks, cancel_and_wait, close_all, to_the_end
 
 log = logging.getLogger("quire.models")
 
@@ -50,25 +51,32 @@ class Models:
 
     Args:
         memory: bytes for all loaded models together; None means the machine's memory.
+        restarts: see `Restarts`.
     """
 
     def __init__(
-        self, model_configs: Sequence[ModelConfig], opener: Opener, *, memory: int | None = None
+        self,
+        model_configs: Sequence[ModelConfig],
+        opener: Opener,
+        *,
+        memory: int | None = None,
+        restarts: int = 5,
     ) -> None:
-        self._models = [Model(config) for config in model_configs]
+        alone = len(model_configs) == 1
+        self._models = [Model(each, kept=each.pinned or alone) for each in model_configs]
         self._opener = opener
         self._memory = memory
         self.renaming = asyncio.Lock()
         """Held while an adapter of any model is added or removed, and so its name."""
         self._changing = asyncio.Lock()
         self._evictions = Evictions(self._models, self._unload)
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._closing: set[asyncio.Task[None]] = set()
-        """Tasks that end the processes of unloaded models. They are never cancelled."""
+        self._restarts = Restarts(self._models, self._load, restarts)
+        self._unloading = Tasks()
+        self._ending = Tasks()
+        """Tasks that end the processes of models. They are never cancelled."""
         self._closed = False
         self._observer: Callable[[str, int, str], Observer] | None = None
-        self.broken = asyncio.Event()
-        """Set when the only model there is cannot go on."""
+        self.broken = self._restarts.exhausted
 
     def observe(self, observer: Callable[[str, int, str], Observer]) -> None:
         """Set the function that makes an observer of each choice, from caller, prompt tokens and
@@ -110,7 +118,7 @@ class Models:
             ModelError: one cannot be loaded.
         """
         for model in self._models:
-            if model.config.pinned or len(self._models) == 1:
+            if model.kept:
                 with model.asking(""):
                     await self._load(model)
                 self._schedule(model)
@@ -122,10 +130,12 @@ class Models:
             caller: the API key of the request.
 
         Raises:
-            EngineFailure: it cannot be loaded, or its loading was stopped.
+            EngineFailure: it cannot be loaded, its loading was stopped, or its engine failed too
+                often.
         """
         try:
             while not model.ready:
+                self._restarts.check(model)
                 with model.asking(caller):
                     await self._load(model)
         except ModelError as error:
@@ -145,6 +155,7 @@ class Models:
         So a model whose loading hangs and delays all others can be stopped. No effect if it is not
         loaded.
         """
+        model.restarting = False
         if (opening := model.opening) is not None:
             await asyncio.sleep(0)  # see `close`
             await cancel_and_wait(opening)
@@ -175,12 +186,13 @@ class Models:
         self._closed = True
         await asyncio.sleep(0)  # a task that is cancelled before it starts does nothing at all
         ending = [model.opening for model in self._models if model.opening is not None]
-        await cancel_and_wait(*ending, *self._tasks)
+        await cancel_and_wait(*ending)
+        await self._restarts.close()
+        await self._unloading.cancel()
         for model in self._models:
             model.stop_timer()
         await cancel_and_wait(*(each.watch for each in self._models if each.watch is not None))
-        if self._closing:
-            await asyncio.wait(self._closing)
+        await self._ending.wait()
         await close_all(*(each.loaded.close() for each in self._models if each.loaded is not None))
 
     # -- loading -------------------------------------------------------------------------------
@@ -200,6 +212,7 @@ class Models:
         try:
             await turn.take()
             check_wanted(model)
+            await self._ending.wait()  # their memory is free then
             if model.loaded is None:
                 await self._open_in_room(model, turn)
         except ModelError as error:
@@ -229,24 +242,21 @@ class Models:
         log.info("loaded %s in %.1f s", model.name, now() - started)
         if self._observer is not None:
             model.observe(self._observer)
-        model.problem, model.idle_unload_s = None, model.config.idle_unload_s
+        model.problem, model.restarting = None, False
+        model.idle_unload_s = model.config.idle_unload_s
         model.callers.clear()
         if model.loaded.broken is not None:
             model.watch = asyncio.create_task(self._watch(model, model.loaded.broken))
         self._schedule(model)  # those who waited may all have left
 
     async def _watch(self, model: Model, broken: asyncio.Event) -> None:
-        """Clean up after an engine that broke down. The next request starts another."""
+        """Clean up after an engine that failed, and have another started."""
         await broken.wait()
-        if len(self._models) == 1:
-            self.broken.set()
-            return
         assert model.loaded is not None
-        model.problem = model.loaded.service.client.failure
-        log.error("the engine of %s failed: %s", model.name, model.problem)
         loaded, model.loaded = model.loaded, None
         model.stop_timer()
-        await loaded.close()
+        self._ending.start(loaded.close())
+        self._restarts.failed(model, loaded.service.client.failure or "it ended")
 
     # -- unloading -----------------------------------------------------------------------------
 
@@ -261,10 +271,7 @@ class Models:
         if loaded is None:
             return
         model.stop_timer()
-        closing = asyncio.create_task(_end(model, loaded))
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
-        await to_the_end(closing)
+        await to_the_end(self._ending.start(_end(model, loaded)))
 
     def _released(self, model: Model, caller: str) -> None:
         count_off(model.held, caller)
@@ -284,9 +291,7 @@ class Models:
     def _expire(self, model: Model) -> None:
         model.timer = None
         if not (model.wanted or self._closed):
-            task = asyncio.create_task(self._unload_idle(model))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._unloading.start(self._unload_idle(model))
 
     async def _unload_idle(self, model: Model) -> None:
         async with self._changing:

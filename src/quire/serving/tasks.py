@@ -9,6 +9,29 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 
+class Tasks:
+    """Running tasks whose results nobody reads. Their owner ends them."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a coroutine as a task, and keep it until it has ended."""
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    async def wait(self) -> None:
+        """Return when all tasks have ended."""
+        if self._running:
+            await asyncio.wait(self._running)
+
+    async def cancel(self) -> None:
+        """Cancel all tasks and return when they have ended."""
+        await cancel_and_wait(*self._running)
+
+
 async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
     """Cancel tasks and return when they have ended, so that nothing of them keeps running.
 

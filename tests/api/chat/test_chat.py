@@ -264,6 +264,16 @@ def test_what_the_engine_refuses_keeps_its_status(serve: Serve, stream: bool) ->
     assert (caught.value.param, caught.value.code) == ("messages", "kv")
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_request_whose_engine_died_may_be_sent_again(serve: Serve, stream: bool) -> None:
+    failure = Failure("The engine's process ended.", 503, "server_error", code="engine_failure")
+    served = serve(lambda _: Script(error=failure))
+    answer = HTTP.post(
+        f"{served.url}/v1/chat/completions", json={"messages": ASK, "stream": stream}
+    )
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+
+
 def test_a_failure_in_mid_stream_is_one_error_and_an_end(serve: Serve) -> None:
     failure = Failure("The sampler failed.", 500, code="sampler")
     served = serve(lambda _: Script(served.ids("half an"), error=failure))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from quire.core.info import EngineStats
+from quire.serving.models import Models
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
 """Values by the figure's own labels."""
@@ -180,8 +181,8 @@ _OF_DISK = (
 
 
 def engine_families(
+    models: Models,
     engines: Mapping[str, EngineStats],
-    states: Mapping[str, str],
     in_flight: int,
 ) -> Iterator[Metric]:
     """Yield the metric families of all engines.
@@ -189,8 +190,7 @@ def engine_families(
     Samples have the label `model` if more than one model is served.
 
     Args:
-        engines: of the models that are loaded, by name.
-        states: of all models, by name.
+        engines: counters of the models that are loaded, by name.
         in_flight: HTTP requests that generate.
     """
     yield GaugeMetricFamily(
@@ -199,10 +199,15 @@ def engine_families(
     loaded = GaugeMetricFamily(
         "quire_models", "Models by state; the value is 1", labels=["model", "state"]
     )
-    for name, state in states.items():
-        loaded.add_metric([name, state], 1)
+    failures = CounterMetricFamily(
+        "quire_engine_failures", "Failures of engines, which are started anew", labels=["model"]
+    )
+    for model in models:
+        loaded.add_metric([model.name, model.state], 1)
+        failures.add_metric([model.name], model.failures)
     yield loaded
-    by_model = ("model",) if len(states) > 1 else ()
+    yield failures
+    by_model = ("model",) if len(models) > 1 else ()
     with_disk = any(stats.disk for stats in engines.values())
     for figure in (*_FIGURES, *(_OF_DISK if with_disk else ())):
         yield figure.family(engines, by_model)

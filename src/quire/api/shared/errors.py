@@ -41,6 +41,10 @@ _BASE_URL = (
 )
 
 _STOPPED = "loading_stopped"
+_RETRY_AFTER_S = 1.0
+"""Seconds after which a client should try again that a failed engine did not answer: another is
+started, and the request waits for it.
+"""
 
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
@@ -142,6 +146,8 @@ def error_response(
     headers = dict(headers or {})
     if failure.status in (401, 408, 501, 507) or failure.code == _STOPPED:
         headers["x-should-retry"] = "false"
+    elif failure.status == 503:
+        headers.setdefault("retry-after", _seconds(_RETRY_AFTER_S))
     content = json.dumps(body_for(scope["path"], failure))
     return Response(content, failure.status, headers, media_type="application/json")
 
@@ -176,6 +182,11 @@ class ErrorMiddleware:
             await response(scope, receive, send)
 
 
+def _seconds(retry_after_s: float) -> str:
+    """Return the value of a `retry-after` header."""
+    return str(max(1, math.ceil(retry_after_s)))
+
+
 def _unknown_url(request: Request) -> str:
     """Return the message for an unknown URL. Most come from a base URL with a surplus or missing
     `/v1`, or a final slash.
@@ -205,8 +216,8 @@ async def handle(request: Request, error: Exception) -> Response:
         else:
             failure = Failure(why, NotOffered.status, NotOffered.type, code="not_offered")
     headers: dict[str, str] = {}
-    if isinstance(error, Overloaded):
-        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, Overloaded | EngineFailure) and error.retry_after_s is not None:
+        headers["retry-after"] = _seconds(error.retry_after_s)
     if isinstance(error, HTTPException) and error.headers:
         headers.update(error.headers)
     return error_response(request.scope, failure, headers)
