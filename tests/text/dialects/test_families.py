@@ -192,6 +192,12 @@ CASES: list[tuple[str, str, str, str, Calls]] = [
         [("get_weather", {"city": "x", "days": 2})],
     ),
     ("qwen3_coder", "<tool_call><function=now></function></tool_call>", "", "", [("now", {})]),
+    # An empty tag leaves out what cannot be empty
+    ("qwen3_coder", XML.replace("Tokyo", "\n</parameter>\n<parameter=days>\n\n</parameter>\n"
+     "<parameter=limit></parameter>\n<parameter=exact>\ntrue\n</parameter>\n<parameter=tags>"),
+     "", "", [("get_weather", {"city": "", "limit": None, "exact": True})]),
+    ("qwen3_coder", XML.replace("city", "days").replace("Tokyo", ""), "", "",
+     [("get_weather", {})]),
     # A closing tag that is written twice closes once; quoted calls stay whole
     (
         "qwen3_coder",
@@ -261,6 +267,7 @@ CASES: list[tuple[str, str, str, str, Calls]] = [
     ("glm4", "<think>Hm.</think>\n" + GLM + "\n" + GLM, "Hm.", "", WEATHER * 2),
     ("glm4", GLM.replace("\n", ""), "", "", WEATHER),
     ("glm4", "<tool_call>now</tool_call>", "", "", [("now", {})]),
+    ("glm4", GLM.replace("city", "days").replace("Tokyo", " "), "", "", [("get_weather", {})]),
     ("glm4", "<tool_call>get_weather<arg_key>city</arg_key><arg_value>1</arg_value>"
      "<arg_key>days</arg_key><arg_value>1</arg_value><arg_key>new</arg_key><arg_value>[1]"
      "</arg_value></tool_call>", "", "", [("get_weather", {"city": "1", "days": 1, "new": [1]})]),
@@ -356,6 +363,15 @@ CASES: list[tuple[str, str, str, str, Calls]] = [
     ("harmony", "<|channel|>commentary<|message|>One.<|end|><|start|>assistant<|channel|>final"
      "<|message|>Two.<|return|>", "", "One.\n\nTwo.", []),
     ("harmony", "<|channel|>final<|message|>say <|call|>", "", "say ", []),
+    # Headers with a role that is written twice, and headers without `<|start|>`
+    ("harmony", HARMONY + "assistant<|channel|>final<|message|>Four.<|return|>", "Hm.", "Four.",
+     []),
+    ("harmony", HARMONY.replace("<|start|>", "") + "<|channel|>final<|message|>Four.<|return|>",
+     "Hm.", "Four.", []),
+    ("harmony", HARMONY.removesuffix("<|start|>assistant") + HARMONY_CALL.removeprefix(
+        "<|channel|>"), "Hm.", "", WEATHER),
+    ("harmony", HARMONY.removesuffix("<|start|>assistant") + "Four.\nNo.", "Hm.", "Four.\nNo.", []),
+    ("harmony", HARMONY.removesuffix("<|start|>assistant") + "Four.", "Hm.", "Four.", []),
 ]  # fmt: skip
 
 

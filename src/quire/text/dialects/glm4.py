@@ -28,7 +28,7 @@ from quire.text.dialects.marker_parser import (
 )
 from quire.text.dialects.readers import chosen, json_section
 from quire.text.dialects.tag_flow import KeyedFlow
-from quire.text.dialects.values import skip_space, typed_argument, write_json
+from quire.text.dialects.values import is_left_out, skip_space, typed_argument, write_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,8 @@ def _read(body: Body, tools: Tools, *, name_of: re.Pattern[str], marks: Marks) -
             return Reading(until=marks.value_end)
         key = body.text[at + len(marks.key) : key_end].strip()
         text = body.text[value + len(marks.value) : value_end]
-        arguments[key] = typed_argument(tool, key, text)
+        if not is_left_out(tool, key, text):
+            arguments[key] = typed_argument(tool, key, text)
         at = skip_space(body.text, value_end + len(marks.value_end))
     if not body.closed:
         return Reading()  # more arguments may have been on their way

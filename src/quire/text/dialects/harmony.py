@@ -6,7 +6,8 @@ Source: OpenAI's harmony response format. A message is
 for the user if it has none. `<|return|>` ends the answer, `<|call|>` ends a call. A message to
 another recipient, such as `python` or `browser.search`, OpenAI's own tools, is reasoning if its
 channel is `analysis`; else it is left out. So is a message that the model writes in a tool's name.
-If a header names several channels, as models sometimes write, the last one counts.
+If a header names several channels, as models sometimes write, the last one counts; if it has none
+but for a word, that word is the channel.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class _HarmonyParser(HeaderParser):
 
     def begin(self, given: str, written: str) -> None:
         role, *channels = (given + written).split(CHANNEL)
-        last = channels[-1] if channels else ""
+        last = channels[-1] if channels else role
         channel = _CHANNEL.match(last)
         author, name = _named(_AUTHOR, role), _named(_RECIPIENT, f"{role} {last}")
         if author is None and name is not None and self._is_tool(name):
@@ -60,9 +61,13 @@ class _HarmonyParser(HeaderParser):
 
 
 def _named(pattern: re.Pattern[str], header: str) -> str | None:
-    """Return the tool that a header names as its recipient or author; None if it names none."""
+    """Return the tool that a header names as its recipient or author; None if it names none.
+
+    No tool starts like the assistant's own name, which models sometimes write twice.
+    """
     found = pattern.search(header)
-    return None if found is None or found.group(1) in _READERS else found.group(1)
+    name = "" if found is None else found.group(1)
+    return None if not name or name in _READERS or name.startswith("assistant") else name
 
 
 def _call_section(name: str) -> Section:

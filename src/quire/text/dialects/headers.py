@@ -15,6 +15,9 @@ _MAX_HEADER = 256
 class HeaderParser(MarkerParser):
     """Handles message headers: text between one of `openers` and `<|message|>`.
 
+    Models sometimes leave out the opener after a message: text between an end and one of the other
+    markers is a header too.
+
     Attributes:
         openers: markers that start a header.
         ends: markers that end a message.
@@ -27,6 +30,7 @@ class HeaderParser(MarkerParser):
         super().__init__(layout, start)
         self._header: list[str] | None = None
         self._given = ""  # the part of the header that is in the prompt
+        self._gap: list[str] | None = None  # text after a message, until its role is known
         position, text = last_added(start)
         if text not in (*self.openers, MESSAGE):
             return
@@ -55,7 +59,18 @@ class HeaderParser(MarkerParser):
         """Whether the next text belongs to a header."""
         return self._header is not None
 
+    def end_gap(self, marker: str = START) -> None:
+        """Decide by the next marker whether text after a message was the start of a header."""
+        if self._gap is None:
+            return
+        gap, self._gap, self.mode = "".join(self._gap), None, Mode.TEXT
+        if gap.strip() and marker != START and marker not in self.ends:
+            self._header, self._given, self.mode = [gap], "", Mode.HEADER
+        elif gap:
+            super().on_text(gap)
+
     def on_marker(self, marker: str) -> None:
+        self.end_gap(marker)
         if self._header is not None and marker == MESSAGE:
             self.start_body()
         elif self._header is not None and marker not in self.ends and marker != START:
@@ -68,18 +83,23 @@ class HeaderParser(MarkerParser):
         elif marker in self.openers:
             self._header, self._given, self.mode = [marker], "", Mode.HEADER
         elif marker in self.ends:
-            self.mode = Mode.TEXT
+            self.mode, self._gap = Mode.HEADER, []
 
     def on_text(self, text: str) -> None:
-        if self._header is None:
+        if self._gap is not None:
+            self._gap.append(text)
+            if "\n" in text or sum(map(len, self._gap)) > _MAX_HEADER:
+                self.end_gap()
+        elif self._header is None:
             if self.mode is not Mode.ASIDE:
                 super().on_text(text)
-            return
-        self._header.append(text)
-        if "\n" in text or sum(map(len, self._header)) > _MAX_HEADER:
-            self._abandon_header()
+        else:
+            self._header.append(text)
+            if "\n" in text or sum(map(len, self._header)) > _MAX_HEADER:
+                self._abandon_header()
 
     def on_end(self, reason: FinishReason) -> None:
+        self.end_gap()
         if self._header is not None and reason is FinishReason.STOP:
             self._abandon_header()
         super().on_end(reason)

@@ -41,6 +41,7 @@ class _MuseParser(HeaderParser):
 
     def on_marker(self, marker: str) -> None:
         if marker in (BEGIN, END):
+            self.end_gap()
             if self.in_header:
                 self.start_body()
             super(HeaderParser, self).on_marker(marker)

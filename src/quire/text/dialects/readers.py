@@ -15,6 +15,7 @@ from quire.text.dialects.values import (
     Unterminated,
     arguments_json,
     call_from_object,
+    is_left_out,
     property_names,
     read_json,
     skip_space,
@@ -265,7 +266,8 @@ class XmlNotation:
             for name, value in self.values(
                 tool, key, led, raw=text[opening.end() : ending.start()]
             ):
-                arguments[name] = typed_argument(tool, name, value)
+                if not is_left_out(tool, name, value):
+                    arguments[name] = typed_argument(tool, name, value)
             at = ending.end()
         return arguments, closing.end()
 

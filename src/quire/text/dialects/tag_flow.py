@@ -12,6 +12,7 @@ from enum import Enum, auto
 
 from quire.text.dialects.base import Tool
 from quire.text.dialects.values import (
+    is_left_out,
     kinds,
     property_schema,
     skip_space,
@@ -37,15 +38,20 @@ class Arguments:
         parameters = self._tool.parameters
         allowed = kinds(property_schema(parameters, key, parameters), parameters)
         self._key, self.is_text = key, allowed == {"string"}
-        before = ", " if self._written else "{"
-        self._written = True
-        return f"{before}{write_json(key)}: " + ('"' if self.is_text else "")
+        return self._opening() + '"' if self.is_text else ""
 
     def end(self, value: str) -> str:
         """End the argument with its whole value, or, for text, with the rest of it."""
         if self.is_text:
             return write_inner(value) + '"'
-        return write_json(typed_argument(self._tool, self._key, value))
+        if is_left_out(self._tool, self._key, value):
+            return ""
+        return self._opening() + write_json(typed_argument(self._tool, self._key, value))
+
+    def _opening(self) -> str:
+        before = ", " if self._written else "{"
+        self._written = True
+        return f"{before}{write_json(self._key)}: "
 
 
 @dataclass(frozen=True, slots=True)

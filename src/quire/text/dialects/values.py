@@ -256,12 +256,14 @@ def typed(text: str, schema: Schema, root: Schema) -> Any:
 
     If the schema allows only strings, the text is the value. Else the text is parsed as JSON, and
     kept as a string if it is not JSON of an allowed type: the tool may refuse it, but it is not
-    dropped.
+    dropped. No text is null where null is allowed and a string is not.
     """
     allowed = kinds(schema, root)
     if allowed == {"string"}:
         return text
     stripped = text.strip()
+    if not stripped and "null" in allowed and "string" not in allowed:
+        return None
     words = {"True": True, "False": False, "None": None}
     lowered = stripped.lower()
     if allowed and lowered in ("true", "false", "null", "none"):
@@ -274,7 +276,9 @@ def typed(text: str, schema: Schema, root: Schema) -> Any:
             write_json(value)
         except ValueError:
             return text
-    return value if is_of_kinds(value, allowed) else text
+    if not is_of_kinds(value, allowed):
+        return text
+    return int(value) if isinstance(value, float) and "number" not in allowed and allowed else value
 
 
 def _whole_json(text: str) -> Any:
@@ -316,6 +320,15 @@ def _is_json(value: Any) -> bool:
 def typed_argument(tool: Tool, key: str, text: str) -> Any:
     """Return the typed value of argument `key` of `tool`; see `typed`."""
     return typed(text, property_schema(tool.parameters, key, tool.parameters), tool.parameters)
+
+
+def is_left_out(tool: Tool, key: str, text: str) -> bool:
+    """Return whether argument `key` has no text, and no value of its types is written so.
+
+    Models leave a tag empty for an argument that they do not give; its default applies.
+    """
+    allowed = kinds(property_schema(tool.parameters, key, tool.parameters), tool.parameters)
+    return not text.strip() and bool(allowed) and allowed.isdisjoint({"string", "null"})
 
 
 def is_of_kinds(value: Any, allowed: frozenset[str]) -> bool:
