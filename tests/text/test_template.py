@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from quire.core.errors import ModelError, RequestError
-from quire.text.template import ChatTemplate, ContentForms, NotContinued
+from quire.text.template import ChatTemplate, NotContinued
+from quire.text.template_calls import ContentForms
 from tests.text.conversations import CALL, CONVERSATIONS, RESULT, TEMPLATES, TOOL, USER
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}

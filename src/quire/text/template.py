@@ -11,7 +11,7 @@ import datetime
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,6 +26,7 @@ from quire.core.errors import ModelError, RequestError
 from quire.text.controls import SENTINEL
 from quire.text.template_calls import (
     CallForm,
+    ContentForms,
     Message,
     ToolsForm,
     call_form,
@@ -34,6 +35,7 @@ from quire.text.template_calls import (
 )
 from quire.text.template_files import DEFAULT, TOOL_USE, template_sources
 from quire.text.template_sandbox import TemplateSandbox
+from quire.text.template_system import SYSTEM_ROLES, SystemForm, system_form
 
 # Keys of a message's reasoning. The first is the one that most templates read.
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
@@ -42,26 +44,12 @@ _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 _CONTINUE = "\ue0f0continue"
 _PROBE = "\ue0f1probe"
 _NO_MARKS: Mapping[str, str] = {}
-_SYSTEM_ROLES = ("system", "developer")  # before the user's message
 # Characters that ASCII JSON escapes, except for the sentinels of `quire.text.controls`.
 _NOT_ASCII = re.compile(f"[^\x00-\x7f{SENTINEL}]")
 
 
 class NotContinued(RequestError):
     """Raised if the last message has no text to continue, or if the template does not show it."""
-
-
-@dataclass(frozen=True, slots=True)
-class ContentForms:
-    """The forms of a message's content that a template reads.
-
-    Attributes:
-        text: whether it reads a string.
-        parts: whether it reads a list of parts, each `{"type": "text", "text": ...}` or media.
-    """
-
-    text: bool
-    parts: bool
 
 
 class ChatTemplate:
@@ -86,6 +74,7 @@ class ChatTemplate:
         self._compiled: dict[str, jinja2.Template] = {}
         self._forms: dict[tuple[str, bool], ContentForms] = {}
         self._call_forms: dict[tuple[bool, bool], CallForm] = {}
+        self._system_forms: dict[bool, SystemForm] = {}
         self._tools_form: ToolsForm | None = None
         variables: set[str] = set()
         for name, source in self._sources.items():
@@ -142,7 +131,7 @@ class ChatTemplate:
         """
         messages: list[Message] = [{"role": role, "content": content}]
         if role != "user":
-            messages.insert(1 if role in _SYSTEM_ROLES else 0, self._probe("user", tools))
+            messages.insert(1 if role in SYSTEM_ROLES else 0, self._probe("user", tools))
         try:
             # The probe contains a character that is escaped if a list is written as Python text.
             return _PROBE in self._render(messages, tools=[] if tools else None)
@@ -166,6 +155,17 @@ class ChatTemplate:
             user = self._probe("user", tools)
             self._call_forms[key] = call_form(self._try, user, absent=key[0], tools=tools)
         return self._call_forms[key].written(message)
+
+    def _with_system(
+        self, messages: Sequence[Mapping[str, Any]], tools: bool
+    ) -> Sequence[Mapping[str, Any]]:
+        """Return system messages after the first in the form that the template reads."""
+        if not any(each.get("role") in SYSTEM_ROLES for each in messages[1:]):
+            return messages
+        if tools not in self._system_forms:
+            readable = partial(self._readable, tools=tools, marks=_NO_MARKS)
+            self._system_forms[tools] = system_form(self._try, readable, tools=tools)
+        return self._system_forms[tools].written(messages)
 
     def _with_tools(
         self, messages: list[Message], tools: Sequence[Mapping[str, Any]] | None
@@ -222,7 +222,7 @@ class ChatTemplate:
             raise RequestError("messages: at least one message is needed", param="messages")
         conversation = [
             self._readable(each, tools is not None, marks)
-            for message in messages
+            for message in self._with_system(messages, tools is not None)
             for each in self._with_calls(_as_template_sees(message), tools is not None)
         ]
         conversation = self._with_tools(conversation, tools)

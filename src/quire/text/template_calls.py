@@ -1,4 +1,4 @@
-"""The forms in which a chat template reads the history's calls, and the tools.
+"""The forms in which a chat template reads contents, the history's calls, and the tools.
 
 Templates differ: some write a call only if the content is null, some concatenate the arguments as
 text, some read the tools from the system message. Each template is tried once with small
@@ -29,6 +29,19 @@ _TOOL = {
         "parameters": {"type": "object", "properties": {_KEY: {"type": "string"}}},
     },
 }
+
+
+@dataclass(frozen=True, slots=True)
+class ContentForms:
+    """The forms of a message's content that a template reads.
+
+    Attributes:
+        text: whether it reads a string.
+        parts: whether it reads a list of parts, each `{"type": "text", "text": ...}` or media.
+    """
+
+    text: bool
+    parts: bool
 
 
 @dataclass(frozen=True, slots=True)
