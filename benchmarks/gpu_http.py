@@ -64,7 +64,8 @@ def run(
     }
     bodies = [json.dumps(body | {"prompt": prompt}).encode() for prompt in prompts]
     before = steps(target)
-    answers = asyncio.run(closed_loop(target, "/completions", bodies, len(bodies), _LIMIT_S))
+    exchanges = asyncio.run(closed_loop(target, "/completions", bodies, len(bodies), _LIMIT_S))
+    answers = [each.timings() for each in exchanges]
     for answer in answers:
         if answer.error is not None:
             raise SystemExit(f"{name}: {answer.error}")

@@ -64,7 +64,8 @@ def answers(
         message = {"role": "user", "content": _WORDS}
         asked = {"prompt": ids} if route == "/completions" else {"messages": [message]}
         bodies.append(json.dumps(body | asked).encode())
-    found = asyncio.run(closed_loop(target, route, bodies, streams, _LIMIT_S))
+    exchanges = asyncio.run(closed_loop(target, route, bodies, streams, _LIMIT_S))
+    found = [each.timings() for each in exchanges]
     for answer in found:
         if answer.error is not None or answer.tokens != tokens:
             raise SystemExit(f"{answer.tokens} tokens: {answer.error}")

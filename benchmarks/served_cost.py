@@ -115,6 +115,8 @@ def served(tree: Path, model: Path, args: argparse.Namespace) -> Row:
                     raise SystemExit(level.errors[0][0])
                 row[f"{streams}: tokens/s"] = level.tokens_per_s
                 times, tokens = spent.since(), level.completion_tokens
+                client_s = level.client_cpu * level.wall_s  # before it decodes what it kept
+                times["client"] = times["client"]._replace(used=client_s)
                 for name, each in times.items():
                     row[f"{streams}: {name}, us a token"] = each.used / tokens * 1e6
                     row[f"{streams}: {name}, us waiting a token"] = each.waited / tokens * 1e6
@@ -141,14 +143,16 @@ async def _bursts(
     for number in range(2):
         bodies = [load.body(10**7 + number * burst + each) for each in range(burst)]
         spent = Spent(process)
-        answers = await closed_loop(target, load.route, bodies, burst, _LIMIT_S)
+        exchanges = await closed_loop(target, load.route, bodies, burst, _LIMIT_S)
+        times = spent.since()
         if number:
-            _burst_figures(answers, burst, spent, found)
+            answers = [each.timings() for each in exchanges]
+            _burst_figures(answers, burst, times, found)
     row |= {f"burst of {burst}: {name}": statistics.mean(each) for name, each in found.items()}
 
 
 def _burst_figures(
-    answers: list[Timings], burst: int, spent: Spent, found: dict[str, list[float]]
+    answers: list[Timings], burst: int, times: dict[str, Times], found: dict[str, list[float]]
 ) -> None:
     started = min(answer.started for answer in answers)
     firsts = [(answer.text_times[0] - started) * 1e3 for answer in answers]
@@ -156,8 +160,8 @@ def _burst_figures(
     found["last first token, ms"].append(max(firsts))
     took_s = max(answer.ended for answer in answers) - started
     found["tokens/s"].append(sum(answer.tokens for answer in answers) / took_s)
-    for name, times in spent.since().items():
-        found[f"{name}, us a request"].append(times.used / burst * 1e6)
+    for name, each in times.items():
+        found[f"{name}, us a request"].append(each.used / burst * 1e6)
 
 
 def alone(tree: Path, work: Work, *options: str, script: str = "engine_alone.py") -> Row:

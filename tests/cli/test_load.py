@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from quire.cli.load import Client, Target, Timings
+from quire.cli.load import Client, Exchange, Target, Timings
 from quire.cli.sse_counter import Dechunker, EventCounter, error_message
 
 
@@ -136,10 +136,62 @@ async def asked(script: Script, count: int) -> list[Timings]:
     server = await asyncio.start_server(script, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     client = Client(Target("127.0.0.1", port, False, "/v1"))
-    answers = [await client.send("/completions", b"{}", 5.0) for _ in range(count)]
+    exchanges = [await client.send("/completions", b"{}", 5.0) for _ in range(count)]
     client.close()
     server.close()
-    return answers
+    return [each.timings() for each in exchanges]
+
+
+def in_chunks(events: list[str]) -> list[bytes]:
+    """Return an answer in as many writes as events: the head with the first, the end with the
+    last.
+    """
+    writes = [b"%x\r\n%s\n\n\r\n" % (len(each) + 2, each.encode()) for each in events]
+    writes[0] = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + writes[0]
+    writes[-1] += b"0\r\n\r\n"
+    return writes
+
+
+async def test_events_are_decoded_after_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded, feed = list[bytes](), EventCounter.feed
+
+    def counted(self: EventCounter, data: bytes, now: float) -> None:
+        decoded.append(data)
+        feed(self, data, now)
+
+    monkeypatch.setattr(EventCounter, "feed", counted)
+    exchange = Exchange(0.0)
+    for write in in_chunks(EVENTS):
+        assert not exchange.finished.done()
+        exchange.feed(write)
+    assert exchange.finished.done()
+    assert exchange.whole
+    assert not decoded
+    answer = exchange.timings()
+    assert answer.error is None
+    assert answer.completion_tokens == USAGE["completion_tokens"]
+    assert len(answer.text_times) == len(set(answer.text_times)) == WITH_TEXT
+    assert len(decoded) == len(EVENTS)
+
+
+@given(CUTS)
+async def test_an_answer_cut_anywhere_has_the_same_figures(cuts: set[int]) -> None:
+    exchange = Exchange(0.0)
+    for read in pieces(b"".join(in_chunks(EVENTS[-2:])), cuts):
+        exchange.feed(read)
+    assert exchange.finished.done()
+    answer = exchange.timings()
+    assert (answer.error, answer.completion_tokens) == (None, USAGE["completion_tokens"])
+
+
+async def test_an_answer_that_breaks_off_is_an_error() -> None:
+    exchange = Exchange(0.0)
+    for write in in_chunks(EVENTS[1:])[:2]:
+        exchange.feed(write)
+    exchange.lost()
+    answer = exchange.timings()
+    assert answer.error == "the stream ended without [DONE]"
+    assert len(answer.text_times) == 1
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from rich.console import Console
 from quire.cli.bench_levels import Level, show, summarise
 from quire.cli.files import check_writable, read
 from quire.cli.keys import ClientOptions
-from quire.cli.load import LoadError, Target, Timings, closed_loop, send
+from quire.cli.load import Exchange, LoadError, Target, closed_loop, send
 from quire.cli.progress import StartStage, shown
 from quire.cli.served import Server, ServerError
 from quire.cli.settings import Command
@@ -117,21 +117,25 @@ async def run_level(
     """
     bodies = [load.body(first + number) for number in range(requests)]
     cpu = time.process_time()
-    answers: list[Timings] = []
+    finished: list[Exchange] = []
 
-    def answered(answer: Timings) -> None:
-        answers.append(answer)
+    def answered(exchange: Exchange) -> None:
+        finished.append(exchange)
         done()
+
+    def level() -> Level:
+        cpu_s = time.process_time() - cpu
+        return summarise([each.timings() for each in finished], concurrency, cpu_s)
 
     try:
         await closed_loop(
             target, load.route, bodies, concurrency=concurrency, timeout_s=timeout_s, done=answered
         )
     except asyncio.CancelledError:
-        if answers:
-            cut_off(summarise(answers, concurrency, time.process_time() - cpu))
+        if finished:
+            cut_off(level())
         raise
-    return summarise(answers, concurrency, time.process_time() - cpu)
+    return level()
 
 
 async def calibrate(target: Target, load: Load, tokens: int, timeout_s: float) -> int:

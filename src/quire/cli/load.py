@@ -17,6 +17,11 @@ from urllib.parse import urlsplit
 from quire.cli.sse_counter import Dechunker, EventCounter, error_message
 from quire.core.errors import QuireError
 
+_LAST_CHUNK = b"\r\n0\r\n\r\n"
+"""End of a chunked answer, after the end of the chunk before it."""
+_EVENT_END = b"\n\n\r\n"
+"""End of a server-sent event that is also the end of a chunk."""
+
 
 class LoadError(QuireError):
     """Raised if a server cannot be measured: it is not reached, has no model, or a probe failed."""
@@ -133,17 +138,26 @@ class Timings:
         return [times[i] - times[i - 1] for i in range(1, len(times))]
 
 
-class _Exchange:
-    """One request and its answer. `finished` is set once, with the answer."""
+class Exchange:
+    """One request and its answer.
+
+    While a stream's reads end where its events end, they are only kept. `timings` decodes them,
+    once the measurement is over: the server may need the core meanwhile.
+    """
 
     def __init__(self, started: float) -> None:
-        self.finished: asyncio.Future[Timings] = asyncio.get_running_loop().create_future()
-        self.started = False
-        """Whether any of the answer has come."""
+        self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.dropped = False
+        """Whether the connection ended before any of the answer came."""
         self.whole = False
-        """Whether all of it has, so that the connection can take the next request."""
+        """Whether all of the answer came, so that the connection can take the next request."""
         self._started = started
+        self._reads: list[tuple[float, bytes]] = []
+        """Bytes that are not decoded yet, with the times at which they came."""
+        self._read_at = started
         self._ended: float | None = None
+        self._error: str | None = None
+        self._over = False
         self._head: bytes | None = b""  # None once the headers are read
         self._body = b""
         self._status = 0
@@ -154,27 +168,74 @@ class _Exchange:
         self._events = EventCounter()
 
     def feed(self, data: bytes) -> None:
-        """Process the next bytes of the answer."""
-        now = time.perf_counter()
-        self.started = True
-        try:
-            if self._head is not None:
-                data = self._read_head(data)
-            if self._head is None:
-                self._read_body(data, now)
-        except ValueError as error:
-            self.end(f"the answer is not HTTP: {error}")
+        """Take the next bytes of the answer."""
+        self._read_at = time.perf_counter()
+        self._reads.append((self._read_at, data))
+        if data.endswith(_LAST_CHUNK):
+            self.whole = True
+            self._finish()
+        elif not data.endswith(_EVENT_END):
+            self._decode()
 
     def lost(self) -> None:
         """Handle the end of the connection."""
+        self.dropped = self._read_at == self._started
+        self._decode()
+        self._conclude()
+
+    def end(self, error: str) -> None:
+        """Finish with the answer so far. No effect once the answer is decoded."""
+        self._read_at = time.perf_counter()
+        self._decode()
+        self._close(error)
+
+    def timings(self) -> Timings:
+        """Return the timings of the finished exchange."""
+        self._decode()
+        self._conclude()
+        prompt, completion, cached = self._events.usage()
+        return Timings(
+            started=self._started,
+            ended=self._ended or self._read_at,
+            text_times=tuple(self._events.text_times),
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            cached_tokens=cached,
+            error=self._events.error or self._error,
+        )
+
+    def _decode(self) -> None:
+        """Decode the bytes that were kept."""
+        reads, self._reads = self._reads, []
+        for now, data in reads:
+            if self._over:
+                return
+            try:
+                rest = data if self._head is None else self._read_head(data)
+                if self._head is None:
+                    self._read_body(rest, now)
+            except ValueError as error:
+                self._close(f"the answer is not HTTP: {error}")
+
+    def _conclude(self) -> None:
+        """Finish with what was decoded; an answer that is not whole is an error."""
         if self._status and self._status != 200:
-            self.end(f"HTTP {self._status}: {error_message(self._body)}")
+            self._close(f"HTTP {self._status}: {error_message(self._body)}")
         elif self._events.done:
-            self.end(error=None)
+            self._close(error=None)
         elif self._head is not None:
-            self.end("the server closed the connection without an answer")
+            self._close("the server closed the connection without an answer")
         else:
-            self.end("the stream ended without [DONE]")
+            self._close("the stream ended without [DONE]")
+
+    def _close(self, error: str | None) -> None:
+        if not self._over:
+            self._over, self._error = True, error
+        self._finish()
+
+    def _finish(self) -> None:
+        if not self.finished.done():
+            self.finished.set_result(None)
 
     def _read_head(self, data: bytes) -> bytes:
         assert self._head is not None
@@ -216,27 +277,10 @@ class _Exchange:
         else:  # only the connection's end would tell
             whole = False
             if self._events.done:
-                self.lost()
+                self._conclude()
         if whole:
             self.whole = self._keeps_alive
-            self.lost()
-
-    def end(self, error: str | None) -> None:
-        """Finish with the answer so far. No effect after the first call."""
-        if self.finished.done():
-            return
-        prompt, completion, cached = self._events.usage()
-        self.finished.set_result(
-            Timings(
-                started=self._started,
-                ended=self._ended or time.perf_counter(),
-                text_times=tuple(self._events.text_times),
-                prompt_tokens=prompt,
-                completion_tokens=completion,
-                cached_tokens=cached,
-                error=self._events.error or error,
-            )
-        )
+            self._conclude()
 
 
 class _Connection(asyncio.Protocol):
@@ -244,14 +288,14 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
-        self._exchange: _Exchange | None = None
+        self._exchange: Exchange | None = None
 
     @property
     def open(self) -> bool:
         """Whether another request can be sent."""
         return self._transport is not None and not self._transport.is_closing()
 
-    def ask(self, request: bytes, exchange: _Exchange) -> None:
+    def ask(self, request: bytes, exchange: Exchange) -> None:
         """Send a request; `exchange` gets its answer."""
         assert self._transport is not None
         self._exchange = exchange
@@ -288,39 +332,44 @@ class Client:
         self._tls = ssl.create_default_context() if target.tls else None
         self._connection: _Connection | None = None
 
-    async def send(self, route: str, body: bytes, timeout_s: float) -> Timings:
+    async def send(self, route: str, body: bytes, timeout_s: float) -> Exchange:
         """Send a streaming request and read its answer to the end. Failures are recorded, never
         raised.
         """
         request = self._target.request("POST", route, body)
-        exchange = _Exchange(time.perf_counter())
+        kept = self._connection is not None and self._connection.open
+        exchange = await self._exchange(request, timeout_s)
+        if kept and exchange.dropped:  # the server had closed what it had kept
+            exchange = await self._exchange(request, timeout_s)
+        return exchange
+
+    async def _exchange(self, request: bytes, timeout_s: float) -> Exchange:
+        exchange = Exchange(time.perf_counter())
+        late = f"no complete answer within {timeout_s:g} s"
+        timer = asyncio.get_running_loop().call_later(timeout_s, exchange.end, late)
         try:
-            async with asyncio.timeout(timeout_s):
-                kept = self._connection is not None and self._connection.open
-                await self._ask(request, exchange)
-                # Shielded, since the timeout must not cancel the future that `end` completes.
-                answer = await asyncio.shield(exchange.finished)
-                if kept and not exchange.started:  # the server had closed what it had kept
-                    exchange = _Exchange(time.perf_counter())
-                    await self._ask(request, exchange)
-                    answer = await asyncio.shield(exchange.finished)
-                return answer
+            connection = self._connection
+            if connection is None or not connection.open:
+                async with asyncio.timeout(timeout_s):
+                    connection = await self._connect()
+            connection.ask(request, exchange)
+            await exchange.finished
         except TimeoutError:
-            exchange.end(f"no complete answer within {timeout_s:g} s")
+            exchange.end(late)
         except OSError as error:
             exchange.end(unreachable(self._target.base, error))
         finally:
+            timer.cancel()
             if not exchange.whole:
                 self.close()
-        return await exchange.finished
+        return exchange
 
-    async def _ask(self, request: bytes, exchange: _Exchange) -> None:
-        if self._connection is None or not self._connection.open:
-            loop, target = asyncio.get_running_loop(), self._target
-            _, self._connection = await loop.create_connection(
-                _Connection, target.host, target.port, ssl=self._tls
-            )
-        self._connection.ask(request, exchange)
+    async def _connect(self) -> _Connection:
+        loop, target = asyncio.get_running_loop(), self._target
+        _, self._connection = await loop.create_connection(
+            _Connection, target.host, target.port, ssl=self._tls
+        )
+        return self._connection
 
     def close(self) -> None:
         """Close the connection. The next request opens another."""
@@ -330,10 +379,10 @@ class Client:
 
 
 async def send(target: Target, route: str, body: bytes, timeout_s: float) -> Timings:
-    """Send a request on a connection of its own; see `Client.send`."""
+    """Send a request on a connection of its own; return its timings."""
     client = Client(target)
     try:
-        return await client.send(route, body, timeout_s)
+        return (await client.send(route, body, timeout_s)).timings()
     finally:
         client.close()
 
@@ -344,25 +393,25 @@ async def closed_loop(
     bodies: Sequence[bytes],
     concurrency: int,
     timeout_s: float,
-    done: Callable[[Timings], None] = lambda answer: None,
-) -> list[Timings]:
+    done: Callable[[Exchange], None] = lambda exchange: None,
+) -> list[Exchange]:
     """Send all bodies with `concurrency` in flight; each worker sends the next as soon as it is
     free.
 
     Args:
-        done: called with each answer.
+        done: called with each finished exchange.
     """
     waiting = iter(bodies)
-    answers: list[Timings] = []
+    exchanges: list[Exchange] = []
 
     async def worker() -> None:
         client = Client(target)
         try:
             for body in waiting:
-                answers.append(await client.send(route, body, timeout_s))
-                done(answers[-1])
+                exchanges.append(await client.send(route, body, timeout_s))
+                done(exchanges[-1])
         finally:
             client.close()
 
     await asyncio.gather(*(worker() for _ in range(min(concurrency, len(bodies)))))
-    return answers
+    return exchanges
