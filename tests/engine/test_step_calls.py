@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from quire.core.config import EngineConfig
 from quire.core.request import Request, SamplingParams
 from quire.engine.engine import Engine
 from quire.engine.factory import open_engine
+from quire.executor.eager import EagerExecutor
 from tests.support.tiny_models import tiny_model
 
 _BEGINNING = tuple(range(10, 23))
@@ -73,8 +77,14 @@ def test_a_row_and_a_prompt_call_few_functions(tmp_path: Path) -> None:
     assert 120 < many_reading - many < 220
 
 
-def test_the_expected_time_of_a_step_takes_few_calls_whatever_its_rows(tmp_path: Path) -> None:
+def test_every_step_that_only_generates_knows_its_expected_time_in_few_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = open_engine(EngineConfig(str(tiny_model(tmp_path, "llama")), threads=1))
+    collect = EagerExecutor.collect
+    monkeypatch.setattr(
+        EagerExecutor, "collect", lambda executor: replace(collect(executor), seconds=0.25)
+    )
     for number in range(8):
         prompt = tuple(range(10 + number, 30 + number))
         engine.add(Request(f"{number}", prompt, SamplingParams(temperature=0), max_tokens=40))
@@ -82,7 +92,12 @@ def test_the_expected_time_of_a_step_takes_few_calls_whatever_its_rows(tmp_path:
         engine.step()
     calls = Counter[str]()
     sys.setprofile(lambda frame, event, _: calls.update([event]))
-    assert 0 < engine.expected_step_s < 60
+    expected_s = engine.expected_step_s
     sys.setprofile(None)
+    engine.add(Request("long", tuple(range(10, 90)), SamplingParams(temperature=0), max_tokens=1))
+    engine.step()
+    beside_prompt_s = engine.expected_step_s
     engine.close()
-    assert calls["call"] <= 15
+    assert expected_s == 0.25
+    assert calls["call"] <= 7
+    assert 0 < beside_prompt_s < 0.25  # by the tables, which were measured at the start

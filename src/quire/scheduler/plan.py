@@ -248,6 +248,11 @@ class StepPlan:
         return [n for n, last in counts if last], [n for n, last in counts if not last]
 
     @property
+    def only_generates(self) -> bool:
+        """Whether it reads no prompt and encodes nothing."""
+        return not self._counts[1] and not self.encoding
+
+    @property
     def decode_rows(self) -> int:
         """Rows of sequences that generate."""
         return sum(self._counts[0])
