@@ -121,8 +121,7 @@ class Engine:
             drafting=drafting,
             read_ahead=reading_ahead(disk, manager, executor, budget=prefill_budget),
         )
-        self.prepare = executor.prepare
-        self._disk = disk
+        self.prepare, self._disk = executor.prepare, disk
         self.constraints = ConstraintFactory(
             loaded.path, vocabulary, loaded.eos_ids, limited=config.stop_on_loop != 0
         )
@@ -130,8 +129,7 @@ class Engine:
         self._running: StepPlan | None = None
         """The plan of the running step, whose tokens are not read yet."""
         self._started_at = 0.0  # when the running step started, by `time.perf_counter`
-        self._generating_s = 0.0
-        """Seconds of the last step that only generated; 0 before the first."""
+        self._generating_s = 0.0  # of the last step that only generated; 0 before the first
         self._waited_s: float | None = None
         """Seconds that the device waited for the running step; None if unknown."""
         self._unobserved: list[tuple[StepPlan, StepResult, int, float | None]] = []
