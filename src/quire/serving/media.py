@@ -203,9 +203,11 @@ def text_length(message: TemplateMessage) -> int:
 
 
 def _media_parts(messages: Sequence[TemplateMessage]) -> list[SourcePart | ReadPart]:
-    contents = [message["content"] for message in messages]
-    parts = [part for content in contents if not isinstance(content, str) for part in content]
-    return [part for part in parts if "text" not in part]
+    found: list[SourcePart | ReadPart] = []
+    for message in messages:
+        if not isinstance(content := message["content"], str):
+            found += [part for part in content if "text" not in part]
+    return found
 
 
 def _with_parts(message: TemplateMessage, files: Iterator[list[Part]]) -> TemplateMessage:

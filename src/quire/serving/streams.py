@@ -428,7 +428,7 @@ def _outcome(end: Finished | Failed | None) -> str:
     """Return how a choice ended, in one word. A choice that nobody waited for was aborted."""
     match end:
         case Finished():
-            return end.reason.value
+            return str(end.reason)
         case Failed():
             return end.error.code or "error"
         case None:

@@ -138,7 +138,7 @@ class Controls:
         """Return the token ids of a rendered template whose outside texts were covered."""
         pieces = rendered.split(SENTINEL)
         text = "".join(pieces)
-        cuts = list(accumulate(len(piece) for piece in pieces))[:-1]
+        cuts = list(accumulate(map(len, pieces)))[:-1]
         spans = self._tokens.spans(text) if cuts or not self._literal else []
         own = [span for span in spans if not _cut(span, cuts)]
         if len(own) == len(spans):
@@ -221,14 +221,14 @@ class _Spelled:
         if text in self._bracketed:
             return text[0] + SENTINEL + text[1:]
         head, tail = text[: self._longest], text[-self._longest :]
-        if any(first in text for first in self._firsts):
+        if [first for first in self._firsts if first in text]:
             text = self._pattern.sub(lambda found: found[0][0] + SENTINEL + found[0][1:], text)
-        if not self._lasts.isdisjoint(head) and any(
-            head[:size] in self._tails for size in range(1, len(head) + 1)
+        if not self._lasts.isdisjoint(head) and not self._tails.isdisjoint(
+            [head[:size] for size in range(1, len(head) + 1)]
         ):
             text = SENTINEL + text
-        if not self._firsts.isdisjoint(tail) and any(
-            tail[-size:] in self._heads for size in range(1, len(tail) + 1)
+        if not self._firsts.isdisjoint(tail) and not self._heads.isdisjoint(
+            [tail[-size:] for size in range(1, len(tail) + 1)]
         ):
             text += SENTINEL
         return text

@@ -143,7 +143,7 @@ class GuidedFields(Renamed):
         Raises:
             RequestError: more than one field sets a format, or a schema is not a JSON object.
         """
-        if own is None and self.model_fields_set.isdisjoint(GuidedFields.model_fields):
+        if own is None and self.model_fields_set.isdisjoint(_GUIDED):
             return None
         outputs = self.structured_outputs or _NO_OUTPUTS
         asked = [
@@ -181,6 +181,9 @@ class GuidedFields(Renamed):
             note_ignored(scope, ["format"])
             return None
         return _asked_schema("format", self.format)
+
+
+_GUIDED = frozenset(GuidedFields.model_fields)
 
 
 class FormatFields(GuidedFields):

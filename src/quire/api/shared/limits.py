@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import chain
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.api.shared.compression import check_coding, unpacked
@@ -34,8 +34,12 @@ async def read_body(request: Request, limit: int, counted: Counted) -> bytes:
     declared = headers_of(request.scope).get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
         raise _too_large(limit)
-    pieces, size = [], 0
-    async for piece in request.stream():
+    pieces, size, more = list[bytes](), 0, True
+    while more:  # not `request.stream`: most bodies are one message, which needs no generator
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        more, piece = message.get("more_body", False), message.get("body", b"")
         size += len(piece)
         if size > limit:
             raise _too_large(limit)

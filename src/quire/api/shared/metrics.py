@@ -187,9 +187,10 @@ class _Watched:
         self._end(FinishReason.ABORT)
 
     def _end(self, finish: FinishReason) -> None:
-        if self._stream.end(finish.value):
+        reason = str(finish)
+        if self._stream.end(reason):
             for place in self._places:
-                place.ended(finish.value)
+                place.ended(reason)
                 place.streams.end(self._stream)
 
 

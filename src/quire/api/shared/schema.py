@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from enum import Enum
+from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -125,7 +126,7 @@ def parse(
     """
     if not isinstance(payload, dict):
         raise RequestError("The body must be a JSON object.", code="invalid_type")
-    names = foreign.renamed(payload, model.model_fields)
+    names = foreign.renamed(payload, _names_of(model))
     try:
         fields = model.model_validate(_with_own_names(payload, names))
     except ValidationError as error:
@@ -149,6 +150,12 @@ def parse(
             ):
                 raise unknown_field(model, path, generating, generates=generates)
     return fields, unknown
+
+
+@cache
+def _names_of(model: type[BaseModel]) -> frozenset[str]:
+    """Return the names of a schema's fields."""
+    return frozenset(model.model_fields)
 
 
 def _with_own_names(payload: dict[str, object], names: Mapping[str, str]) -> dict[str, object]:
@@ -179,15 +186,13 @@ def _unknown(fields: Wire, prefix: str) -> Iterator[tuple[str, object]]:
     for name, value in fields.__dict__.items():
         if value is None or not isinstance(value, _NESTED):
             continue
+        nested = value if isinstance(value, list) else [value]
+        if not nested or not isinstance(nested[0], Wire) or isinstance(nested[0], History):
+            continue
         path = f"{prefix}{type(fields).model_fields[name].alias or name}"
-        match value:
-            case History():
-                pass
-            case Wire():
-                yield from _unknown(value, f"{path}.")
-            case [Wire() as first, *_] if not isinstance(first, History):
-                for index, each in enumerate(value):
-                    yield from _unknown(each, f"{path}[{index}].")
+        for index, each in enumerate(nested):
+            place = f"[{index}]" if isinstance(value, list) else ""
+            yield from _unknown(each, f"{path}{place}.")
 
 
 _NESTED = (Wire, list)

@@ -55,8 +55,8 @@ def run_headers(run: GenerationStream) -> dict[str, str]:
     parts not enforced.
     """
     headers = {}
-    if run.reuse is not None:
-        reuse = run.reuse.encode("ascii", "replace").decode()
+    if (reuse := run.reuse) is not None:
+        reuse = reuse.encode("ascii", "replace").decode()
         headers = {"x-quire-cached-tokens": str(run.cached_tokens), "x-quire-cache-reuse": reuse}
     if run.unenforced:
         told = json.dumps("; ".join(run.unenforced))[1:-1]  # ASCII, whatever properties are called
