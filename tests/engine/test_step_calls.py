@@ -72,7 +72,7 @@ def test_a_row_and_a_prompt_call_few_functions(tmp_path: Path) -> None:
     few, few_reading = _calls(engine, 8, answers=24)
     many, many_reading = _calls(engine, 24, answers=24)
     engine.close()
-    assert 30 < (many - few) / 16 < 48
+    assert 20 < (many - few) / 16 < 34
     assert 120 < few_reading - few < 220
     assert 120 < many_reading - many < 220
 

@@ -289,7 +289,7 @@ class ModelDrafter:
             own = job.followed.own
             own.progress.computed = own.blocks.state_at = job.start + job.rows
             job.followed.guessed = tuple(job.tokens[:-1])
-            self._tables.release_passed(own)
+            self._tables.release_passed((own,))
 
     def _run(self, jobs: list[Job]) -> int:
         """Run the steps of some jobs; return their number. Tokens stay on the device meanwhile."""

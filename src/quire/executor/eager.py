@@ -335,8 +335,8 @@ class EagerExecutor:
         sampling: list[ScheduledSequence] = []
         vectors: dict[int, mx.array] = {}
         first = 0
-        for each in inputs.ending:
-            wanted = range(first, first + each.wanted)
+        for each, count in zip(inputs.ending, inputs.ending_rows, strict=True):
+            wanted = range(first, first + count)
             first = wanted.stop
             if each.sampling:
                 row_of[each.number] = len(rows)

@@ -132,7 +132,8 @@ class StepInputs(FlatRows):
     """All rows of one step.
 
     Attributes:
-        ending: sequences of the wanted rows, in order; each has `ScheduledSequence.wanted` of them.
+        ending: sequences of the wanted rows, in order.
+        ending_rows: `ScheduledSequence.wanted` of each of these.
 
     Args:
         sampled: maps a sequence's number to the row of `previous` with its last token, which the
@@ -167,6 +168,7 @@ class StepInputs(FlatRows):
         self.known_tokens = _known_tokens(sequences)
         wanted = [each.wanted for each in self.sequences]
         self.ending = [each for each, rows in zip(self.sequences, wanted, strict=True) if rows]
+        self.ending_rows = list(filter(None, wanted))
         if sum(wanted) < self._total:
             firsts = [*self._starts[1:], self._total]
             ends = zip(firsts, wanted, strict=True)

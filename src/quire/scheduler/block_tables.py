@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from quire.cache.block_manager import BlockManager
 from quire.cache.blocks import Block, PoolKey, blocks_by_pool
 from quire.cache.reuse import Match
@@ -15,6 +17,9 @@ from quire.scheduler.sequence_blocks import BlockTable
 class BlockTables:
     """Owner of the sequences' block tables: nothing else writes them.
 
+    Attributes:
+        has_states: whether the model has recurrent layers.
+
     Args:
         block_size: tokens per block.
     """
@@ -24,6 +29,7 @@ class BlockTables:
         self._attention = attention_groups(groups)
         self._windows = {g: spec for g, spec in self._attention.items() if not spec.sees_all}
         self._recurrent = tuple(recurrent_groups(groups))
+        self.has_states = bool(self._recurrent)
         self.cross = CrossBlocks(groups, manager, block_size)
         self._manager = manager
         self._size = block_size
@@ -143,12 +149,15 @@ class BlockTables:
         self._manager.release_all(source for source, _ in copies)
         return bool(copies)
 
-    def release_passed(self, sequence: Sequence) -> None:
+    def release_passed(self, sequences: Iterable[Sequence]) -> None:
         """Release the blocks that no future token's window reaches."""
-        if sequence.blocks.cross:
-            self.cross.release_passed(sequence)
-        if not self._windows:
-            return
+        for sequence in sequences:
+            if sequence.blocks.cross:
+                self.cross.release_passed(sequence)
+            if self._windows:
+                self._release_passed(sequence)
+
+    def _release_passed(self, sequence: Sequence) -> None:
         length = sequence.progress.certain
         if self._recurrent:
             length = min(length, sequence.blocks.state_at)
@@ -202,8 +211,10 @@ class BlockTables:
         return bool(spares)
 
     def advance(self, sequence: Sequence) -> None:
-        """Record that the sequence's own state slots will include the rows just planned."""
-        if self._recurrent and not sequence.progress.unsettled:
+        """Record that the sequence's own state slots will include the rows just planned. Needed
+        only if the model `has_states`.
+        """
+        if not sequence.progress.unsettled:
             sequence.blocks.state_at = sequence.progress.computed
 
     # -- cutting back --------------------------------------------------------------------------

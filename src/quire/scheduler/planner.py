@@ -128,10 +128,10 @@ class Planner:
                 last=True,
                 draft=draft,
                 draft_masks=masks,
-                awaits_mask=sequence.awaits_mask,
+                awaits_mask=sequence.constraint is not None and progress.pending > 0,
                 verified=progress.drafts[-1].tokens if progress.unsettled else (),
             )
-            if self.admission.make_room(rows, plan):
+            if self.tables.extend(sequence, rows.end) or self.admission.make_room(rows, plan):
                 plan.append(rows)
 
     def _drafts(self, generating: list[Sequence]) -> dict[int, Draft]:
@@ -335,18 +335,22 @@ class Planner:
 
     # -- after a plan --------------------------------------------------------------------------
 
-    def _advance(self, rows: PlannedRows) -> None:
-        """Mark the rows as computed."""
-        sequence, progress = rows.sequence, rows.sequence.progress
-        progress.computed = rows.end
-        if rows.samples:
-            progress.start(rows.draft)
-        self.tables.advance(sequence)
-        self.sharing.register(sequence)
-        if self.sharing.saves_states:
-            rows.snapshots = self.sharing.save_states(sequence)
-        if rows.last and sequence.prefix.computing:
-            self.sharing.prompt_done(sequence)
+    def _advance(self, plan: list[PlannedRows]) -> None:
+        """Mark the rows of a plan as computed."""
+        has_states, sharing = self.tables.has_states, self.sharing
+        for rows in plan:
+            sequence, progress = rows.sequence, rows.sequence.progress
+            progress.computed = rows.end
+            if rows.samples:
+                progress.start(rows.draft)
+            if has_states:
+                self.tables.advance(sequence)
+        sharing.register([rows.sequence for rows in plan])
+        for rows in plan:
+            if sharing.saves_states:
+                rows.snapshots = sharing.save_states(rows.sequence)
+            if rows.last and rows.sequence.prefix.computing:
+                sharing.prompt_done(rows.sequence)
 
     def _freeze(
         self,
@@ -360,8 +364,7 @@ class Planner:
         Block ids are read last, because making room may have changed them.
         """
         self.admission.fairness.charge(plan)
-        for rows in plan:
-            self._advance(rows)
+        self._advance(plan)
         changes = self._manager.take_changes()
         frozen = StepPlan(
             tuple(map(self._scheduled, plan)),
@@ -373,8 +376,8 @@ class Planner:
             follows=self._drafts_any and _follows(plan),
         )
         # A block that goes now is not written before the next plan hands it out again.
+        self.tables.release_passed([rows.sequence for rows in plan])
         for rows in plan:
-            self.tables.release_passed(rows.sequence)
             if rows.snapshots:
                 self._manager.release_all(rows.snapshots)
         for sequence in self.admission.admitted:

@@ -199,12 +199,16 @@ class PrefixSharing:
 
     # -- while it runs -------------------------------------------------------------------------
 
-    def register(self, sequence: Sequence) -> None:
+    def register(self, sequences: Iterable[Sequence]) -> None:
         """Register full blocks whose tokens the host has read."""
-        progress, cursor = sequence.progress, sequence.prefix
         size = self._size
-        if progress.computed < (cursor.registered + 1) * size:
-            return  # as in most steps
+        for sequence in sequences:
+            # In most steps no block is filled.
+            if sequence.progress.computed >= (sequence.prefix.registered + 1) * size:
+                self._register_blocks(sequence)
+
+    def _register_blocks(self, sequence: Sequence) -> None:
+        progress, cursor, size = sequence.progress, sequence.prefix, self._size
         full = progress.confirmed // size
         if full == cursor.registered:
             return

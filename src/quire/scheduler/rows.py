@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from quire.cache.blocks import Block
 from quire.constraints.masks import TokenMask
@@ -14,9 +13,8 @@ from quire.scheduler.plan import BlockCopy, CrossKeys, KVPlacement, ScheduledSeq
 from quire.scheduler.sequence import Sequence
 
 
-@dataclass(slots=True)
 class PlannedRows:
-    """Tokens `[start, start + count)` of one sequence.
+    """Tokens `[start, start + count)` of one sequence. Made for every row of every step.
 
     Attributes:
         last: whether they end with the last known token, or with a draft.
@@ -29,21 +27,38 @@ class PlannedRows:
         samples: whether the rows yield a token.
     """
 
-    sequence: Sequence
-    start: int
-    count: int
-    last: bool
-    draft: Draft = NO_DRAFT
-    draft_masks: tuple[TokenMask | None, ...] = ()
-    awaits_mask: bool = False
-    verified: tuple[int, ...] = ()
-    snapshots: list[Block] = field(default_factory=list)
-    end: int = field(init=False)
-    samples: bool = field(init=False)
+    __slots__ = (
+        "awaits_mask",
+        "count",
+        "draft",
+        "draft_masks",
+        "end",
+        "last",
+        "samples",
+        "sequence",
+        "snapshots",
+        "start",
+        "verified",
+    )
 
-    def __post_init__(self) -> None:
-        self.end = self.start + self.count
-        self.samples = self.last and self.sequence.request.task.samples
+    def __init__(
+        self,
+        sequence: Sequence,
+        start: int,
+        count: int,
+        *,
+        last: bool,
+        draft: Draft = NO_DRAFT,
+        draft_masks: tuple[TokenMask | None, ...] = (),
+        awaits_mask: bool = False,
+        verified: tuple[int, ...] = (),
+    ) -> None:
+        self.sequence, self.start, self.count, self.last = sequence, start, count, last
+        self.draft, self.draft_masks, self.awaits_mask = draft, draft_masks, awaits_mask
+        self.verified = verified
+        self.snapshots: list[Block] = []
+        self.end = start + count
+        self.samples = last and sequence.request.task.samples
 
     def scheduled(
         self, placement: KVPlacement, crossed: tuple[CrossKeys, ...] = ()
@@ -58,6 +73,12 @@ class PlannedRows:
             if drafts[0] != UNREAD:
                 tokens.extend(drafts)
             spares = tuple((group, slot.id) for group, slot in sequence.blocks.spares.items())
+        sampling: tuple[RowSampling, ...] = ()
+        if samples:
+            known, masked = sequence.progress.tokens, not self.awaits_mask
+            sampling = sequence.row.rows(
+                known, end - len(drafts), drafts, draft_masks=self.draft_masks, masked=masked
+            )
         return ScheduledSequence(
             id=request.id,
             number=sequence.number,
@@ -69,7 +90,7 @@ class PlannedRows:
             placement=placement,
             pooled=0 if samples else self._pooled(),
             completes=self.last,
-            sampling=self._sampling(end) if samples else (),
+            sampling=sampling,
             awaits_mask=self.awaits_mask,
             task=request.task,
             media=self._media() if request.media else (),
@@ -88,14 +109,6 @@ class PlannedRows:
     def _next_token(self, end: int) -> int | None:
         known = self.sequence.progress.tokens
         return known[end] if end < len(known) else None
-
-    def _sampling(self, end: int) -> tuple[RowSampling, ...]:
-        known, drafts = self.sequence.progress.tokens, self.draft.tokens
-        first = end - len(drafts)
-        masks = self.draft_masks
-        return self.sequence.row.rows(
-            known, first, drafts, draft_masks=masks, masked=not self.awaits_mask
-        )
 
     def _pooled(self) -> int:
         task = self.sequence.request.task

@@ -24,7 +24,7 @@ from quire.scheduler.admission import SchedulerConfig
 from quire.scheduler.deadlines import Deadlines
 from quire.scheduler.draft_lengths import EveryDraft
 from quire.scheduler.drafting import Drafting
-from quire.scheduler.drafts import Draft, Foreseen
+from quire.scheduler.drafts import NO_DRAFT, Draft, Foreseen
 from quire.scheduler.fairness import WaitingQueue
 from quire.scheduler.limits import Limits
 from quire.scheduler.plan import GraphRows, SampledTokens, StepPlan, StepResult
@@ -255,7 +255,8 @@ class Scheduler:
         outputs = []
         for each in queued:
             if isinstance(each, _Accepted):
-                each.count_drafts(self.drafting)
+                if each.foreseen or each.draft is not NO_DRAFT:
+                    each.count_drafts(self.drafting)
                 outputs.append(_output(each.sequence, each.sampled))
             else:
                 outputs.append(each)
@@ -294,9 +295,10 @@ class Scheduler:
             self._fail(sequence, failure)
             return
         if sequence.status is Status.RUNNING:
-            self.sharing.register(sequence)
+            self.sharing.register((sequence,))
         if reason is None:
-            self.drafting.settle(sequence, accepted.accepted)
+            if progress.drafts and progress.drafts[0] is not NO_DRAFT:
+                self.drafting.settle(sequence, accepted.accepted)
             self._outbox.append(accepted)
             return
         accepted.count_drafts(self.drafting)
@@ -310,7 +312,7 @@ class Scheduler:
             progress = sequence.progress
             tables, kept = self._planner.tables, progress.computed - rejected
             progress.computed = tables.settle(sequence, kept)
-            tables.release_passed(sequence)
+            tables.release_passed((sequence,))
 
     def _reason_to_end(self, sequence: Sequence, token: int) -> FinishReason | None:
         progress = sequence.progress

@@ -287,8 +287,3 @@ class Sequence:
         progress = self.progress
         end = min(progress.prompt_length + self.request.max_tokens, self.max_context)
         return end - len(progress.tokens) - progress.pending
-
-    @property
-    def awaits_mask(self) -> bool:
-        """Whether the next token's mask depends on a token that the host has not read yet."""
-        return self.constraint is not None and self.progress.pending > 0
