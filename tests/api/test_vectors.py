@@ -14,6 +14,7 @@ from openai import BadRequestError
 from quire.core.config import ServerConfig
 from tests.api.conftest import HTTP, Serve, openai_client
 from tests.support.child import Child
+from tests.support.scripted_engine import Script
 
 TEXTS = ["a cat sleeps", "the sky is blue", "a cat sleeps"]
 
@@ -127,3 +128,11 @@ def test_callers_share_no_prefixes(serve: Serve) -> None:
     salts = {each.cache_salt for each in served.engine.requests}
     assert len(salts) == 2
     assert "" not in salts
+
+
+@pytest.mark.parametrize("packed", ["float", "base64"])
+def test_vectors_that_are_no_numbers_are_an_error(serve: Serve, packed: str) -> None:
+    served = serve(lambda _: Script(vector=(0.5, float("nan"))))
+    answer = post(served.url, "/v1/embeddings", input=["x", "y"], encoding_format=packed)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "not_finite")
+    assert "--dtype" in answer.json()["error"]["message"]

@@ -47,7 +47,8 @@ def test_ready_in_three_seconds(tmp_path: Path) -> None:
 
 def test_when_the_engine_dies_everyone_is_told(tmp_path: Path) -> None:
     module = "tests.e2e.serve_lingering"
-    with quire_serve(tmp_path, module=module) as child, Client(child.url) as client:
+    serving = quire_serve(tmp_path, "--restarts", "0", module=module)
+    with serving as child, Client(child.url) as client:
         started = threading.Barrier(3, timeout=HANG_S)
 
         def tell(seen: Streamed) -> None:

@@ -44,7 +44,7 @@ def test_answers_are_those_of_one_process(
 
 def test_a_process_that_dies_ends_the_server(tmp_path: Path, split: tuple[str, str]) -> None:
     """The stream ends with one error, the log names the process, and none is left."""
-    with quire_serve(tmp_path, *split) as served:
+    with quire_serve(tmp_path, *split, "--restarts", "0") as served:
         family = psutil.Process(served.process.pid).children(recursive=True)
         (follower,) = [each for each in family if "quire.engine.follower" in each.cmdline()]
         body = {"prompt": "Once", "max_tokens": 2000, "ignore_eos": True, "stream": True}

@@ -25,6 +25,8 @@ class Script:
         held: before it is set, no more is emitted than `held_at` outputs.
         error: ends the request after the tokens.
         silent: never ends after the tokens, until it is aborted.
+        vector: the result of an embedding or a score; None makes one.
+        logprob: the logarithm of each token's probability.
         reads: prompt tokens that are read after each step before the first token.
     """
 
@@ -37,6 +39,8 @@ class Script:
     silent: bool = False
     cached_tokens: int = 0
     reuse: str | None = "new"
+    vector: tuple[float, ...] | None = None
+    logprob: float = -0.5
     reads: tuple[int, ...] = ()
     queued_s: float = 0.0
 
@@ -95,7 +99,7 @@ class ScriptedEngine:
             return Output(
                 request.id,
                 tuple(tokens),
-                logprobs=_logprobs(request, tokens),
+                logprobs=_logprobs(request, tokens, script.logprob),
                 prompt_tokens=len(request.prompt),
                 cached_tokens=script.cached_tokens,
                 reuse=script.reuse,
@@ -111,7 +115,8 @@ class ScriptedEngine:
             ticket.put(Output(request.id, prompt_tokens=len(request.prompt), read=0))
         if not request.task.samples:
             ticket.over = True
-            ticket.put(output(finish=FinishReason.STOP, vector=_vector(request)))
+            vector = script.vector or _vector(request)
+            ticket.put(output(finish=FinishReason.STOP, vector=vector))
             return
         await hold(0)
         for read in script.reads:
@@ -176,11 +181,11 @@ def _cut(request: Request, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], Fi
     return tokens[: request.max_tokens], FinishReason.LENGTH
 
 
-def _logprobs(request: Request, tokens: Sequence[int]) -> tuple[TokenLogprobs, ...]:
+def _logprobs(request: Request, tokens: Sequence[int], first: float) -> tuple[TokenLogprobs, ...]:
     count = request.sampling.logprobs
     if count is None:
         return ()
     return tuple(
-        TokenLogprobs(token, -0.5, tuple((token + k, -0.5 - k) for k in range(count)))
+        TokenLogprobs(token, first, tuple((token + k, first - k) for k in range(count)))
         for token in tokens
     )

@@ -23,6 +23,14 @@ from quire.serving.pooling import Pooling
 from quire.serving.run_failed import RunFailed
 from quire.serving.ticket import Ticket
 
+_NOT_FINITE = Failure(
+    "The model computed numbers that are infinite or not a number: its activations overflow. Serve "
+    "it in a wider type (--dtype bfloat16 or float32).",
+    500,
+    "server_error",
+    code="not_finite",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Vector:
@@ -148,5 +156,7 @@ async def _result(ticket: Ticket) -> Vector:
         if output.finish is FinishReason.ERROR or output.vector is None:
             ended = Failure(f"The engine ended the request: {output.finish.value}.")
             raise RunFailed(output.error or ended)
+        if not all(map(math.isfinite, output.vector)):
+            raise RunFailed(_NOT_FINITE)
         return Vector(output.vector, output.prompt_tokens, output.cached_tokens)
     raise RunFailed(Failure("The engine ended the request without a reason."))

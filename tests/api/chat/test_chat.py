@@ -265,6 +265,18 @@ def test_what_the_engine_refuses_keeps_its_status(serve: Serve, stream: bool) ->
 
 
 @pytest.mark.parametrize("stream", [True, False])
+def test_log_probabilities_are_numbers_whatever_the_model_computes(
+    serve: Serve, stream: bool
+) -> None:
+    served = serve(lambda _: Script(served.ids("Hi"), logprob=float("nan")))
+    body = {"messages": ASK, "logprobs": True, "top_logprobs": 2, "stream": stream}
+    answer = HTTP.post(f"{served.url}/v1/chat/completions", json=body)
+    assert answer.status_code == 200
+    assert '"logprob":-9999' in answer.text
+    assert "NaN" not in answer.text
+
+
+@pytest.mark.parametrize("stream", [True, False])
 def test_a_request_whose_engine_died_may_be_sent_again(serve: Serve, stream: bool) -> None:
     failure = Failure("The engine's process ended.", 503, "server_error", code="engine_failure")
     served = serve(lambda _: Script(error=failure))

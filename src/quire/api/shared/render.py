@@ -115,8 +115,8 @@ def stop_reason(end: Finished) -> str | None:
 
 
 def clamp(logprob: float) -> float:
-    """Return a logarithm that JSON can express."""
-    return max(logprob, _LOWEST)
+    """Return a logarithm that JSON can express; the lowest for NaN, as overflows compute it."""
+    return logprob if logprob > _LOWEST else _LOWEST
 
 
 class TokenNames(Protocol):
