@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from quire.scheduler.step_times import ShortTimes
 
@@ -69,9 +70,12 @@ def most_drafts(sequences: int) -> int:
     return min(MAX_DRAFTS, max(1, _MOST_CONSIDERED // max(sequences, 1)))
 
 
-class DraftLengths(Protocol):
-    """Chooses how many drafts each sequence gets in a step."""
+class DraftLengths(ABC):
+    """Chooses how many drafts each sequence gets in a step. All but `choose` has a default, for
+    drafts that cost nothing.
+    """
 
+    @abstractmethod
     def choose(
         self,
         candidates: Seq[Candidate],
@@ -88,7 +92,6 @@ class DraftLengths(Protocol):
             ahead: the most rows of a step that is launched before the tokens of the one before are
                 read; steps of more rows wait for them.
         """
-        ...
 
     def prefers_waiting(self, candidates: Seq[Candidate], lengths: Seq[int], rows: int) -> bool:
         """Return whether rather to read the running step's tokens before drafts are chosen.
@@ -97,7 +100,7 @@ class DraftLengths(Protocol):
             candidates, lengths: drafts that are chosen before, and how many of each.
             rows: rows of the step without drafts.
         """
-        ...
+        return False
 
     def least_chance(self, candidates: Seq[Candidate], lengths: Seq[int], rows: int) -> float:
         """Return the least probability of a draft that is worth its row, all before it included.
@@ -106,15 +109,14 @@ class DraftLengths(Protocol):
             candidates, lengths: the drafts of the step, and how many of each.
             rows: rows of the step without drafts.
         """
-        ...
+        return 0.0
 
-    def settle(self, promised: float, accepted: int) -> None:
+    def settle(self, promised: float, accepted: int) -> None:  # noqa: B027  # most need not
         """Record how many drafted tokens of a sequence a step accepted.
 
         Args:
             promised: expected number.
         """
-        ...
 
     def steps_to_skip(self, asking_s: float, step_s: float) -> int:
         """Return how many steps to plan without asking drafters, after asking found no draft worth
@@ -124,23 +126,11 @@ class DraftLengths(Protocol):
             asking_s: seconds that asking took.
             step_s: seconds from the plan of the step before to this one's.
         """
-        ...
-
-
-class EveryDraft:
-    """Verifies every draft. For tests and measurements."""
-
-    def steps_to_skip(self, asking_s: float, step_s: float) -> int:
         return 0
 
-    def prefers_waiting(self, candidates: Seq[Candidate], lengths: Seq[int], rows: int) -> bool:
-        return False
 
-    def least_chance(self, candidates: Seq[Candidate], lengths: Seq[int], rows: int) -> float:
-        return 0.0
-
-    def settle(self, promised: float, accepted: int) -> None:
-        pass
+class EveryDraft(DraftLengths):
+    """Verifies every draft. For tests and measurements."""
 
     def choose(
         self,
@@ -177,7 +167,7 @@ class _Trust:
         self.ratio = min(1.0, (self._accepted + _ASSUMED) / (self._promised + _ASSUMED))
 
 
-class WorthwhileDrafts:
+class WorthwhileDrafts(DraftLengths):
     """Verifies the drafts that raise the expected tokens per second of the whole step.
 
     A step with drafts costs more: it has more rows, its drafts may have to be computed, and the

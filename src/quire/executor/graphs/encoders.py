@@ -307,13 +307,13 @@ def surveyed_in_pieces(
     given, outputs = places_of(program, recorder)
     yield from survey.record_in_pieces(program.program, given, list(outputs.values()))
     found = [*others, *(node for node, _ in survey.unsupported)]
-    left, whole = (sum(map(products_of, each)) for each in (found, nodes))
+    left, whole = (sum(map(product_count, each)) for each in (found, nodes))
     if 2 * left > whole:
         raise UnsupportedNode(f"{left} of {whole} products have no kernel")
     return found
 
 
-def products_of(node: Node) -> int:
+def product_count(node: Node) -> int:
     """Return the number of products that a node computes."""
     nodes = node.arguments if node.kind == FUSED else (node,)
     return sum(each.kind in PRODUCTS for each in nodes)
