@@ -134,7 +134,7 @@ class Encodings:
         queues = [(caller, queue) for caller, queue in queues if queue]
         self._oldest_first = not self._oldest_first
         if not self._oldest_first:
-            queues.sort(key=lambda each: _work(each[1]))
+            queues.sort(key=lambda each: _rows_left(each[1]))
         turns = self._shares.ordered(caller for caller, _ in queues)
         queues.sort(key=lambda each: turns.index(each[0]))
         waiting = [(caller, each) for caller, queue in queues for each in queue]
@@ -152,7 +152,7 @@ class Encodings:
             if count == 0 and planned:
                 break
             count = max(count, 1)
-            planned += self._work(group, count)
+            planned += self._next_pieces(group, count)
             seen |= {each.item.key for each in group}
             self._shares.charge(caller, count * encoding.pieces.rows * len(group))
             left -= seconds if piece_s is None else count * piece_s * len(group)
@@ -230,7 +230,7 @@ class Encodings:
                 queue.append(encoding)
         return queue
 
-    def _work(self, group: Iterable[_Encoding], count: int) -> Iterator[EncoderWork]:
+    def _next_pieces(self, group: Iterable[_Encoding], count: int) -> Iterator[EncoderWork]:
         """Plan the next pieces of a group."""
         self._groups += 1
         for encoding in group:
@@ -267,6 +267,6 @@ def _items(sequence: Sequence) -> set[MediaKey]:
     return {placed.item.key for placed in sequence.request.media}
 
 
-def _work(queue: list[_Encoding]) -> int:
+def _rows_left(queue: list[_Encoding]) -> int:
     """Return the rows of hidden states left to encode."""
     return sum((each.pieces.count - each.done) * each.pieces.rows for each in queue)
