@@ -123,10 +123,6 @@ class StepTimes:
         if len(self._shown) >= _LEAST_COMPARED:
             self._key_s = max(0.0, _weighted_median(self._shown))
 
-    def key_seconds(self, keys: int) -> float:
-        """Return the seconds that keys add to a step."""
-        return self._key_s * keys
-
     def _points(self) -> list[tuple[float, float]]:
         """Return the points of all ranges as a curve: rows and seconds both ascend.
 
