@@ -340,15 +340,15 @@ def test_short_prompts_beside_streams_are_read_in_steps_that_can_be_recorded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     steps: list[tuple[int, int, bool]] = []  # rows that generate, rows that read, recorded
-    start = PrefillBudget.start
+    charge = PrefillBudget.charge
 
-    def starts(
+    def charges(
         self: PrefillBudget, decode_rows: int, prompts: int, chunks: int, **named: int
     ) -> None:
         steps.append((decode_rows, named["prompt_rows"], bool(named["graphed"])))
-        start(self, decode_rows, prompts, chunks, **named)
+        charge(self, decode_rows, prompts, chunks, **named)
 
-    monkeypatch.setattr(PrefillBudget, "start", starts)
+    monkeypatch.setattr(PrefillBudget, "charge", charges)
     simulation = Simulation(GROUPS["full"], 1 << 20, chunk=100, max_context=200, max_graph_rows=16)
     for name in "ab":
         simulation.add(Request(name, (1, 2, 3), max_tokens=60))
@@ -375,17 +375,17 @@ def test_recorded_rows_of_a_sequence_lie_in_one_block_where_it_has_a_tail(
     """Full blocks become codes when the step ends, and rows of the next step read the codes."""
     spans: list[tuple[str, int, int]] = []
     recorded: list[bool] = []
-    start, execute = PrefillBudget.start, Simulation._execute
+    charge, execute = PrefillBudget.charge, Simulation._execute
 
-    def starts(self: PrefillBudget, *counts: int, **named: int) -> None:
+    def charges(self: PrefillBudget, *counts: int, **named: int) -> None:
         recorded.append(bool(named["graphed"]))
-        start(self, *counts, **named)
+        charge(self, *counts, **named)
 
     def executes(self: Simulation, plan: StepPlan, before: Tables) -> StepResult:
         spans.extend((rows.id, rows.start, rows.count) for rows in plan.sequences)
         return execute(self, plan, before)
 
-    monkeypatch.setattr(PrefillBudget, "start", starts)
+    monkeypatch.setattr(PrefillBudget, "charge", charges)
     monkeypatch.setattr(Simulation, "_execute", executes)
     simulation = Simulation(
         GROUPS["window"], 1 << 20, chunk=100, max_context=200, max_graph_rows=16
