@@ -505,7 +505,7 @@ def test_outputs_say_how_long_the_request_waited() -> None:
 
 def test_a_prompt_that_could_never_fit_is_refused_with_both_numbers() -> None:
     simulation = Simulation(GROUPS["full"], 30, max_context=CONTEXT)
-    with pytest.raises(RequestError, match=r"length is 24 tokens.* 38 tokens.* 30 bytes"):
+    with pytest.raises(RequestError, match=r"length is 24 tokens.* 38 tokens.* 30 B"):
         simulation.add(Request("coded", (1,) * 38), SEALED)
     with pytest.raises(RequestError, match="maximum context length is 40 tokens"):
         simulation.add(Request("long", (1,) * 40))
