@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import shutil
 import subprocess
 
@@ -126,14 +127,44 @@ void one_row(const Weight& w, const Rows& rows, int64_t column, const uint8_t* p
 """
 
 
-@pytest.mark.skipif(
+FEW_ROWS = """
+#include "kernels.h"
+#include "simd.h"
+#include "products.inc"
+namespace quire::QUIRE_ISA {
+template void few<BFloat16, ROWS, 4>(const Weight&, const BFloat16&, const Rows&, int64_t, int64_t);
+}
+"""
+
+
+def _assembly(name: str, source: str) -> str:
+    """Return the instructions of a source compiled for an instruction set of x86-64."""
+    (unit,) = only([name], instruction_sets("x86_64"))
+    command = ["g++", *FLAGS, *unit.flags, f"-I{SOURCES}", "-S", "-x", "c++", "-", "-o", "-"]
+    return subprocess.run(command, input=source, capture_output=True, text=True, check=True).stdout
+
+
+needs_gxx = pytest.mark.skipif(
     shutil.which("g++") is None or platform.machine() != "x86_64", reason="needs g++ for x86-64"
 )
+
+
+@needs_gxx
 def test_a_row_fetches_each_line_of_codes_and_scales() -> None:
     """GCC drops calls of functions that only fetch, unless it inlines them first."""
-    (unit,) = only(["avx2"], instruction_sets("x86_64"))
-    command = ["g++", *FLAGS, *unit.flags, f"-I{SOURCES}", "-S", "-x", "c++", "-", "-o", "-"]
-    compiled = subprocess.run(command, input=ONE_ROW, capture_output=True, text=True, check=True)
+    compiled = _assembly("avx2", ONE_ROW)
     lines = 64 * 16 // 2 // 64  # of a group's codes
-    assert compiled.stdout.count("prefetcht0") == lines
-    assert compiled.stdout.count("prefetcht1") > 0
+    assert compiled.count("prefetcht0") == lines
+    assert compiled.count("prefetcht1") > 0
+
+
+@needs_gxx
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+def test_few_rows_share_decoded_weights_and_keep_sums_in_registers(rows: int) -> None:
+    compiled = _assembly("avx512", FEW_ROWS.replace("ROWS", str(rows)))
+    blocks = 2  # a whole one, and the last one of a column
+    assert compiled.count("vpslld\t$16") == 4 * blocks, "a shift for each of four columns"
+    assert compiled.count("vfmadd") == 4 * 2 * rows * blocks
+    stores = re.findall(r"vmov\w+\t%zmm\d+, \S*\(%r", compiled)
+    assert len(stores) <= 2 * 4, "zeros to fill a last block, and no sum of the loop"
+    assert compiled.count("prefetcht0") == 4, "a line of each column"

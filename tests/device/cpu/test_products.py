@@ -224,7 +224,7 @@ def test_what_is_not_finite_stays_in_its_row(ops: Any, value: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
-@pytest.mark.parametrize(("depth", "columns"), [(100, 71), (32, 1), (1056, 33)])
+@pytest.mark.parametrize(("depth", "columns"), [(100, 71), (32, 1), (1056, 33), (37, 7)])
 def test_float_weights(ops: Any, dtype: mx.Dtype, depth: int, columns: int) -> None:
     weight = drawn(columns, depth).astype(dtype)
     x = drawn(300, depth, seed=1)

@@ -15,13 +15,28 @@ struct Operand {
 
 namespace detail = mlx::core::detail;
 
+// Runs a loop over elements. It is compiled for all processors and, with all that it calls, for those with AVX2: there
+// vectors are longer, and a fused product and sum is an instruction in place of a call. The bits are the same.
+#if defined(__x86_64__)
+template <class Loop> __attribute__((target("avx2,fma"), flatten)) void run_by_avx2(const Loop& loop) { loop(); }
+#else
+template <class Loop> void run_by_avx2(const Loop& loop) { loop(); }
+#endif
+template <class Loop> void run_elements(const Loop& loop) {
+    constexpr int kVector = 8;  // floats that AVX2 has in one
+    kernels().vector < kVector ? loop() : run_by_avx2(loop);
+}
+
 template <class Op> class UnaryRows : public RowInstruction {
 public:
     UnaryRows(int x, int out, int64_t width) : RowInstruction({x}, {out}, 16 * width), width_(width) {}
     void run_rows(const Frame& frame, int64_t begin, int64_t end) const override {
         const float* from = frame.at(reads[0], begin);
         float* to = frame.at(writes[0], begin);
-        for (int64_t i = 0; i < (end - begin) * width_; i++) to[i] = Op()(from[i]);
+        const int64_t count = (end - begin) * width_;
+        run_elements([=] {
+            for (int64_t i = 0; i < count; i++) to[i] = Op()(from[i]);
+        });
     }
 
 private:
@@ -97,15 +112,22 @@ public:
         : StridedRows({x.value, y.value}, out, shape, {x, y}) {}
     void run_rows(const Frame& frame, int64_t begin, int64_t end) const override {
         const int64_t x = stride(0), y = stride(1);
-        for (int64_t row = begin; row < end; row++) {
-            each_run(frame, row, [&](float* to, const float* const* from) {
-                if (x == 1 && y == 1) {
-                    for (int64_t i = 0; i < length(); i++) to[i] = Op()(from[0][i], from[1][i]);
-                } else {
-                    for (int64_t i = 0; i < length(); i++) to[i] = Op()(from[0][i * x], from[1][i * y]);
-                }
-            });
-        }
+        run_elements([&] {
+            for (int64_t row = begin; row < end; row++) {
+                each_run(frame, row, [&](float* to, const float* const* from) {
+                    const float *a = from[0], *b = from[1];
+                    const int64_t count = length();
+                    if (x == 1 && y == 1) {
+                        for (int64_t i = 0; i < count; i++) to[i] = Op()(a[i], b[i]);
+                    } else if (x == 1 && y == 0) {
+                        const float one = *b;
+                        for (int64_t i = 0; i < count; i++) to[i] = Op()(a[i], one);
+                    } else {
+                        for (int64_t i = 0; i < count; i++) to[i] = Op()(a[i * x], b[i * y]);
+                    }
+                });
+            }
+        });
     }
 };
 

@@ -50,7 +50,8 @@
 #define QUIRE_UNROLLED _Pragma("GCC unroll 16")
 #endif
 
-#define QUIRE_INLINE inline __attribute__((always_inline))
+#define QUIRE_INLINED __attribute__((always_inline))
+#define QUIRE_INLINE inline QUIRE_INLINED
 
 namespace quire::QUIRE_ISA {
 
