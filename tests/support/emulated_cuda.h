@@ -249,6 +249,15 @@ template <int N>
 static inline void wgmma_shared_turned(float (&c)[N], Tile w, Tile x, int slice, int add = 1) {
   of_shared(c, w, slice, add, [&](const uint* a) { wgmma_turned(c, a[0], a[1], a[2], a[3], x, slice); });
 }
+// Kernels run one after the other, so all blocks are counted before they are awaited.
+static inline void count_block(int* count) {
+  __syncthreads();
+  if (threadIdx.x == 0) ++*count;
+}
+static inline void await_blocks(const int* count, int wanted) {
+  if (*count != wanted) __builtin_trap();
+  __syncthreads();
+}
 static inline void set_flag(uint* flag) { *flag = 1; }
 static inline void await_flag(const uint* flag) {
   if (!*flag) emulated::fail("awaits a thread block that has not run", 0, 0);

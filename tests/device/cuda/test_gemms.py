@@ -543,6 +543,18 @@ def test_gates_join_two_products(packing: Packing, rows: int, hopper: bool, cut:
     assert error(y, left * mx.sigmoid(left) * right) < 5e-3
 
 
+@pytest.mark.parametrize("inputs", [2112, 2176])
+def test_thread_blocks_share_the_rows_of_a_router(inputs: int) -> None:
+    rows, outputs = 40, 32
+    gemm = few(inputs, outputs, AFFINE, rows)
+    assert (gemm.tiles, gemm.blocks) == (1, 8)
+    *weight, whole = matrix(outputs, inputs, AFFINE, 1)
+    x, y = random(rows, inputs, seed=2), mx.zeros((rows, outputs), mx.bfloat16)
+    source = product_kernels.linear(gemm, (outputs,), offsets=False)
+    run(source, gemm, [number(rows), x, *weight, y], gemm.grid(-(-outputs // gemm.width)))
+    assert error(y, x.astype(mx.float32) @ whole.T) < 5e-3
+
+
 def tiles_of(chosen: np.ndarray, size: int) -> tuple[mx.array, mx.array]:
     """Return pairs of row and expert in the order of their experts, and the tiles of that order."""
     pairs = chosen.reshape(-1)
@@ -582,7 +594,7 @@ def test_experts_take_the_rows_that_chose_them(
     packing: Packing, rows: int, gating: str, kind: Callable[..., product_kernels.Gemm], cut: Cut
 ) -> None:
     """The experts' gates are computed, then their last matrices, all with biases; both read
-    interleaved rows where they can.
+    interleaved rows where they can. Skinny GEMMs count the thread blocks that have stored a tile.
     """
     top, width, count = 2, max(64, packing.group_size), 5
     hidden = 3 * width
@@ -607,6 +619,8 @@ def test_experts_take_the_rows_that_chose_them(
     first = made(hidden, width, packing, size, gated=True, experts=True)
     joined = joined_by(own, "x", "y", mx.bfloat16)
     layout = RowLayout.INTERLEAVED if kind is interleaving and wide else None
+    used, counts = np.array(tiles)[:, 2] > 0, isinstance(first, SkinnyGemm)
+    counted = mx.concatenate([tiles.flatten(), mx.zeros(len(tiles), mx.int32)])
     source = product_kernels.experts_first(
         first,
         count,
@@ -616,9 +630,13 @@ def test_experts_take_the_rows_that_chose_them(
         offsets=True,
         tiles=len(tiles),
         layout=layout,
+        counts=counts,
     )
-    given = [interleaved(x) if layout else x, *gate, *up, *biases[:2], order, tiles, inner]
-    run(source, first, given, first.grid(-(-width // first.width), len(tiles)))
+    given = [interleaved(x) if layout else x, *gate, *up, *biases[:2], order, counted, inner]
+    grid = first.grid(-(-width // first.width), len(tiles))
+    run(source, first, given, grid)
+    blocks = grid[0] if counts else 0
+    assert counted[tiles.size :].tolist() == [blocks * each for each in used]
     picked = mx.array(chosen.reshape(-1))[order]
     rows_of = x.astype(mx.float32)[order // top][..., None]
     left, right = (
@@ -630,8 +648,10 @@ def test_experts_take_the_rows_that_chose_them(
 
     y = mx.zeros((rows * top, hidden), mx.bfloat16)
     last = made(width, hidden, packing, size, experts=True)
-    source = product_kernels.experts_down(last, count, offsets=True, tiles=len(tiles))
-    given = [inner, *down, biases[2], order, tiles, y]
+    source = product_kernels.experts_down(
+        last, count, offsets=True, tiles=len(tiles), counted=blocks
+    )
+    given = [inner, *down, biases[2], order, counted, y]
     run(source, last, given, last.grid(-(-hidden // last.width), len(tiles)))
     if layout:
         inner = inner.reshape(rows * top, -1, 2, 4, 4, 2).transpose(0, 1, 4, 2, 5, 3)

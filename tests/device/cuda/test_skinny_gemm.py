@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from quire.device.cuda.driver import Card
+from quire.device.cuda.router_cuts import shares_rows
 from quire.device.cuda.row_layout import RowLayout
 from quire.device.cuda.skinny_gemm import Cut, SkinnyGemm, takes_digits
 from tests.device.cuda.cards import CARDS, H200, RTX_4090
@@ -117,6 +118,23 @@ def test_experts_get_the_cuts_that_were_measured_on_an_h200() -> None:
 def test_32_rows_get_the_cuts_that_were_measured_on_an_h200() -> None:
     cuts = [SkinnyGemm(4096, outputs, 64, 32, H200).cut for outputs in (2048, 2816)]
     assert cuts == [Cut(1, 16, 1, 2), Cut(2, 8, 1, 2)]
+
+
+def test_each_eight_rows_have_thread_blocks_of_a_router() -> None:
+    """They copy whole rows at once. Measured on an H200."""
+
+    def cut(inputs: int, outputs: int, rows: int, **more: int) -> tuple[int, int, Cut]:
+        gemm = SkinnyGemm(inputs, outputs, 64, rows, H200, **more)
+        return gemm.tiles, gemm.blocks, gemm.cut
+
+    assert cut(2816, 128, 32) == (1, 4, Cut(1, 11, 2, 2))
+    assert cut(2816, 128, 64) == (1, 8, Cut(1, 11, 2, 2))
+    assert cut(2880, 32, 64, bits=16) == (1, 8, Cut(1, 15, 1, 3))
+    assert not shares_rows(2816, 128, 16, H200)
+    assert not shares_rows(2816, 128, 128, H200)
+    assert not shares_rows(2816, 1024, 32, H200)
+    assert not shares_rows(2048, 128, 32, H200)
+    assert not shares_rows(2816, 128, 32, RTX_4090)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4, 8])

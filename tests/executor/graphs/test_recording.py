@@ -497,6 +497,8 @@ def test_warpgroups_multiply_by_small_matrices_in_4_bits_from_17_rows_on() -> No
     assert [is_skinny(2880, 5120, rows, 4) for rows in (16, 32)] == [True, False]
     assert is_skinny(2880, 5120, 32, 8), "unmeasured"
     assert is_skinny(4096, 2816, 32, 4)
+    routers = [is_skinny(2816, outputs, rows, 4) for outputs, rows in ((128, 64), (128, 128))]
+    assert [*routers, is_skinny(2816, 1024, 64, 4)] == [True, False, False]
 
 
 @pytest.mark.parametrize("card", CARDS, ids=str)
@@ -546,3 +548,26 @@ def test_last_products_of_experts_may_read_the_tiles_at_their_start() -> None:
         # It starts others once the router's kernel is done: their name is defined and called once.
         assert text.count("others_may_start()") == 2
         assert "READY wait_for_others(), others_may_start()" in text
+
+
+@pytest.mark.parametrize("rows", [2, 32])
+def test_last_products_of_experts_await_the_thread_blocks_of_their_tile(rows: int) -> None:
+    kernels, _ = recorded(FAMILIES["gemma4_moe"], rows)
+    experts = [each for each in kernels if "EXPERTS 1" in each.source]
+    firsts, lasts = experts[::2], experts[1::2]
+    assert len(firsts) == len(lasts) > 0
+    for first, last in zip(firsts, lasts, strict=True):
+        assert "#define FIRST 1\n" in first.source
+        assert "#define COUNTS 1\n" in first.source
+        assert f"#define COUNTS {first.grid[0]}\n" in last.source
+    routing = [each for each in kernels if "int* tiles) {" in each.source and each.block > 256]
+    assert all("#define COUNTS 1\n" in each.source for each in routing)
+    assert len(routing) == len(firsts)
+
+
+def test_the_experts_of_one_row_are_not_counted() -> None:
+    """Its routing, in one warp, makes no room for counts."""
+    kernels, _ = recorded(FAMILIES["gemma4_moe"], 1)
+    experts = [each.source for each in kernels if "EXPERTS 1" in each.source]
+    assert experts
+    assert all("#define COUNTS 0\n" in text for text in experts)

@@ -9,6 +9,7 @@ from typing import ClassVar, NamedTuple
 
 from quire.device.cuda.codes import scale_defines
 from quire.device.cuda.driver import Card
+from quire.device.cuda.router_cuts import SHORT_ROUTER, shares_rows, whole_row
 from quire.device.cuda.row_layout import RowLayout
 from quire.device.weights import FP4, FP8
 
@@ -186,6 +187,8 @@ class SkinnyGemm:
         tiles = next(n for n in (1, 2, 4) if self.rows <= 8 * n or n == 4)
         if self.experts:
             tiles = max(1, self.tile // 8)
+        elif _shares_rows(self):
+            tiles = 1
         while tiles:
             wanted = self._wanted(tiles)
             wanted = wanted._replace(chunk=max(1, wanted.chunk * 4 // self.bits))
@@ -205,6 +208,8 @@ class SkinnyGemm:
     def _wanted(self, tiles: int) -> Cut:
         if tiles == 1 and _is_vast(self):
             return Cut(2, 4, 4, stages=2)
+        if _shares_rows(self):
+            return Cut(1, *whole_row(self.inputs // 64))
         alone = _is_single(self) and not self.batch_invariant
         if alone and self.bits == 4 and (self.mode == "affine" or self._is_odd):
             return self._of_one_row()
@@ -291,6 +296,11 @@ class SkinnyGemm:
         if self.rows <= 2 or self.bits != 4 or self.mode != "affine":
             return Cut(1, 4, 4, stages=2)
         return Cut(1, 4, 2, stages=2 if self._up_to_eight else 3)
+
+
+def _shares_rows(gemm: SkinnyGemm) -> bool:
+    plain = not (gemm.experts or gemm.gated or gemm.batch_invariant)
+    return plain and shares_rows(gemm.inputs, gemm.outputs, rows=gemm.rows, card=gemm.card)
 
 
 def _is_single(gemm: SkinnyGemm) -> bool:
@@ -423,7 +433,7 @@ def _is_short_router(gemm: SkinnyGemm) -> bool:
     takes longer by 16 warps (benchmarks/results/gpu-runs.md).
     """
     few = gemm.outputs <= 4 * gemm.card.multiprocessors
-    return few and gemm.inputs <= 2048 and gemm.card.warpgroups
+    return few and gemm.inputs <= SHORT_ROUTER and gemm.card.warpgroups
 
 
 def _is_narrow(gemm: SkinnyGemm) -> bool:

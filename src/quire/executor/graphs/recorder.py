@@ -12,6 +12,7 @@ from quire.device.cuda import boxes
 from quire.device.cuda.cublas import Library
 from quire.device.cuda.driver import Card, Function, Launch, Source
 from quire.device.cuda.inboxes import Inboxes
+from quire.device.cuda.router_cuts import shares_rows
 from quire.device.cuda.skinny_gemm import VAST, SkinnyGemm, suit_digits
 from quire.device.cuda.warpgroup_gemm import EXPERT_TILES, WarpgroupGemm, copies_boxes
 from quire.device.cuda.wide_gemm import ROWS, WideGemm
@@ -308,6 +309,8 @@ class Recorder:
         experts = matrix.experts > 1
         if experts:
             many = tile > most_skinny_pairs(bits)
+        elif not gated and shares_rows(inputs, outputs, rows=self.max_rows, card=self.card):
+            many = False
         elif self.max_rows > _VERY_FEW_ROWS and sharing and self.card.warpgroups:
             small = _SMALL_CODES if bits == 4 else _SMALL_MATRIX
             large = inputs * outputs * (1 + gated) > small

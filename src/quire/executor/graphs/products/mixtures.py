@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from quire.device.cuda.row_layout import RowLayout
+from quire.device.cuda.skinny_gemm import SkinnyGemm
 from quire.device.weights import GatedExperts, PlainExperts
 from quire.executor.graphs.operands import ProductMatrix, UnsupportedNode, is_plain
 from quire.executor.graphs.places import NodeKinds
@@ -28,6 +29,8 @@ _ROUTED_TOGETHER, _SCORED_TOGETHER = 64, 1 << 12
 """Most rows that one thread block routes and groups, and most scores of experts by which it does:
 on H100s 64 rows by 256 experts took 14 us, and 6 us by a kernel for each; 32 rows 3 us more by one.
 """
+_COUNTED_ROWS = range(2, 65)
+"""Rows of steps whose experts' last products await their own tile; more were not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,8 @@ class Routed:
 
     Attributes:
         order: the pairs.
-        tiles: for each tile its expert, first pair and number of pairs.
+        tiles: for each tile its expert, first pair and number of pairs; behind these, for each one
+            the thread blocks that have stored their first products.
         pairs: the most pairs.
         max_tiles: the most tiles.
         tile: the most pairs of a tile.
@@ -133,7 +137,7 @@ class MixtureRecording(LayoutRecording):
         pairs = recorder.max_rows * self._width(chosen, 1)
         most = min(tile, recorder.max_rows) if repeated else tile
         max_tiles = min(pairs, experts + pairs // most)
-        order, tiles = (recorder.buffer(size, reads) for size in (4 * pairs, 12 * max_tiles))
+        order, tiles = (recorder.buffer(size, reads) for size in (4 * pairs, 16 * max_tiles))
         routed = Routed(order, tiles, pairs, max_tiles=max_tiles, tile=tile)
         self._routed[chosen] = routed
         return routed
@@ -169,7 +173,8 @@ class MixtureRecording(LayoutRecording):
         cut = recorder.gemm(down, down.outputs, tiles=routed.max_tiles, tile=routed.tile)
         layout = layout_for(cut)
         gemm = self._fitting(with_layout(cut, layout))
-        inner = self._first(node, experts, layout)
+        counts = isinstance(gemm, SkinnyGemm) and recorder.max_rows in _COUNTED_ROWS
+        inner, counted = self._first(node, experts, layout, counts=counts)
         reads = [inner, order, tiles]
         y = self._written(node.outputs[0], reads)
         offsets = [] if experts.down.bias is None else [recorder.weight(experts.down.bias)]
@@ -178,19 +183,32 @@ class MixtureRecording(LayoutRecording):
         arguments += [order.address, tiles.address, y.address]
         grid = gemm.grid(-(-down.outputs // gemm.width), routed.max_tiles)
         source = product_kernels.experts_down(
-            gemm, down.experts, offsets=bool(offsets), tiles=routed.max_tiles
+            gemm,
+            down.experts,
+            offsets=bool(offsets),
+            tiles=routed.max_tiles,
+            counted=counted,
         )
         recorder.add_product(gemm, source, grid, arguments=arguments, reads=reads, writes=[y])
         for each in reads:
             recorder.release(each)
 
     def _first(
-        self, node: Node, experts: GatedExperts | PlainExperts, layout: RowLayout | None
-    ) -> Buffer:
+        self,
+        node: Node,
+        experts: GatedExperts | PlainExperts,
+        layout: RowLayout | None,
+        *,
+        counts: bool,
+    ) -> tuple[Buffer, int]:
         """Record the experts' computation up to their last matrices.
 
         Args:
             layout: of the result's rows, where that is not plain; digits stand behind plain rows.
+            counts: whether the last products can await each tile by itself.
+
+        Returns:
+            The result, and the thread blocks that are counted for each tile.
         """
         recorder, (x, chosen) = self._recorder, node.inputs
         gated = isinstance(experts, GatedExperts)
@@ -206,6 +224,7 @@ class MixtureRecording(LayoutRecording):
             weights[0], width, gated=gated, tiles=routed.max_tiles, tile=routed.tile
         )
         gemm = self._fitting(cut, x)
+        counts &= isinstance(gemm, SkinnyGemm)
         reads = [*self._read([x]), order, tiles]
         before = _bytes_before_digits(routed, width, layout)
         size = routed.pairs * width // 64 * (128 if layout is None else layout.bytes)
@@ -226,10 +245,11 @@ class MixtureRecording(LayoutRecording):
             layout=layout,
             tiles=routed.max_tiles,
             eps=self._eps(x),
+            counts=counts,
         )
         grid = gemm.grid(-(-width // gemm.width), routed.max_tiles)
         recorder.add_product(gemm, source, grid, arguments=arguments, reads=reads, writes=[inner])
-        return inner
+        return inner, grid[0] if counts else 0
 
 
 def _bytes_before_digits(routed: Routed, width: int, layout: RowLayout | None) -> int:

@@ -169,6 +169,7 @@ def experts_first(
     tiles: int,
     layout: RowLayout | None = None,
     eps: float | None = None,
+    counts: bool = False,
 ) -> str:
     """Return the source of the experts' first products.
 
@@ -184,6 +185,7 @@ def experts_first(
         layout: of the pairs' rows, as the last products read them: `SkinnyGemm` also writes their
             digits, `WarpgroupGemm` writes y as interleaved rows.
         eps: see `rows_of`.
+        counts: whether `SkinnyGemm` counts the thread blocks that have stored a tile.
     """
     digits = layout is RowLayout.DIGITS
     parameters = [*rows_of(eps), *(_gate_and_up(gemm) if gemm.gated else _weight(gemm))]
@@ -191,6 +193,7 @@ def experts_first(
         parameters += ["const T* offsets", "const T* offsets_up"][: 1 + gemm.gated]
     parameters += ["const int* order", "const int* tiles", "T* y", *_digits(digits)]
     more: dict[str, object] = {"TOP": top, "FIRST": 1, "OFFSETS": int(offsets), **_scaling(eps)}
+    more["COUNTS"] = int(counts)
     more["STORES_DIGITS"] = int(digits)
     more["Y_INTERLEAVED"] = int(layout is RowLayout.INTERLEAVED)
     more["GELU"] = ACTIVATIONS.get(activation, 0)
@@ -203,17 +206,21 @@ def experts_first(
     return _experts(parameters, gemm, experts, tiles=tiles, more=more, head=head)
 
 
-def experts_down(gemm: Gemm, experts: int, *, offsets: bool = False, tiles: int) -> str:
+def experts_down(
+    gemm: Gemm, experts: int, *, offsets: bool = False, tiles: int, counted: int = 0
+) -> str:
     """Return the source of the experts' last product.
 
     Parameters: x, weight, offsets if there are any, order, tiles, y.
 
     Args:
         tiles: the most tiles.
+        counted: thread blocks of the first products for each tile, which `SkinnyGemm` awaits; 0 if
+            they are not counted.
     """
     parameters = ["const T* x", *_weight(gemm), *["const T* offsets"] * offsets]
     parameters += ["const int* order", "const int* tiles", "T* y"]
-    more = {"GELU": 0, "TOP": 1, "OFFSETS": int(offsets)}
+    more = {"GELU": 0, "TOP": 1, "OFFSETS": int(offsets), "COUNTS": counted}
     return _experts(parameters, gemm, experts, tiles=tiles, more=more)
 
 
@@ -269,6 +276,8 @@ def _product(
         head += gemm.functions
         parameters = [*parameters, *["float* sums", "unsigned* flags"] * gemm.sharing]
         parameters += ["const void* x_map"] * copies_boxes(gemm)
+    if more.get("COUNTS"):
+        head += kernel_text(_PRODUCTS, "counts.cuh")
     head += functions
     # Kernels of experts' last products read the tiles before they wait for the first ones.
     late = not isinstance(gemm, WideGemm) and gemm.experts and "FIRST" in more

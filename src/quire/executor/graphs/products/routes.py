@@ -64,7 +64,7 @@ class Route:
             tile: pairs of row and expert in a tile.
         """
         parameters = [*self._parameters(), "int* order", "int* tiles"]
-        defines = {**self._defines(), "TILE": tile, "MOST": max_tiles}
+        defines = {**self._defines(), **_tiling(tile, max_tiles)}
         body = own_text("route.cuh") + "__syncthreads();\n" + _grouping_text()
         return written_source(parameters, body, ROUTE_THREADS, defines=defines)
 
@@ -135,8 +135,12 @@ def grouping(experts: int, k: int, max_tiles: int, tile: int) -> str:
         k: experts of a row. For the others see `Route.text`.
     """
     parameters = ["const int* rows", "const int* chosen", "int* order", "int* tiles"]
-    defines = {"EXPERT_COUNT": experts, "TOP": k, "TILE": tile, "MOST": max_tiles}
+    defines = {"EXPERT_COUNT": experts, "TOP": k, **_tiling(tile, max_tiles)}
     return written_source(parameters, _grouping_text(), ROUTE_THREADS, defines=defines)
+
+
+def _tiling(tile: int, most: int) -> dict[str, object]:
+    return {"TILE": tile, "MOST": most, "COUNTS": 1}
 
 
 def _grouping_text() -> str:
