@@ -81,15 +81,17 @@ def test_every_step_that_only_generates_knows_its_expected_time_in_few_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = open_engine(EngineConfig(str(tiny_model(tmp_path, "llama")), threads=1))
-    collect = EagerExecutor.collect
+    collect, step_s = EagerExecutor.collect, 0.25
     monkeypatch.setattr(
-        EagerExecutor, "collect", lambda executor: replace(collect(executor), seconds=0.25)
+        EagerExecutor, "collect", lambda executor: replace(collect(executor), seconds=step_s)
     )
     for number in range(8):
         prompt = tuple(range(10 + number, 30 + number))
         engine.add(Request(f"{number}", prompt, SamplingParams(temperature=0), max_tokens=40))
     for _ in range(20):
         engine.step()
+    step_s = 9.0  # an outlier
+    engine.step()
     calls = Counter[str]()
     sys.setprofile(lambda frame, event, _: calls.update([event]))
     expected_s = engine.expected_step_s

@@ -129,7 +129,7 @@ class Engine:
         self._running: StepPlan | None = None
         """The plan of the running step, whose tokens are not read yet."""
         self._started_at = 0.0  # when the running step started, by `time.perf_counter`
-        self._generating_s = 0.0  # of the last step that only generated; 0 before the first
+        self._generating_s = 0.0, 0.0  # of the last two steps that only generated
         self._waited_s: float | None = None
         """Seconds that the device waited for the running step; None if unknown."""
         self._unobserved: list[tuple[StepPlan, StepResult, int, float | None]] = []
@@ -207,14 +207,15 @@ class Engine:
     def expected_step_s(self) -> float:
         """Return the expected time of the running step; infinity if there is none or unknown.
 
-        One that only generates is expected to take as long as the last such step. Every step asks,
-        and the tables of step times answer no better for rows that hardly change.
+        One that only generates is expected to take as long as the last such step, or the one
+        before: either may be an outlier. Every step asks, and the tables of step times answer no
+        better for rows that hardly change.
         """
         plan = self._running
         if plan is None:
             return math.inf
-        if self._generating_s and plan.only_generates:
-            return self._generating_s
+        if plan.only_generates and (seconds := min(self._generating_s)):
+            return seconds
         seconds = self._scheduler.prefill_budget.step_seconds(
             plan.decode_rows, plan.prompt_rows, plan.prompt_keys
         )
@@ -301,7 +302,7 @@ class Engine:
         """Process the tokens of a finished step; return how many seconds it ran."""
         result = self._executor.collect()
         if plan.only_generates and not result.recorded:
-            self._generating_s = result.seconds
+            self._generating_s = self._generating_s[1], result.seconds
         rows = plan.decode_rows
         if self._head is not None and rows <= self._executor.most_following:
             rows -= self._head.left_out(plan)
