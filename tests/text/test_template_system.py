@@ -28,7 +28,7 @@ IN_TURNS = (
     "{% for message in turns %}{% if (message.role == 'user') != (loop.index0 % 2 == 0) %}"
     "{{ raise_exception('Roles must alternate.') }}{% endif %}{% endfor %}" + ANYWHERE
 )
-PARTS = FIRST_ONLY.replace("{{ message.content }}", "{{ message.content[0].text }}")
+NONE = FIRST_ONLY.replace("and not loop.first ", "")
 
 
 TOKENS = {"bos_token": "", "eos_token": ""}
@@ -68,6 +68,15 @@ def test_all_system_messages_are_shown_where_they_stand(
         assert after == f"{leading}{first}<assistant>e<user>{REMINDER}\n\nf"
     else:
         assert after == f"{leading}{first}<assistant>e{later}{last}"
+
+
+@pytest.mark.parametrize("source", [NONE, IN_TURNS.replace(ANYWHERE, NONE)])
+def test_a_template_without_system_messages_reads_them_in_the_users(source: str) -> None:
+    given = rendered(source, "system a", "system b", "user d", "assistant e", "system c", "user f")
+    assert given.startswith("<user>a\n\nb\n\nd<assistant>e")
+    assert REMINDER in given
+    assert rendered(source, "system a") == "<user>a"
+    assert rendered(source, "user d") == "<user>d"
 
 
 def test_several_reminders_in_a_row_are_all_shown() -> None:

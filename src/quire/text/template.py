@@ -159,8 +159,8 @@ class ChatTemplate:
     def _with_system(
         self, messages: Sequence[Mapping[str, Any]], tools: bool
     ) -> Sequence[Mapping[str, Any]]:
-        """Return system messages after the first in the form that the template reads."""
-        if not any(each.get("role") in SYSTEM_ROLES for each in messages[1:]):
+        """Return the messages with system messages in the form that the template reads."""
+        if not any(each.get("role") in SYSTEM_ROLES for each in messages):
             return messages
         if tools not in self._system_forms:
             readable = partial(self._readable, tools=tools, marks=_NO_MARKS)

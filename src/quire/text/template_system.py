@@ -1,15 +1,17 @@
-"""The forms in which a chat template reads system messages after the first one.
+"""The forms in which a chat template reads system messages.
 
-Agents send several: Codex at the start, Claude Code after any user's turn. Some templates refuse or
-drop these. They are then read as Claude Code marks its own reminders in user messages, and where
-they stand, so that the prompt before them stays the same from turn to turn.
+Some templates know none (Gemma 2): the text is then the start of the first user message. Agents
+send several: Codex at the start, Claude Code after any user's turn. Templates that refuse or drop
+these get them as Claude Code marks its own reminders in user messages, and where they stand, so
+that the prompt before them stays the same from turn to turn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any, Literal
 
 from quire.core.errors import RequestError
@@ -22,20 +24,24 @@ _BEGIN, _END, _BETWEEN = "<system-reminder>\n", "\n</system-reminder>", "\n\n"
 
 @dataclass(frozen=True, slots=True)
 class SystemForm:
-    """How a template reads system messages after the first.
+    """How a template reads system messages.
 
     Attributes:
+        first: whether it reads a system message at all.
         leading: whether it reads several before the first user message; else they are one message.
         later: the role of those that follow other messages; "joined" makes them part of an adjacent
             user message.
     """
 
+    first: bool = True
     leading: bool = True
     later: Literal["system", "user", "joined"] = "system"
 
     def written(self, messages: Sequence[Mapping[str, Any]]) -> list[Message]:
         """Return the messages in this form."""
         found: list[Message] = []
+        if not self.first:
+            messages = _without_first(messages)
         reminded = False  # the last message found is one of reminders, without the user's text
         for message in map(dict, messages):
             is_system = message.get("role") in SYSTEM_ROLES
@@ -71,14 +77,39 @@ def system_form(
             return _PROBE in render([readable(each) for each in messages], [] if tools else None)
         return False
 
+    def refuses(*messages: Message) -> bool:
+        try:
+            render([readable(each) for each in messages], [] if tools else None)
+        except RequestError:
+            return True
+        return False
+
     user, answer = {"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}
     later = {"role": "system", "content": _PROBE}
-    leading = shows({"role": "system", "content": "?"}, later, user)
-    for form in (SystemForm(leading), SystemForm(leading, "user")):
+    if refuses(later, user) and not refuses(user):
+        later_forms = [SystemForm(first=False, leading=False, later="user")]
+    else:
+        leading = shows({"role": "system", "content": "?"}, later, user)
+        later_forms = [SystemForm(leading=leading), SystemForm(leading=leading, later="user")]
+    for form in later_forms:
         places = ([user, later], [user, later, answer, user], [user, answer, later, user])
         if all(shows(*form.written(place)) for place in places):
             return form
-    return SystemForm(leading, "joined")
+    return replace(later_forms[-1], later="joined")
+
+
+def _without_first(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Return the messages with the system messages at the start in the first user message."""
+    conversation = [dict(each) for each in messages]
+    start = list(takewhile(lambda each: each.get("role") in SYSTEM_ROLES, conversation))
+    if not start:
+        return conversation
+    first, rest = {**start[0], "role": "user"}, conversation[len(start) :]
+    for each in start[1:]:
+        first = _joined(first, each)
+    if rest and rest[0].get("role") == "user":
+        return [_joined(first, rest[0]), *rest[1:]]
+    return [first, *rest]
 
 
 def _reminder(message: Message) -> Message:
