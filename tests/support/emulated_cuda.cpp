@@ -27,21 +27,39 @@ Copies copies[1024];
 int turns[1024];
 int arrived[16], meetings[16];  // by barrier
 
-template <typename Read>
-void multiply(float* c, const uint (&own)[6], Read read) {
+// By warp and turn: products, and whether a lane has computed the one of what all lanes have posted.
+template <typename E>
+E products[32][2][16][8];
+bool multiplied[32][2];
+
+// Add this lane's part of a product of 16 rows by DEPTH by 8 columns; the first lane of a warp computes it whole.
+// A lane has four words of the left matrix and two of the right one, which are DEPTH / 8 neighbours along the depth:
+// `left_of` and `right_of` return one of them.
+template <int DEPTH, typename E, typename Left, typename Right>
+void multiply(E* c, const uint (&own)[6], Left left_of, Right right_of) {
+  constexpr int PER_WORD = DEPTH / 8;
+  const int warp = current / 32, lane = current % 32;
   const Posts all = post(own, 6);
-  const int lane = current % 32, quad = lane % 4, group = lane / 4;
-  for (int i = 0; i < 4; i++) {
-    const int row = i / 2, column = 2 * quad + i % 2;
-    float sum = 0.f;
-    for (int k = 0; k < 16; k++) {
-      const int pair = k % 8 / 2, high = k / 8;
-      const float a = read(all[group * 4 + pair][row + 2 * high], k % 2);
-      const float b = read(all[column * 4 + pair][4 + high], k % 2);
-      sum += a * b;
+  auto& product = products<E>[warp][all.turn];
+  if (!multiplied[warp][all.turn]) {
+    E left[16][DEPTH], right[DEPTH][8];
+    for (int from = 0; from < 32; from++)
+      for (int part = 0; part < 2; part++)
+        for (int which = 0; which < PER_WORD; which++) {
+          const int k = part * DEPTH / 2 + from % 4 * PER_WORD + which;
+          left[from / 4][k] = left_of(all[from][2 * part], which);
+          left[from / 4 + 8][k] = left_of(all[from][2 * part + 1], which);
+          right[k][from / 4] = right_of(all[from][4 + part], which);
+        }
+    for (int row = 0; row < 16; row++) {
+      E sums[8] = {};
+      for (int k = 0; k < DEPTH; k++)
+        for (int column = 0; column < 8; column++) sums[column] += left[row][k] * right[k][column];
+      memcpy(product[row], sums, sizeof sums);
     }
-    c[i] += sum;
+    multiplied[warp][all.turn] = true;
   }
+  for (int i = 0; i < 4; i++) c[i] += product[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2];
 }
 }  // namespace
 
@@ -98,6 +116,7 @@ void arrive(int left) {
 Posts post(const uint* what, int size) {
   const int turn = next_turn();
   memcpy(posted[current][turn], what, 4 * size);
+  multiplied[current / 32][turn] = false;
   wait(AT_LANES);
   return {posted + current / 32 * 32, turn};
 }
@@ -111,19 +130,14 @@ uint halves_of(float low, float high) {
   return (uint)b << 16 | a;
 }
 void multiply_halves(float* c, const uint (&own)[6]) {
-  multiply(c, own, [](uint pair, int which) { return half_of(pair, which); });
+  multiply<16>(c, own, half_of, half_of);
 }
 void multiply_brains(float* c, const uint (&own)[6]) {
-  multiply(c, own, [](uint pair, int which) { return brain_of(pair, which); });
+  multiply<16>(c, own, brain_of, brain_of);
 }
 void multiply_bytes(int* c, const uint (&own)[6]) {
-  const Posts all = post(own, 6);
-  const int lane = current % 32, quad = lane % 4;
-  for (int i = 0; i < 4; i++)
-    for (int k = 0; k < 32; k++) {
-      const int from = k % 16 / 4, by = k % 4 * 8;
-      const uint left = all[lane / 4 * 4 + from][i / 2 + k / 16 * 2] >> by & 255;
-      c[i] += (int)left * (signed char)(all[(quad * 2 + i % 2) * 4 + from][4 + k / 16] >> by);
-    }
+  const auto left = [](uint word, int which) { return (int)(word >> 8 * which & 255); };
+  const auto right = [](uint word, int which) { return (int)(signed char)(word >> 8 * which); };
+  multiply<32>(c, own, left, right);
 }
 }  // namespace emulated

@@ -40,7 +40,7 @@ def compiled(
     Raises:
         RuntimeError: the source does not compile.
     """
-    objects = [_made(".o", (_SOURCES / each).read_text(), [*flags, "-c"]) for each in parts]
+    objects = [_made(".o", (_SOURCES / each).read_text(), [*flags, "-O3", "-c"]) for each in parts]
     library = _made(".so", source, [*flags, "-shared"], objects)
     run = ctypes.CDLL(str(library)).run
     run.restype = ctypes.c_char_p

@@ -15,33 +15,45 @@ namespace emulated {
 int count, current;
 
 namespace {
+typedef void* Jump[5];  // of the compiler's own setjmp: the C library's takes several times as long
 struct Thread {
-  ucontext_t start;
-  jmp_buf at;
+  Jump at;
   State state;
   bool started;
   int turn;
 };
 Thread threads[1024];
 float given[2][1024];
-jmp_buf scheduler;
+Jump scheduler;
 sigjmp_buf faulty;
 char error[256];
 void (*body)();
 
-// All threads run the kernel for each thread group in turn; their stacks are made once.
+// All threads run the kernel for each thread group in turn, in all launches but those after an error.
 void run_thread() {
   for (;;) {
     body();
     wait(DONE);
   }
 }
-void resume(int thread) {
-  current = thread;
-  if (_setjmp(scheduler)) return;
-  if (threads[thread].started) _longjmp(threads[thread].at, 1);
+void start(int thread) {
+  constexpr size_t STACK = 64 << 10;
+  static char* const stacks = (char*)malloc(1024 * STACK);
+  ucontext_t context;
+  getcontext(&context);
+  context.uc_stack.ss_sp = stacks + thread * STACK;
+  context.uc_stack.ss_size = STACK;
+  makecontext(&context, run_thread, 0);
   threads[thread].started = true;
-  setcontext(&threads[thread].start);
+  setcontext(&context);
+}
+// GCC must not look into functions that jump: it would keep values in registers that other threads change.
+[[gnu::noipa]] void jump(Jump& to) { __builtin_longjmp(to, 1); }
+[[gnu::noipa]] void resume(int thread) {
+  current = thread;
+  if (__builtin_setjmp(scheduler)) return;
+  if (threads[thread].started) jump(threads[thread].at);
+  start(thread);
 }
 bool all(State state, int begin, int end) {
   for (int i = begin; i < end; i++)
@@ -84,9 +96,9 @@ void caught(int number) {
 }
 }  // namespace
 
-void wait(State state) {
+[[gnu::noipa]] void wait(State state) {
   threads[current].state = state;
-  if (!_setjmp(threads[current].at)) _longjmp(scheduler, 1);
+  if (!__builtin_setjmp(threads[current].at)) jump(scheduler);
 }
 void fail(const char* what, size_t place, size_t size) {
   if (!error[0]) snprintf(error, sizeof error, "%s: %zu of %zu", what, place, size);
@@ -103,21 +115,12 @@ void forget_shared() {
   memset(__start_shared_memory, 0xFF, __stop_shared_memory - __start_shared_memory);
 }
 const char* run(const int* groups, uint3* group, void (*kernel)(), void (*forget)()) {
-  static char* stacks = nullptr;
-  constexpr size_t STACK = 64 << 10, MOST_SHARED = 32 << 10;
+  constexpr size_t MOST_SHARED = 32 << 10;
   const size_t shared = __stop_shared_memory - __start_shared_memory;
   error[0] = 0;
   if (shared > MOST_SHARED) return "more than 32 KiB of threadgroup memory";
   if (count % 32) return "a SIMD group with fewer than 32 threads";
   body = kernel;
-  if (!stacks) stacks = (char*)malloc(1024 * STACK);
-  for (int i = 0; i < count; i++) {
-    threads[i].started = false;
-    getcontext(&threads[i].start);
-    threads[i].start.uc_stack.ss_sp = stacks + i * STACK;
-    threads[i].start.uc_stack.ss_size = STACK;
-    makecontext(&threads[i].start, run_thread, 0);
-  }
   struct sigaction handler = {}, before[2];
   handler.sa_handler = caught;
   handler.sa_flags = SA_NODEFER;
@@ -135,6 +138,8 @@ const char* run(const int* groups, uint3* group, void (*kernel)(), void (*forget
   }
   sigaction(SIGSEGV, &before[0], nullptr);
   sigaction(SIGILL, &before[1], nullptr);
-  return error[0] ? error : nullptr;
+  if (!error[0]) return nullptr;
+  for (Thread& each : threads) each.started = false;  // they are anywhere in the kernel
+  return error;
 }
 }  // namespace emulated
