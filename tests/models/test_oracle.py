@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 from quire.models.weights.loader import open_model
-from tests.models.solo import greedy_choices, solo_logits
+from tests.models.solo import solo_logits
 
 pytestmark = pytest.mark.oracle
 torch = pytest.importorskip("torch", reason="the oracle needs torch")
@@ -28,8 +29,10 @@ from transformers import (  # noqa: E402
 
 from tests.models import oracle  # noqa: E402
 from tests.support import families, tiny_models  # noqa: E402
+from tests.support.everyday import everyday  # noqa: E402
 
-PROMPT = [(7 * i * i + 3 * i) % 251 for i in range(45)]
+LONG = [(7 * i * i + 3 * i) % 251 for i in range(145)]
+PROMPT = LONG[:45]
 SHAPE = {
     "vocab_size": 256,
     "hidden_size": 64,
@@ -100,25 +103,29 @@ CONFIGS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_logits_and_greedy_tokens_match(name: str, tmp_path: Path) -> None:
+def test_logits_match(name: str, tmp_path: Path) -> None:
     reference = oracle.save_random(CONFIGS[name](), tmp_path)
     loaded = open_model(str(tmp_path))
 
-    for prompt in (PROMPT, PROMPT[:5]):  # few rows take another way through experts
+    for prompt in (LONG, PROMPT, PROMPT[:5]):  # few rows take another way through experts
         ours = solo_logits(loaded.model, prompt)
         theirs = oracle.reference_logits(reference, prompt)
         assert ours.dtype == mx.float32
         assert mx.max(mx.abs(ours - theirs)).item() < 1e-4
-    expected = oracle.reference_greedy(reference, PROMPT, 100)
-    assert len(set(expected)) > 10, "a degenerate continuation proves nothing"
-    assert greedy_choices(loaded.model, PROMPT, expected) == expected
+        assert len(set(mx.argmax(theirs, axis=-1).tolist())) > len(prompt) // 5, "a flat model"
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    everyday(
+        product(CONFIGS, ("bfloat16", "float16")),
+        lambda name, dtype: name == "llama" or (list(CONFIGS).index(name) % 2) == (dtype[0] == "f"),
+    ),
+)
 def test_checkpoints_of_narrow_types_are_computed_in_the_wide_one(
     name: str, dtype: str, tmp_path: Path
 ) -> None:
+    """Every day each family has one of the types, in turn."""
     reference = oracle.save_random(CONFIGS[name](), tmp_path, dtype=getattr(torch, dtype))
     loaded = open_model(str(tmp_path))
 
