@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import mlx.core as mx
@@ -20,6 +21,7 @@ from quire.device.device import current_device
 from quire.executor.factory import open_executor
 from quire.executor.segments.runner import open_segments
 from quire.models.weights.loader import LoadedModel, open_model
+from tests.support.everyday import everyday
 from tests.support.families import CONFIGS
 from tests.support.schedules import Deviation, Schedule, deviation
 from tests.support.tiny_models import tiny_model, write_model
@@ -54,7 +56,10 @@ def exact_products() -> list[str]:
     return ["auto", "openblas", "mlx"] if wide else ["auto", "mlx"]
 
 
-@pytest.fixture(scope="module", params=exact_products())
+PRODUCTS = exact_products()
+
+
+@pytest.fixture(scope="module", params=PRODUCTS)
 def products(request: pytest.FixtureRequest) -> Iterator[str]:
     current_device().choose_products(request.param)
     yield request.param
@@ -97,7 +102,18 @@ def drawn(seed: int, opened: Callable[[str], LoadedModel]) -> tuple[str, Deviati
     return case, found
 
 
-@pytest.mark.parametrize("seed", [*range(EVERY_DAY), SHARED_KEYS])
+def daily(products: str, seed: int) -> bool:
+    """Return whether a schedule runs every day: all with the default products, and each with one of
+    the others.
+    """
+    return products == PRODUCTS[0] or PRODUCTS[1:].index(products) == seed % len(PRODUCTS[1:])
+
+
+@pytest.mark.parametrize(
+    ("products", "seed"),
+    everyday(product(PRODUCTS, [*range(EVERY_DAY), SHARED_KEYS]), daily),
+    indirect=["products"],
+)
 def test_as_if_alone(opened: Callable[[str], LoadedModel], seed: int) -> None:
     case, got = drawn(seed, opened)
     assert got.within, f"{case}: {got}"

@@ -231,7 +231,7 @@ def summary(found: Answer) -> tuple[str, str, list[tuple[str, str]]]:
 
 @pytest.mark.parametrize("dialect", WRITERS)
 @given(data=st.data())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_what_was_written_is_read_however_it_is_cut(dialect: str, data: st.DataObject) -> None:
     thought, prose = data.draw(PROSE, "thought"), data.draw(PROSE, "prose")
     calls = data.draw(st.lists(arguments(dialect), max_size=3), "calls")
@@ -307,7 +307,7 @@ def written(found: list[Event]) -> str:
 @pytest.mark.parametrize("with_ids", [True, False])
 @pytest.mark.parametrize("dialect", DIALECTS)
 @given(data=st.data())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_garbage_is_read_the_same_however_it_is_cut(
     dialect: str, with_ids: bool, data: st.DataObject
 ) -> None:
