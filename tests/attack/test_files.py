@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from quire.cache.disk_sql import StoreError
 from quire.cache.disk_store import DiskStore
 from quire.device.private import unsafe, use_private_cache
-from tests.api.conftest import HTTP
-from tests.support.child import Child, quire_serve
 
 COMPILE = """
 import sys
@@ -72,23 +67,6 @@ def test_a_folder_that_others_can_write_is_not_used(
         assert os.environ["TMPDIR"] == str(chosen)
 
 
-@pytest.fixture(scope="module")
-def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
-    """Yield a server that has its key from a variable, and a cache of its own."""
-    folder = tmp_path_factory.mktemp("keyed")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-        patch.setenv("QUIRE_API_KEY", "s3cret")
-        with quire_serve(folder) as child:
-            yield child
-
-
-def test_the_engine_compiles_in_the_users_cache(keyed: Child) -> None:
-    assert keyed.engine.is_running()
-    folder = keyed.log.parent / "cache" / "quire" / "compiled"
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-
-
 @pytest.mark.parametrize("mask", [0o000, 0o022])
 def test_kept_pages_are_for_their_owner_alone(tmp_path: Path, mask: int) -> None:
     folder = tmp_path / "kv"
@@ -124,44 +102,3 @@ def test_a_link_in_the_place_of_a_file_is_not_followed(tmp_path: Path) -> None:
     with pytest.raises(StoreError):
         DiskStore(tmp_path / "kv", 8 << 20, "f", "m", print)
     assert (tmp_path / "victim").read_text() == "precious"
-
-
-CHAT = ("chat", "--max-tokens", "4")
-BENCH = ("bench", "--concurrency", "1", "--requests", "1", "--warmup", "0")
-BENCH += ("--max-tokens", "4", "--prompt-tokens", "16")
-
-
-def asks(child: Child, *command: str) -> None:
-    """Run a command that asks the server; assert that it shows no key."""
-    asked = [sys.executable, "-m", "quire", *command, "--url", child.url]
-    process = subprocess.Popen(
-        asked, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    seen = " ".join(psutil.Process(process.pid).cmdline())
-    said, _ = process.communicate(b"Hello\n", timeout=120)
-    assert process.returncode == 0, said.decode()
-    assert "s3cret" not in seen + said.decode()
-
-
-def shows_no_key(child: Child) -> None:
-    assert HTTP.get(f"{child.url}/v1/models").status_code == 401
-    server = psutil.Process(child.process.pid)
-    for each in [server, *server.children(recursive=True)]:
-        assert "s3cret" not in " ".join(each.cmdline())
-    assert "s3cret" not in child.log.read_text()
-
-
-def test_keys_need_not_show_in_the_process_list(keyed: Child, tmp_path: Path) -> None:
-    (tmp_path / "key").write_text("s3cret\n")
-    asks(keyed, *CHAT)
-    asks(keyed, *BENCH, "--api-key-file", str(tmp_path / "key"))
-    shows_no_key(keyed)
-
-
-@pytest.mark.slow
-def test_a_server_has_its_key_from_a_file(tmp_path: Path) -> None:
-    (tmp_path / "key").write_text("s3cret\n")
-    option = ("--api-key-file", str(tmp_path / "key"))
-    with quire_serve(tmp_path, *option) as child:
-        asks(child, *CHAT, *option)
-        shows_no_key(child)

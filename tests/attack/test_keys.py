@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -36,8 +39,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def child(files: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
-    with quire_serve(tmp_path_factory.mktemp("apart"), *files) as child:
-        yield child
+    """Yield a server with keys from a file and from a variable, and a cache of its own."""
+    folder = tmp_path_factory.mktemp("apart")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        patch.setenv("QUIRE_API_KEY", "s3cret")
+        with quire_serve(folder, *files) as child:
+            yield child
 
 
 def client(child: Child, key: str) -> httpx.Client:
@@ -188,3 +196,50 @@ def test_what_others_ask_is_not_counted(child: Child) -> None:
         ended = a.get("/metrics", headers={"accept": "application/json"}).json()["ended"]
         last = before[0]["id"] if before else 0
         assert ended[0]["id"] == last + 1
+
+
+def test_the_engine_compiles_in_the_users_cache(child: Child) -> None:
+    assert child.engine.is_running()
+    folder = child.log.parent / "cache" / "quire" / "compiled"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+TALK = ("chat", "--max-tokens", "4")
+BENCH = ("bench", "--concurrency", "1", "--requests", "1", "--warmup", "0")
+BENCH += ("--max-tokens", "4", "--prompt-tokens", "16")
+
+
+def asks(child: Child, *command: str) -> None:
+    """Run a command that asks the server; assert that it shows no key."""
+    asked = [sys.executable, "-m", "quire", *command, "--url", child.url]
+    process = subprocess.Popen(
+        asked, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    seen = " ".join(psutil.Process(process.pid).cmdline())
+    said, _ = process.communicate(b"Hello\n", timeout=120)
+    assert process.returncode == 0, said.decode()
+    assert "s3cret" not in seen + said.decode()
+
+
+def shows_no_key(child: Child) -> None:
+    assert HTTP.get(f"{child.url}/v1/models").status_code == 401
+    server = psutil.Process(child.process.pid)
+    for each in [server, *server.children(recursive=True)]:
+        assert "s3cret" not in " ".join(each.cmdline())
+    assert "s3cret" not in child.log.read_text()
+
+
+def test_keys_need_not_show_in_the_process_list(child: Child, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("s3cret\n")
+    asks(child, *TALK)
+    asks(child, *BENCH, "--api-key-file", str(tmp_path / "key"))
+    shows_no_key(child)
+
+
+@pytest.mark.slow
+def test_a_server_has_its_key_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("s3cret\n")
+    option = ("--api-key-file", str(tmp_path / "key"))
+    with quire_serve(tmp_path, *option) as child:
+        asks(child, *TALK, *option)
+        shows_no_key(child)

@@ -25,11 +25,16 @@ SUM = [{"role": "user", "content": "What is 27 plus 45?"}]
 
 
 class House:
-    """A server of two models, and what a client sees of it."""
+    """A server of two models, and what a client sees of it.
+
+    Attributes:
+        before: bytes of its children before a model was loaded.
+    """
 
     def __init__(self, child: Child) -> None:
         self.child = child
         self.http = httpx.Client(base_url=child.url, timeout=HANG_S, verify=False)
+        self.before = self.rss()
 
     def ask(self, model: str, *, padding: bool = False, **fields: Any) -> httpx.Response:
         """Return the answer of a model; a body with padding is read by a job."""
@@ -64,29 +69,14 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         yield House(child)
 
 
-def test_a_model_is_loaded_when_asked_for_and_its_memory_comes_back(house: House) -> None:
+def test_a_model_is_loaded_when_asked_for(house: House) -> None:
     assert house.states() == {"left": "unloaded", "right": "unloaded"}
     assert not house.engines()
-    before, first = house.rss(), set[int]()
     for count, name in enumerate(("left", "right"), start=1):
         answer = house.ask(name).json()
         assert answer["model"] == name
         assert "72" in answer["choices"][0]["message"]["content"]
-        engines = {each.pid for each in house.engines()}
-        assert len(engines) == count
-        house.ask(name, padding=True)  # its process that starts jobs is there, too
-        first = engines if count == 1 else first
-    both, (gone,) = house.rss(), first
-    assert house.unload("left")["state"] == "unloaded"
-    (left,) = house.engines()
-    assert left.pid != gone
-    assert not psutil.pid_exists(gone)
-    one = house.rss()
-    assert house.unload("right")["state"] == "unloaded"
-    assert not house.engines()
-    # A process of half the whole went each time: nothing of a model stays behind.
-    assert both - one > 0.3 * (both - before)
-    assert house.rss() <= before + 0.1 * (both - before)
+        assert len(house.engines()) == count
 
 
 def test_unknown_names_get_404_and_no_name_the_first(house: House) -> None:
@@ -142,10 +132,23 @@ def test_figures_are_told_apart_by_model(house: House) -> None:
     assert states == {"left": "loaded", "right": "loaded"}
 
 
-def test_a_model_goes_by_itself(house: House) -> None:
+def test_a_model_goes_by_itself_or_when_told_and_its_memory_comes_back(house: House) -> None:
+    for name in ("left", "right"):
+        house.ask(name, padding=True)  # its process that starts jobs is there, too
+    engines, both = {each.pid for each in house.engines()}, house.rss()
     answer = house.ask("left", max_tokens=1, keep_alive=0)
     assert "x-quire-ignored-fields" not in answer.headers
     wait_until(lambda: house.states()["left"] == "unloaded")
+    wait_until(lambda: len(house.engines()) == 1)
+    (right,) = house.engines()
+    (gone,) = engines - {right.pid}
+    assert not psutil.pid_exists(gone)
+    one = house.rss()
+    assert house.unload("right")["state"] == "unloaded"
+    assert not house.engines()
+    # A process of half the whole went each time: nothing of a model stays behind.
+    assert both - one > 0.3 * (both - house.before)
+    assert house.rss() <= house.before + 0.1 * (both - house.before)
 
 
 _UNREAD = """

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,12 @@ def made_tokenizer(kind: str) -> Tokenizer:
     )
 
 
+@cache
+def template_of(source: str, special_tokens: tuple[tuple[str, str], ...]) -> ChatTemplate:
+    """Return a template, which takes longer to compile than to render."""
+    return ChatTemplate({"default": source}, dict(special_tokens))
+
+
 def encoded(
     tokenizer: Tokenizer,
     source: str,
@@ -45,7 +52,7 @@ def encoded(
     **variables: Any,
 ) -> tuple[list[int], str]:
     """Return the ids of a conversation, and the text that the template alone would make of it."""
-    template = ChatTemplate({"default": source}, tokenizer.special_tokens)
+    template = template_of(source, tuple(tokenizer.special_tokens.items()))
     controls = Controls(tokenizer, control_tokens(tokenizer, source), reasoning)
     rendered = template.render(
         [controls.cover_message(each) for each in messages],

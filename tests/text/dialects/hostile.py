@@ -148,7 +148,7 @@ def _fed(parser: Parser, token_id: int | None, piece: str) -> list[Delta]:
 
 def joined(deltas: Iterable[Delta]) -> list[tuple[str, str]]:
     """Return kinds and texts of deltas, up to the one that ends the answer."""
-    found: list[tuple[str, str]] = []
+    found: list[tuple[str, list[str]]] = []
     for delta in deltas:
         kind, text = type(delta).__name__, ""
         match delta:
@@ -159,9 +159,9 @@ def joined(deltas: Iterable[Delta]) -> list[tuple[str, str]]:
             case ToolCallArguments(_, text):
                 pass
         if found and found[-1][0] == kind and kind not in ("ToolCallStarted", "ToolCallEnded"):
-            found[-1] = kind, found[-1][1] + text
+            found[-1][1].append(text)
         else:
-            found.append((kind, text))
+            found.append((kind, [text]))
         if isinstance(delta, ToolCallBroken):
             break
-    return found
+    return [(kind, "".join(texts)) for kind, texts in found]

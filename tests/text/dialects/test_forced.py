@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+from functools import cache
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
@@ -69,15 +72,19 @@ GOOD = {
 }
 
 
-def matcher(dialect: str, source: str, *, with_ids: bool = True) -> LLMatcher:
+@cache
+def ll_tokenizer(dialect: str, with_ids: bool) -> LLTokenizer:
     known = tokenizer(dialect, with_ids)
-    lark = LLMatcher.grammar_from_lark(source)
-    made = LLTokenizer(
+    return LLTokenizer(
         backend_of(known).to_str(),
         n_vocab=known.vocab_size,
         eos_token=known.token_id(STOP_TOKEN),
     )
-    found = LLMatcher(made, lark, log_level=0)
+
+
+def matcher(dialect: str, source: str, *, with_ids: bool = True) -> LLMatcher:
+    lark = LLMatcher.grammar_from_lark(source)
+    found = LLMatcher(ll_tokenizer(dialect, with_ids), lark, log_level=0)
     assert not found.is_error(), found.get_error()
     return found
 
@@ -137,22 +144,32 @@ def test_named_and_parallel(dialect: str) -> None:
     assert one.is_stopped() or one.compute_bitmask() != many.compute_bitmask()
 
 
+def set_bits(mask: npt.NDArray[np.uint8], count: int) -> list[int]:
+    """Return which of the first `count` bits of a mask are set."""
+    found: list[int] = np.unpackbits(mask, count=count, bitorder="little").nonzero()[0].tolist()
+    return found
+
+
+@cache
+def endings(dialect: str, *texts: bytes) -> frozenset[int]:
+    """Return the special tokens, and the tokens of these texts."""
+    known = tokenizer(dialect)
+    plain = (token for token in range(known.vocab_size) if known.token_bytes(token) in texts)
+    return frozenset((*known.special_ids, *plain))
+
+
 def sample(dialect: str, source: str, seed: int) -> tuple[list[int], bool]:
     """Return tokens drawn from those that the grammar allows, and whether they came to an end."""
     found, draw = matcher(dialect, source), random.Random(seed)
     known = tokenizer(dialect)
     stop, ids = known.token_id(STOP_TOKEN), []
+    # Characters that end a string or an object are favoured, or random text never ends.
+    ends = endings(dialect, b'"', b"}", b"]", b"<")
     for _ in range(600):
-        mask = found.compute_bitmask()
-        allowed = [i for i in range(known.vocab_size) if mask[i // 8] >> (i % 8) & 1]
+        allowed = set_bits(np.frombuffer(found.compute_bitmask(), np.uint8), known.vocab_size)
         if stop in allowed:
             return ids, True
-        # Characters that end a string or an object are favoured, or random text never ends.
-        ending = [
-            i
-            for i in allowed
-            if i in known.special_ids or known.token_bytes(i) in (b'"', b"}", b"]", b"<")
-        ]
+        ending = [i for i in allowed if i in ends]
         ids.append(draw.choice(ending if ending and draw.random() < 0.5 else allowed))
         assert found.consume_token(ids[-1])
     return ids, False

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable
+from functools import cache
 
+import numpy as np
 import pytest
 
 from quire.constraints.grammar import GrammarCompiler, GrammarState
@@ -14,7 +15,7 @@ from quire.text.dialects import DIALECTS, Tool
 from tests.support.backend import backend_of
 from tests.support.folding import fold
 from tests.text.dialects.scripts import STOP_TOKEN, TOOLS, encode, events, tokenizer, vocabulary
-from tests.text.dialects.test_forced import CHECKED, FORCING, GOOD, check
+from tests.text.dialects.test_forced import CHECKED, FORCING, GOOD, check, endings, set_bits
 
 LOOSE = Tool("get_rain")
 """A tool that is not strict. The service passes it without a schema."""
@@ -30,28 +31,35 @@ NAMED = {"glm4_9b"}
 """The name of a tool is what marks a call: with another it is text, and chance writes none."""
 
 
-def state_of(dialect: str, tools: list[Tool]) -> GrammarState:
+@cache
+def compiler_of(dialect: str) -> GrammarCompiler:
     known = tokenizer(dialect)
     stop = known.token_id(STOP_TOKEN)
     assert stop is not None
+    return GrammarCompiler(backend_of(known), known.vocab_size, frozenset({stop}))
+
+
+def state_of(dialect: str, tools: list[Tool]) -> GrammarState:
     source = DIALECTS[dialect].strict_grammar(tools, vocabulary(dialect))
     assert source is not None
     opener = DIALECTS[dialect].opener(vocabulary(dialect))
     assert (opener is None) == (dialect in UNBOUND)
-    compiler = GrammarCompiler(backend_of(known), known.vocab_size, frozenset({stop}))
-    return compiler.compile(
+    return compiler_of(dialect).compile(
         GrammarSpec("lark", source, opener=opener, lazy=opener is not None), "tools"
     )
 
 
 def permits(state: GrammarState, token: int) -> bool:
-    return token in permitted(state, [token])
-
-
-def permitted(state: GrammarState, tokens: Iterable[int]) -> list[int]:
-    """Return the subset of `tokens` that the grammar allows next."""
     mask = state.mask()
-    return [token for token in tokens if mask is None or mask[token // 32] >> token % 32 & 1]
+    return mask is None or bool(mask[token // 32] >> token % 32 & 1)
+
+
+def permitted(state: GrammarState, tokens: int) -> list[int]:
+    """Return which of the first `tokens` tokens the grammar allows next."""
+    mask = state.mask()
+    if mask is None:
+        return list(range(tokens))
+    return set_bits(mask.view(np.uint8), tokens)
 
 
 def lets_through(dialect: str, text: str) -> bool:
@@ -104,20 +112,16 @@ def test_whatever_a_model_says_its_calls_meet_the_schema(dialect: str) -> None:
     known, calls = tokenizer(dialect), 0
     stop, opener = known.token_id(STOP_TOKEN), DIALECTS[dialect].opener(vocabulary(dialect))
     last = known.token_id("<|return|>")
-    ending = (b'"', b"}", b"]", b"<", b"{")
+    ending = endings(dialect, b'"', b"}", b"]", b"<", b"{")
     for seed in range(8):
         state, draw, ids = state_of(dialect, [CHECKED]), random.Random(seed), list[int]()
         for _ in range(500):
-            allowed = permitted(state, range(known.vocab_size))
+            allowed = permitted(state, known.vocab_size)
             if state.mask() is None:
                 allowed = [stop, opener, *draw.sample(allowed, 3)]
             elif len(allowed) > 1 and opener is None and draw.random() < 0.9:
                 allowed = [token for token in allowed if token not in (stop, last)]
-            likely = [
-                token
-                for token in allowed
-                if token in known.special_ids or known.token_bytes(token) in ending
-            ]
+            likely = [token for token in allowed if token in ending]
             token = draw.choice(likely if likely and draw.random() < 0.5 else allowed)
             if token == opener and state.mask() is None:
                 for lead in encode(dialect, [LEADS.get(dialect, "")]):
