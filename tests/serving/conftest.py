@@ -22,8 +22,8 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.open(MODEL_DIR)
 
 
-@pytest.fixture
-def engine(tokenizer: Tokenizer) -> ScriptedEngine:
+def scripted(tokenizer: Tokenizer) -> ScriptedEngine:
+    """Return an engine that says hello."""
     info = ModelInfo(
         str(MODEL_DIR), "gemma4", tokenizer.vocab_size, CONTEXT, "float32", "cpu", 1 << 20
     )
@@ -31,7 +31,17 @@ def engine(tokenizer: Tokenizer) -> ScriptedEngine:
 
 
 @pytest.fixture
+def engine(tokenizer: Tokenizer) -> ScriptedEngine:
+    return scripted(tokenizer)
+
+
+def assembled(engine: ScriptedEngine) -> Service:
+    config = ServerConfig(default_max_tokens=50, request_deadline_s=9.0)
+    return assemble(engine, "demo", config)
+
+
+@pytest.fixture
 async def service(engine: ScriptedEngine) -> AsyncIterator[Service]:
-    made = assemble(engine, "demo", ServerConfig(default_max_tokens=50, request_deadline_s=9.0))
+    made = assembled(engine)
     yield made
     await made.close()

@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from quire.core.errors import RequestError
 from quire.serving.answer_grammar import AnswerFormat
 from quire.serving.constraints import AnswerConstraints
 from quire.serving.generation import Generation, Thinking, ToolChoice
 from quire.serving.service import Service
+from quire.text.tokenizer import Tokenizer
+from tests.serving.conftest import assembled, scripted
 
 ASK: Any = {"role": "user", "content": "Hi."}
 SPEC = Generation(messages=(ASK,))
 TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 NUMBER = AnswerFormat("json_schema", '{"type": "integer"}', "response_format")
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def service(tokenizer: Tokenizer) -> AsyncIterator[Service]:
+    """Yield one service for the file, since the process that compiles grammars takes long to
+    start.
+    """
+    made = assembled(scripted(tokenizer))
+    yield made
+    await made.close()
 
 
 async def constraints_of(

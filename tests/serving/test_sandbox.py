@@ -156,24 +156,22 @@ def test_what_the_grammar_cannot_enforce_is_named() -> None:
     run(play)
 
 
-@pytest.mark.parametrize(
-    ("schema", "why"),
-    [
-        ({"enum": [-(2**63)]}, "too small"),
-        ({"const": {"a": [-(2**63) + 512]}}, "too small"),
-        ({"enum": [-(2**63) + 513, 2**63]}, "cannot be represented exactly"),
-        ({"type": "strin"}, "strin"),
-        ({"type": "string", "pattern": "^(a{1000}){1000}$"}, "too many"),
-        ([], "object"),
-    ],
-)
-def test_what_is_refused(schema: object, why: str) -> None:
+REFUSED: list[tuple[object, str]] = [
+    ({"enum": [-(2**63)]}, "too small"),
+    ({"const": {"a": [-(2**63) + 512]}}, "too small"),
+    ({"enum": [-(2**63) + 513, 2**63]}, "cannot be represented exactly"),
+    ({"type": "strin"}, "strin"),
+    ({"type": "string", "pattern": "^(a{1000}){1000}$"}, "too many"),
+    ([], "object"),
+]
+"""Schemas that cannot be compiled, and what the error says."""
+
+
+def test_what_is_refused() -> None:
     async def play(made: GrammarSandbox) -> None:
-        if not why:
-            assert (await made.build(wanted(schema))).grammar is not None
-            return
-        with pytest.raises(RequestError, match=why):
-            await made.build(wanted(schema))
+        for schema, why in REFUSED:
+            with pytest.raises(RequestError, match=why):
+                await made.build(wanted(schema))
 
     run(play)
 
