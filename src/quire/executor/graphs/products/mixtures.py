@@ -29,8 +29,6 @@ _ROUTED_TOGETHER, _SCORED_TOGETHER = 64, 1 << 12
 """Most rows that one thread block routes and groups, and most scores of experts by which it does:
 on H100s 64 rows by 256 experts took 14 us, and 6 us by a kernel for each; 32 rows 3 us more by one.
 """
-_COUNTED_ROWS = range(2, 65)
-"""Rows of steps whose experts' last products await their own tile; more were not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +171,7 @@ class MixtureRecording(LayoutRecording):
         cut = recorder.gemm(down, down.outputs, tiles=routed.max_tiles, tile=routed.tile)
         layout = layout_for(cut)
         gemm = self._fitting(with_layout(cut, layout))
-        counts = isinstance(gemm, SkinnyGemm) and recorder.max_rows in _COUNTED_ROWS
+        counts = isinstance(gemm, SkinnyGemm) and recorder.max_rows > 1
         inner, counted = self._first(node, experts, layout, counts=counts)
         reads = [inner, order, tiles]
         y = self._written(node.outputs[0], reads)
