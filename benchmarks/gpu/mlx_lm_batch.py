@@ -1,6 +1,7 @@
 """Measures mlx-lm's BatchGenerator on the requests: `mlx_lm_batch.py FOLDER OUT [what]`.
 
-What: `quick` without the long prompt; `tokens-256` for answers of so many. Needs no Quire.
+What: `quick` without the long prompt; `tokens-256` for answers of so many; `widths-1,8` for so many
+streams at once. Needs no Quire.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator
 from mlx_lm.utils import load_model
-from workload import LONG, bursts, drawn, tokens_asked
+from workload import LONG, bursts, drawn, tokens_asked, widths_asked
 
 
 def run(model: Any, prompts: list[tuple[int, ...]], tokens: int, name: str) -> dict[str, Any]:
@@ -61,7 +62,7 @@ def main(folder: str, out: Path, what: list[str]) -> None:
     model, _ = load_model(Path(folder))
     mx.eval(model.parameters())
     rows: list[dict[str, Any]] = [{"what": "open", "seconds": time.perf_counter() - started}]
-    for name, prompts in bursts(2):
+    for name, prompts in bursts(3, widths_asked(what)):
         rows.append(run(model, prompts, tokens_asked(what), name))
     if "quick" not in what:
         rows.append(run(model, [drawn(LONG, 1)], 32, "one long"))
