@@ -102,4 +102,4 @@ def test_every_step_that_only_generates_knows_its_expected_time_in_few_calls(
     engine.close()
     assert expected_s == 0.25
     assert calls["call"] <= 7
-    assert 0 < beside_prompt_s < 0.25  # by the tables, which were measured at the start
+    assert 0.25 < beside_prompt_s < 0.5  # by the tables, in which no outlier counts

@@ -5,7 +5,7 @@ step takes without them, once for each prompt that waits beyond the first. Short
 they lack of 4 ms, if that is more: nobody sees that a stream pauses so briefly. A step reads as
 many tokens as fit into the allowance and into `step_s`. If a few tokens take nearly as long as
 many, because launching such a step or reading all experts has a fixed cost, it reads so many that
-they are worth it. Where nobody generates, a step reads what fits into `step_s`.
+they are worth it. Where nobody generates, `step_s` counts, or twice as long if that reads faster.
 
 A graph takes its time whether it is full or not. So a graphed step fills the next larger graph if
 that takes at most twice `step_s`, and reads faster: on an H100, Llama 8B in bfloat16 reads 2,048
@@ -56,14 +56,13 @@ _LEAST_GRAPHED = 8
 _MANY_ROWS = 1024
 """Fewest rows of a graphed step that fill a graph, unless no more prompt tokens wait."""
 _WORTH_RATE = 0.8
-"""A graphed step beside streams reads prompts at least at this fraction of the highest rate.
+"""Steps read prompts at least at this fraction of the highest rate within their time.
 
-Steps after it only generate until their allowances have paid for it, so streams are as fast as with
-smaller steps, but pause for longer: Llama 8B on an H100 reads 20,000 tokens beside 8 streams in
-0.75 s instead of 1.2 with 0.5 (simulated), and the longest step takes 21 ms instead of 10.
+Streams are as fast as with smaller steps, but pause for longer: Llama 8B on an H100 reads 20,000
+tokens beside 8 streams in 0.75 s instead of 1.2 with 0.5 (simulated), in steps of up to 21 ms.
 """
 _LONGER = 2.0
-"""A step that fills a larger graph may take this multiple of `step_s`."""
+"""A step that fills a larger graph, or an eager one alone, may take this multiple of `step_s`."""
 _FASTER = 1.05
 """Least ratio of the rates at which a larger graph and a smaller one read."""
 _GROWN = 2
@@ -194,14 +193,16 @@ class PrefillBudget:
         if not reading.largest:
             return min(room, _FIRST_TOKENS)
         fixed_s = reading.seconds(1) or 0.0
-        worth_s, least = _WORTH * fixed_s, _FIRST_TOKENS
+        worth_s, most_s = _WORTH * fixed_s, _LONGER * self._step_s
         if decode_rows:
-            worth_s = min(worth_s, max(self._step_s, _LEAST_WORTH * fixed_s))
-            least = 1
+            most_s = self._step_s
+            worth_s = min(worth_s, max(most_s, _LEAST_WORTH * fixed_s))
         seconds = self._granted(decode_rows, prompts, self._step_s)
         if prompts > 1:
             seconds -= fixed_s  # of a second chunk: the step reads the oldest and the shortest
-        return min(room, max(least, reading.rows_within(max(seconds, worth_s), context)))
+        rows = reading.rows_within(max(seconds, worth_s), context)
+        rows = reading.worthwhile_rows(rows, most_s, _WORTH_RATE, context=context)
+        return min(room, max(1 if decode_rows else _FIRST_TOKENS, rows))
 
     def graph_budget(
         self, tokens: int, decode_rows: int, waiting: int, max_graph_rows: int, prompts: int = 1
@@ -420,7 +421,7 @@ class PrefillBudget:
         """Return the seconds of a step that only generates, or is graphed; a guess before any was
         seen, 0 for no rows.
 
-        Steps larger than any seen are assumed to take as long as the largest.
+        Steps larger than any seen count as the largest.
         """
         if not rows:
             return 0.0

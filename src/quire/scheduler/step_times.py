@@ -24,6 +24,8 @@ _COMPARED, _LEAST_COMPARED = 31, 3
 """Most pairs of steps from which the time of a key is computed, and the fewest."""
 _LEAST_WITHOUT_KEYS = 0.2
 """Least part of a step's time that does not go to its keys."""
+_SLOWER = 2.0
+"""A row takes at most this multiple of its time in steps of fewer rows."""
 
 
 class StepTimes:
@@ -88,7 +90,10 @@ class StepTimes:
         end = _range(rows)
         if keys is not None:
             self._compare(end, (rows, keys, seconds))
-            seconds = max(seconds - self._key_s * keys, _LEAST_WITHOUT_KEYS * seconds)
+            own_s = _LEAST_WITHOUT_KEYS * seconds
+            if self._key_s * keys > seconds - own_s:
+                self._key_s = (seconds - own_s) / keys
+            seconds -= self._key_s * keys
         steps = self._steps.setdefault(end, deque(maxlen=_REMEMBERED))
         steps.append((rows, seconds / rows))
         if not (known := self._own.pop(end, None) is not None):
@@ -101,6 +106,8 @@ class StepTimes:
         if end >= self._largest_end:
             self._largest_end, self.largest = end, int(mean)
         self._stale = max(self._stale, end)
+        if len(steps) >= _CERTAIN:
+            self._correct_others(end)
         self._unread += 1
         in_use = self._curve_used and self._curve_in_use
         self._curve_in_use, self._curve_used = self._curve_used, False
@@ -109,6 +116,32 @@ class StepTimes:
         elif not known or self._unread >= _KEPT:
             # Made here: when it is asked for, the device may wait for the plan.
             self._curve = self._line(len(self._curve))
+
+    def _correct_others(self, end: int) -> None:
+        """Correct points of other ranges that contradict all newer steps of this range: more rows
+        take no less time, and at most `_SLOWER` times as long a row.
+        """
+        newest = [row_s for _, row_s in self._steps[end]]
+        least_row_s, most_row_s = min(newest), _SLOWER * max(newest)
+        least_s = least_row_s * self._own[end][0]
+        place = bisect(self._ends, end)
+        for larger in self._ends[place:]:
+            rows, seconds = self._own[larger]
+            if least_s <= seconds <= most_row_s * rows:
+                break
+            self._correct(larger, min(max(seconds, least_s), most_row_s * rows))
+        for smaller in reversed(self._ends[: place - 1]):
+            rows, seconds = self._own[smaller]
+            if _SLOWER * seconds >= least_row_s * rows:
+                break
+            self._correct(smaller, least_row_s * rows / _SLOWER)
+
+    def _correct(self, end: int, seconds: float) -> None:
+        """Replace the steps of a range by one of so many seconds."""
+        rows, _ = self._own[end]
+        self._own[end] = rows, seconds
+        self._steps[end] = deque([(int(rows), seconds / rows)], maxlen=_REMEMBERED)
+        self._stale = max(self._stale, end)
 
     def _compare(self, end: int, step: tuple[int, int, float]) -> None:
         """Compare a step with one of about as many rows whose keys differ most from its own."""
@@ -232,6 +265,23 @@ class StepTimes:
             else:
                 most = rows - 1
         return least
+
+    def worthwhile_rows(self, least: int, seconds: float, rate: float, context: int = 0) -> int:
+        """Return `least` rows, or the fewest above them that are computed at `rate` times the
+        highest rate within `seconds`. Only sizes that were seen count.
+
+        Args:
+            context: keys before the rows.
+        """
+        key_s = self._key_s * context
+        rates = [
+            (rows, rows / (own_s + key_s * rows))
+            for rows, own_s in self._points()
+            if own_s + key_s * rows <= seconds
+        ]
+        worth = rate * max([each for _, each in rates], default=0.0)
+        enough = [int(rows) for rows, each in rates if each >= worth]
+        return max(least, min(enough, default=0))
 
 
 class ShortTimes:
