@@ -118,8 +118,8 @@ def test_no_file_recommends_openais(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "limit"),
     [
-        ("temperature", -3, "a number from 0 to 3.4e+38"),
-        ("temperature", "hot", "a number from 0 to 3.4e+38"),
+        ("temperature", -3, "a number from 0 to 3.4e38"),
+        ("temperature", "hot", "a number from 0 to 3.4e38"),
         ("top_p", -0.5, "a number from 0 to 1"),
         ("top_k", 1.5, "an integer from -1 to 2147483647"),
         ("top_k", -2, "an integer from -1 to 2147483647"),

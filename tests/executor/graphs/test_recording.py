@@ -558,10 +558,10 @@ def test_last_products_of_experts_await_the_thread_blocks_of_their_tile(rows: in
     assert len(firsts) == len(lasts) > 0
     for first, last in zip(firsts, lasts, strict=True):
         assert "#define FIRST 1\n" in first.source
-        assert "#define COUNTS 1\n" in first.source
-        assert f"#define COUNTS {first.grid[0]}\n" in last.source
+        assert "#define TILE_COUNTS 1\n" in first.source
+        assert f"#define TILE_COUNTS {first.grid[0]}\n" in last.source
     routing = [each for each in kernels if "int* tiles) {" in each.source and each.block > 256]
-    assert all("#define COUNTS 1\n" in each.source for each in routing)
+    assert all("#define TILE_COUNTS 1\n" in each.source for each in routing)
     assert len(routing) == len(firsts)
 
 
@@ -570,4 +570,4 @@ def test_the_experts_of_one_row_are_not_counted() -> None:
     kernels, _ = recorded(FAMILIES["gemma4_moe"], 1)
     experts = [each.source for each in kernels if "EXPERTS 1" in each.source]
     assert experts
-    assert all("#define COUNTS 0\n" in text for text in experts)
+    assert all("#define TILE_COUNTS 0\n" in text for text in experts)

@@ -4,9 +4,9 @@
 #endif
   // Pairs of row and expert, [P], in the order of their experts, and the tiles of that order:
   // expert, first place, count, [most, 3]; those past the last have a count of 0. One thread block.
-  // COUNTS: behind the tiles, a 0 for each of them, where products count the thread blocks that have stored it.
-#ifndef COUNTS
-#define COUNTS 0
+  // TILE_COUNTS: behind the tiles, a 0 for each of them, where products count the thread blocks that have stored it.
+#ifndef TILE_COUNTS
+#define TILE_COUNTS 0
 #endif
   __shared__ int starts[EXPERT_COUNT], cursor[EXPERT_COUNT], counts[EXPERT_COUNT], tile_starts[EXPERT_COUNT];
   __shared__ int total;
@@ -55,7 +55,7 @@
       to[2] = min(TILE, counts[e] - j * TILE);
     }
   for (int t = total + threadIdx.x; t < most; t += blockDim.x) tiles[t * 3 + 2] = 0;
-#if COUNTS
+#if TILE_COUNTS
   for (int t = threadIdx.x; t < most; t += blockDim.x) tiles[3 * most + t] = 0;
 #endif
   for (int i = threadIdx.x; i < pairs; i += blockDim.x) order[atomicAdd(&cursor[chosen[i]], 1)] = i;

@@ -29,8 +29,8 @@
 #ifndef HEAD_ROWS
 #define HEAD_ROWS 0
 #endif
-#ifndef COUNTS
-#define COUNTS 0
+#ifndef TILE_COUNTS
+#define TILE_COUNTS 0
 #endif
   // y = x W^T, 8 * TILES rows a thread block, bfloat16; W as codes of 4 or 8 bits, or as it is (BITS 16).
   // A thread block makes 16 * PARTS rows of W (with GATED: of both matrices) for all rows of x. Its
@@ -42,8 +42,8 @@
   // of each group, so that a product is of one group.
   // With EXPERTS, a tile is up to 8 * TILES pairs of row and expert: expert, first place, count. The kernel of
   // first products waits for the tiles. That of the last ones starts only when those have waited.
-  // COUNTS: first products count their thread blocks of each tile behind the tiles, and a tile's last products wait for
-  // so many. Those of the last tile wait for the whole kernel, so that it is done when they are.
+  // TILE_COUNTS: first products count their thread blocks of each tile behind the tiles, and a tile's last products wait
+  // for so many. Those of the last tile wait for the whole kernel, so that it is done when they are.
   // WHOLE: chunks have no rest. OTHERS: a gate multiplies other rows, each so many elements behind the one before.
   // With ONE_ROW all of x lies behind the scales, in the pairs in which codes of 4 bits are unpacked.
   // With DIGITS, a tile is of one row, and x are records, see `digits.cuh`. A lane of a quad has the codes of 16 columns, which
@@ -186,8 +186,8 @@
   const int n = row_of(threadIdx.x / 16 % PARTS) + threadIdx.x % 16;
   ENDING_BEFORE
 #endif
-#if COUNTS && !FIRST
-  if (blockIdx.y + 1 < gridDim.y) await_blocks(tiles + 3 * tiles_shape[0] + blockIdx.y, COUNTS);
+#if TILE_COUNTS && !FIRST
+  if (blockIdx.y + 1 < gridDim.y) await_blocks(tiles + 3 * tiles_shape[0] + blockIdx.y, TILE_COUNTS);
   else READY;
 #elif !(EXPERTS && FIRST)
   READY;
@@ -642,7 +642,7 @@
     *(Elements*)(y + (size_t)(first + column) * Y_ROW + n) = elements;
 #endif
   }
-#if COUNTS && FIRST
+#if TILE_COUNTS && FIRST
   count_block((int*)tiles + 3 * tiles_shape[0] + blockIdx.y);
 #endif
 #endif

@@ -193,7 +193,7 @@ def experts_first(
         parameters += ["const T* offsets", "const T* offsets_up"][: 1 + gemm.gated]
     parameters += ["const int* order", "const int* tiles", "T* y", *_digits(digits)]
     more: dict[str, object] = {"TOP": top, "FIRST": 1, "OFFSETS": int(offsets), **_scaling(eps)}
-    more["COUNTS"] = int(counts)
+    more["TILE_COUNTS"] = int(counts)
     more["STORES_DIGITS"] = int(digits)
     more["Y_INTERLEAVED"] = int(layout is RowLayout.INTERLEAVED)
     more["GELU"] = ACTIVATIONS.get(activation, 0)
@@ -220,7 +220,7 @@ def experts_down(
     """
     parameters = ["const T* x", *_weight(gemm), *["const T* offsets"] * offsets]
     parameters += ["const int* order", "const int* tiles", "T* y"]
-    more = {"GELU": 0, "TOP": 1, "OFFSETS": int(offsets), "COUNTS": counted}
+    more = {"GELU": 0, "TOP": 1, "OFFSETS": int(offsets), "TILE_COUNTS": counted}
     return _experts(parameters, gemm, experts, tiles=tiles, more=more)
 
 
@@ -276,7 +276,7 @@ def _product(
         head += gemm.functions
         parameters = [*parameters, *["float* sums", "unsigned* flags"] * gemm.sharing]
         parameters += ["const void* x_map"] * copies_boxes(gemm)
-    if more.get("COUNTS"):
+    if more.get("TILE_COUNTS"):
         head += kernel_text(_PRODUCTS, "counts.cuh")
     head += functions
     # Kernels of experts' last products read the tiles before they wait for the first ones.

@@ -140,7 +140,7 @@ def grouping(experts: int, k: int, max_tiles: int, tile: int) -> str:
 
 
 def _tiling(tile: int, most: int) -> dict[str, object]:
-    return {"TILE": tile, "MOST": most, "COUNTS": 1}
+    return {"TILE": tile, "MOST": most, "TILE_COUNTS": 1}
 
 
 def _grouping_text() -> str:
