@@ -234,3 +234,25 @@ def test_keys_never_make_a_step_shorter() -> None:
     for context in range(0, 20_000, 500):
         times.observe(64, 0.05 - context * 1e-6, 64 * context)
     assert times.seconds(64, 10**6) == times.seconds(64)
+
+
+def test_rows_that_are_worth_it_are_read_at_part_of_the_highest_rate() -> None:
+    times = measured(*5 * [(1, 0.01), (8, 0.02), (64, 0.04), (256, 0.1), (2048, 0.9)])
+    assert times.worthwhile_rows(4, 0.2, 0.5) == 64, "half of 256 rows' 2,560 a second"
+    assert times.worthwhile_rows(100, 0.2, 0.5) == 100
+    assert times.worthwhile_rows(4, 0.03, 0.5) == 8, "64 rows take longer"
+    assert times.worthwhile_rows(4, 0.001, 0.5) == 4
+    assert StepTimes().worthwhile_rows(4, 0.2, 0.5) == 4
+    assert measured(*5 * [(8, 0.0)]).worthwhile_rows(4, 0.2, 0.5) == 8
+
+
+def test_newer_steps_correct_the_points_of_other_sizes() -> None:
+    times = measured(*2 * [(2, 5.0), (16, 9.0), (64, 9.5)])
+    for _ in range(5):
+        times.observe(8, 0.02)
+    assert times.seconds(2) == pytest.approx(0.02)
+    assert times.seconds(16) == pytest.approx(2 * 16 * 0.02 / 8)
+    assert times.seconds(64) == pytest.approx(2 * 64 * 0.02 / 8)
+    for _ in range(5):
+        times.observe(8, 1.0)
+    assert times.seconds(16) == pytest.approx(1.0), "more rows take no less time"

@@ -35,6 +35,9 @@ class StepTimes:
     its last five steps: their mean rows, times their median seconds per row. The median ignores
     single slow steps, such as one that loads a kernel.
 
+    A size that once seemed slow, say while the machine was busy, may never be planned again. So the
+    newest steps also correct the points of other sizes.
+
     Rows of prompts take longer the more keys are before their chunk. `keys` is the sum of these
     keys over the rows of prompts. A key takes the same time for all of them, whatever their number:
     the median of what pairs of steps with about as many rows and different keys show.
@@ -274,13 +277,13 @@ class StepTimes:
             context: keys before the rows.
         """
         key_s = self._key_s * context
-        rates = [
-            (rows, rows / (own_s + key_s * rows))
+        row_s = [
+            (rows, own_s / rows + key_s)
             for rows, own_s in self._points()
             if own_s + key_s * rows <= seconds
         ]
-        worth = rate * max([each for _, each in rates], default=0.0)
-        enough = [int(rows) for rows, each in rates if each >= worth]
+        most_s = min([each for _, each in row_s], default=0.0) / rate
+        enough = [int(rows) for rows, each in row_s if each <= most_s]
         return max(least, min(enough, default=0))
 
 
