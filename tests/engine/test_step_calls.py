@@ -80,11 +80,11 @@ def test_a_row_and_a_prompt_call_few_functions(tmp_path: Path) -> None:
 def test_every_step_that_only_generates_knows_its_expected_time_in_few_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = open_engine(EngineConfig(str(tiny_model(tmp_path, "llama")), threads=1))
-    collect, step_s = EagerExecutor.collect, 0.25
+    collect, step_s = EagerExecutor.collect, 0.25  # also of the steps that a start measures
     monkeypatch.setattr(
         EagerExecutor, "collect", lambda executor: replace(collect(executor), seconds=step_s)
     )
+    engine = open_engine(EngineConfig(str(tiny_model(tmp_path, "llama")), threads=1))
     for number in range(8):
         prompt = tuple(range(10 + number, 30 + number))
         engine.add(Request(f"{number}", prompt, SamplingParams(temperature=0), max_tokens=40))

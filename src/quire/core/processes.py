@@ -82,7 +82,7 @@ def end_with_parent(parent: int) -> None:
 
 
 class ChildProcess(Protocol):
-    """What owners of a child process call: a part of `subprocess.Popen`."""
+    """A child process that its owner polls, waits for and kills, as `subprocess.Popen` does."""
 
     pid: int
 

@@ -86,7 +86,7 @@ def _become_job_process(control: socket.socket) -> NoReturn:
         os.environ.update(_ENVIRONMENT)  # read by libraries that are not loaded yet
         gc.freeze()  # the server's objects stay shared, since no collection writes to them
         run_jobs(control)
-    except Exception:
+    except Exception:  # whatever it is, this fork must not run on in the server's code
         log.exception("the process that starts jobs has failed")
     finally:
         os._exit(0)
