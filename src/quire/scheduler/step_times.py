@@ -261,6 +261,11 @@ class StepTimes:
         none does. There are at most as many as steps have whose times are known.
         """
         least, most = 0, _GROWTH * self.largest
+        key_s = self._key_s * context
+        for slower, own_s in self._points():
+            if own_s + key_s * slower > seconds:
+                most = min(most, ceil(slower) - 1)
+                break
         while least < most:
             rows = (least + most + 1) // 2
             if (self.seconds(rows, rows * context) or 0.0) <= seconds:
