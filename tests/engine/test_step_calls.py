@@ -68,7 +68,7 @@ def test_a_row_and_a_prompt_call_few_functions(tmp_path: Path) -> None:
     folder = tiny_model(tmp_path, "llama")
     engine = open_engine(EngineConfig(str(folder), threads=1, speculate="off"))
     for streams in (8, 24):  # steps of each size are checked when they first come
-        _calls(engine, streams, answers=8)
+        _calls(engine, streams, answers=24)
     few, few_reading = _calls(engine, 8, answers=24)
     many, many_reading = _calls(engine, 24, answers=24)
     engine.close()
